@@ -1,14 +1,14 @@
 """What experiments on string reversal share.
 
-An arm is one model of a comparison, trained with several seeds. `trained_arm` trains it in a run
-folder and reads its numbers; `follow` trains in memory and looks at every seed on the way.
+An arm is one model of a comparison, trained with several seeds. `trained_arms` trains arms in run
+folders; `follow` trains in memory and looks at every seed on the way.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,76 +16,55 @@ import jax
 import numpy as np
 
 from attention_jax.analysis import learning_statistics
-from attention_jax.runs.metrics_file import read_lines
-from attention_jax.tasks.evaluation import Accuracies
+from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import TrainedRun, train_run
 from attention_jax.training.task import Task
-from experiments.experiment import JSON, Expectation, rounded
-from experiments.lab import exit_if_interrupted
-from experiments.reversal.strings import VOCABULARY, Reversed
+from experiments.experiment import Expectation
+from experiments.lab import Row, exit_if_interrupted
+from experiments.reversal.strings import VOCABULARY
 from experiments.reversal.training_settings import SHORT_STRINGS
 
 Array = jax.Array
 Arrays = dict[str, Any]  # NumPy arrays by name, or dicts of them
 Look = Callable[[Any], dict[str, Any]]  # the params of one seed -> {name: array}
 
-TRAINED_LENGTHS = range(SHORT_STRINGS.min_length, SHORT_STRINGS.max_length + 1)
-EXTRAPOLATION_LENGTH = 10
 CROSS = "decoder_0/cross_attention"
 
 
-# --- an arm in a run folder ---
+# --- arms in run folders ---
 
 
-def trained_arm(config: Reversal, workdir: Path) -> tuple[TrainedRun, JSON]:
-    """Trains an arm in a folder, or loads it if it is finished there.
+def trained_arms(
+    arms: Iterable[tuple[Row, Reversal]], workdir: Path
+) -> Iterator[tuple[Row, TrainedRun]]:
+    """Trains arms, each in a folder, or loads those that are finished there.
 
-    A signal stops the training and ends the process; the same command then resumes the run.
+    Arms of equal settings are one run. A signal stops the training and ends the process; the same
+    command then resumes the run.
 
-    Returns:
-        the run, and {"steps", "loss", "seconds", "steps_per_second"}.
+    Args:
+        arms: the labels of each arm and its settings.
+        workdir: of the folders.
+
+    Yields:
+        the labels of each arm and its run.
     """
-    trained = train_run(config, workdir, resume=True)
-    exit_if_interrupted(trained.interrupted)
-    lines = read_lines(workdir / "metrics.jsonl")
-    sessions = read_lines(workdir / "timing.jsonl")  # several if the run was stopped and resumed
-    return trained, {
-        "steps": [line["step"] for line in lines],
-        "loss": [line["loss"] for line in lines],
-        "seconds": _seconds(sessions, config.train.steps),
-        "steps_per_second": sessions[-1]["steps_per_second"] if sessions else None,
-    }
+    runs: dict[Reversal, TrainedRun] = {}
+    for labels, task in list(arms):  # wrong settings are found before the first training
+        if task not in runs:
+            folder = workdir / score_folder(name_of(labels))
+            runs[task] = train_run(task, folder, resume=True)
+            exit_if_interrupted(runs[task].interrupted)
+        yield labels, runs[task]
 
 
-def _seconds(sessions: list[JSON], steps: int) -> float | None:
-    """The time of all sessions; None if a session was killed before it wrote its line."""
-    done = sum(session["to_step"] - session["from_step"] for session in sessions)
-    return sum(session["seconds"] for session in sessions) if done == steps else None
-
-
-def accuracies(evaluations: dict[int, Accuracies]) -> JSON:
-    """Returns {metric: {length: one number per seed}}."""
-    return {
-        metric: {
-            str(length): [round(float(share), 6) for share in getattr(evaluation, metric)]
-            for length, evaluation in evaluations.items()
-        }
-        for metric in Accuracies._fields
-    }
-
-
-def mean_over_lengths(accuracy: JSON, metric: str, lengths: Sequence[int]) -> np.ndarray:
-    """Returns the mean over lengths of one metric of `accuracies`, [seeds]."""
-    return np.mean([accuracy[metric][str(length)] for length in lengths], axis=0)
-
-
-def percent(shares: Iterable[float]) -> str:
-    """Returns shares as "85 / 98 / 100"."""
-    return " / ".join(f"{100 * share:.0f}" for share in shares)
+def name_of(labels: Row) -> str:
+    """The name of an arm: its labels."""
+    return " ".join(map(str, labels.values()))
 
 
 def above_zero(claim: str, source: str, by_seed: np.ndarray) -> Expectation:
@@ -94,15 +73,6 @@ def above_zero(claim: str, source: str, by_seed: np.ndarray) -> Expectation:
     low = 2 * float(deviation) / math.sqrt(by_seed.size)
     tolerance = "2 standard errors over seeds"
     return Expectation(claim, source, float(by_seed.mean()), low, math.inf, tolerance)
-
-
-def heat_map(answer: Reversed) -> JSON:
-    """Returns the attention weights of one word, and the tokens of their rows and columns."""
-    return {
-        "row_labels": answer.row_labels,
-        "column_labels": answer.column_labels,
-        "weights": rounded(answer.weights, 3),
-    }
 
 
 # --- models of several seeds, looked at before and during training ---

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +34,14 @@ import numpy as np
 
 from attention_jax.nn.config import ANY_LENGTH, ModelConfig
 from attention_jax.reports import plotting
-from attention_jax.scores import score_folder
 from attention_jax.tasks.reversal import MODEL, Reversal
+from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import TrainedRun
 from attention_jax.training.task import TrainConfig
 from experiments import lab
 from experiments.lab import Claim, Row, column, where
 from experiments.reversal import length_evaluation as evaluation
-from experiments.reversal.arms import trained_arm
+from experiments.reversal.arms import name_of, trained_arms
 from experiments.reversal.length_evaluation import measured
 
 # The lengths that are tested, with the number of strings, by table.
@@ -50,21 +51,19 @@ LENGTHS = {
     "3-8": {3: 100, 5: 100, 8: 100, 10: 100, 20: 100, 50: 50, 200: 20},
     "1-40": {20: 50, 40: 50, 80: 50, 160: 50, 320: 10, 640: 10},
 }
+NEAR = "41-500"  # the mean over these lengths
 SHOWN = (40, 100, 500, 2000, 5000)  # in the table of the parts
 SCORES = ("additive", "dot", "general", "scaled")
-TASKS = {
-    "3-8": Reversal(),
-    "1-40": Reversal(
-        model=dataclasses.replace(MODEL, normalizer="log_scaled(start=41)"),
-        train=dataclasses.replace(Reversal.train, batch_size=32),
-        min_length=1,
-        max_length=40,
-    ),
-}
-RECIPE = Reversal(
-    model=dataclasses.replace(MODEL, normalizer="log_scaled(start=40)"),
+LONG = Reversal(
+    model=dataclasses.replace(MODEL, normalizer="log_scaled(start=41)"),
+    train=dataclasses.replace(Reversal.train, batch_size=32),
     min_length=1,
     max_length=40,
+)
+TASKS = {"3-8": Reversal(), "1-40": LONG}
+RECIPE = dataclasses.replace(
+    LONG,
+    model=dataclasses.replace(MODEL, normalizer="log_scaled(start=40)"),
     train=TrainConfig(batch_size=32, learning_rate=1e-2),
     source_start=False,
 )
@@ -156,10 +155,14 @@ class Config:
     def __post_init__(self) -> None:
         lab.check_least(self, every=1, longest=40)
 
-    def arms(self) -> Iterator[tuple[Row, Reversal]]:
-        """Yields the labels and the training of every arm."""
+    def arms(self) -> list[tuple[Row, Reversal]]:
+        """Returns the labels and the settings of the chosen arms."""
+        chosen = self.only or ("",)
+        return [arm for arm in self._arms() if any(part in name_of(arm[0]) for part in chosen)]
+
+    def _arms(self) -> Iterator[tuple[Row, Reversal]]:
         for alphabet, score in itertools.product((26, 2), self.scores):
-            task = dataclasses.replace(TASKS["1-40"], letters=alphabet)
+            task = dataclasses.replace(LONG, letters=alphabet)
             training = self._training(task, 5, 3000, score=score)
             yield {"alphabet": alphabet, "score": score}, training
         for part, replaced in PARTS.items():
@@ -193,16 +196,8 @@ QUICK = Config(
 
 def run(config: Config) -> list[Row]:
     """A row for each arm and tested length; one for each score and alphabet over 41 to 500."""
-    arms = {" ".join(map(str, labels.values())): (labels, task) for labels, task in config.arms()}
-    rows: list[Row] = []
-    runs: dict[Reversal, TrainedRun] = {}
-    for name, (labels, task) in arms.items():
-        if config.only and not any(part in name for part in config.only):
-            continue
-        if task not in runs:  # the recipe is in every part
-            runs[task], _ = trained_arm(task, config.workdir / score_folder(name))
-        rows += tested(labels, runs[task], config)
-    return rows
+    runs = trained_arms(config.arms(), config.workdir)
+    return [row for labels, trained in runs for row in tested(labels, trained, config)]
 
 
 def tested(labels: Row, trained: TrainedRun, config: Config) -> Iterator[Row]:
@@ -213,7 +208,8 @@ def tested(labels: Row, trained: TrainedRun, config: Config) -> Iterator[Row]:
     if table == "score":
         near = dict.fromkeys(range(41, 501, config.every), 2)
         letters = measured(evaluation.letters_right, trained, near)
-        yield {**labels, "letters": lab.significant(np.mean([*letters.values()], axis=0))}
+        mean = lab.significant(np.mean([*letters.values()], axis=0))
+        yield {**labels, "length": NEAR, "letters": mean}
     if table == "part":
         columns["letters"] = measured(evaluation.letters_right, trained, strings)
     else:
@@ -295,43 +291,36 @@ def _margins(rows: list[Row]) -> Iterator[Claim]:
     }
     for text, compared in pairs.items():
         found = [pair for pair in compared if shares.keys() >= set(pair)]
-        gains = [np.subtract(shares[more], shares[less]) for more, less in found]
-        margins = [gain.mean() - 2 * gain.std(ddof=1) / np.sqrt(gain.size) for gain in gains]
-        if margins:
-            yield Claim(f"{text}, less 2 standard errors, least", min(margins), 0, 1)
+        if found:
+            gains = [np.subtract(shares[more], shares[less]) for more, less in found]
+            mean, deviation = mean_and_deviation(np.array(gains))
+            least = np.min(mean - 2 * deviation / math.sqrt(len(gains[0])))
+            yield Claim(f"{text}, less 2 standard errors, least", float(least), 0, 1)
 
 
 def table(rows: list[Row]) -> str:
-    """Scores and parts, in %; the figure has the normalisers."""
-    head = [
-        "letters",
-        "score",
-        "letters right at 41-500",
-        *(f"strings right at {n:,}" for n in LENGTHS["score"]),
-    ]
-    scores = [
-        [row["alphabet"], row["score"], f"{100 * np.mean(row['letters']):.3f}"]
+    """Scores and parts; the figure has the normalisers."""
+    return (
+        "Trained on 1 to 40 letters: whole strings right by length, and letters right at 41 to 500"
+        f" with the earlier ones given, %:\n\n{_by_length(rows, ('alphabet', 'score'), NEAR)}\n\n"
+        f"Letters right by length, %:\n\n{_by_length(rows, ('part', 'arm'))}"
+    )
+
+
+def _by_length(rows: list[Row], names: Sequence[str], *more: str) -> str:
+    """Means over seeds, with a line for each arm."""
+    shares = {
+        (*(row[name] for name in names), row["length"]): row.get("strings", row.get("letters"))
         for row in rows
-        if "alphabet" in row and "letters" in row
-    ]
-    for line in scores:
-        arm = where(rows, alphabet=line[0], score=line[1])
-        line += [_percent(column(arm, "strings", length=length)) for length in LENGTHS["score"]]
-    parts = [
-        [
-            part,
-            arm,
-            *(_percent(column(rows, "letters", part=part, arm=arm, length=n)) for n in SHOWN),
-        ]
-        for part, replaced in PARTS.items()
-        for arm in replaced
-    ]
-    parts_head = ["part of the recipe", "arm", *(f"letters right at {n:,}" for n in SHOWN)]
-    return f"{lab.markdown(head, scores)}\n\n{lab.markdown(parts_head, parts)}"
-
-
-def _percent(values: list[Any]) -> str:
-    return f"{100 * np.mean(values):.1f}" if values else ""
+        if names[0] in row
+    }
+    lengths: tuple[Any, ...] = (*more, *SHOWN)
+    lines = []
+    for arm in dict.fromkeys(key[:-1] for key in shares):
+        by_length = [shares.get((*arm, length)) for length in lengths]
+        cells = (f"{100 * np.mean(x):.2f}" if x else "" for x in by_length)
+        lines.append([*arm, *cells])
+    return lab.markdown([*names, *lengths], lines)
 
 
 CAPTIONS = {
@@ -359,12 +348,13 @@ def plot(rows: list[Row]) -> dict[str, Any]:
         ax.minorticks_off()
         ax.legend(loc="lower left")
     axes[0].set(ylabel="letters right (%)", ylim=(-3, 103))
-    return {"length_logits": figure, "length_normalizers": _color_tables(rows)}
+    arms = list(dict.fromkeys((r["trained"], r["score"]) for r in rows if "trained" in r))
+    tables = {"length_normalizers": _color_tables(rows, arms)} if arms else {}
+    return {"length_logits": figure, **tables}
 
 
-def _color_tables(rows: list[Row]) -> Any:
+def _color_tables(rows: list[Row], arms: list[tuple[str, str]]) -> Any:
     measures = {"strings": "strings right (%)", "weight": "weight of the right key (%)"}
-    arms = dict.fromkeys((r["trained"], r["score"]) for r in rows if "normalizer" in r)
     figure, axes = plotting.new_figure(2.8 * len(arms) + 1, 5.6, rows=2, columns=len(arms))
     panels = itertools.product(measures, arms)
     for ax, (measure, (trained, score)) in zip(axes, panels, strict=True):
@@ -376,7 +366,7 @@ def _color_tables(rows: list[Row]) -> Any:
             color = "black" if share > 0.5 else "white"
             ax.text(x, y, f"{100 * share:.0f}", color=color, ha="center", va="center", fontsize=8)
         ax.set_xticks(range(len(lengths)), lengths)
-        ax.set_yticks(range(len(names)), names)
+        ax.set_yticks(range(len(names)), names, fontsize=8)
         ax.set_title(f"{score}, trained on {trained}\n{measures[measure]}", fontsize=10)
     return figure
 

@@ -28,8 +28,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,49 +40,37 @@ import numpy as np
 from attention_jax.functional.centers import reversed_centers
 from attention_jax.functional.local import local_attention_weights, window_mask
 from attention_jax.reports import plotting
-from attention_jax.scores import score_folder
 from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.pages import AXES, cross_attention
 from attention_jax.tasks.reversal import Reversal
-from experiments.lab import (
-    Claim,
-    Row,
-    ScoreNames,
-    check_least,
-    column,
-    main,
-    markdown,
-    significant,
-    spread,
-    where,
-)
-from experiments.reversal.arms import trained_arm
+from experiments import lab
+from experiments.lab import Claim, Row, column, where
+from experiments.reversal.arms import trained_arms
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 
 LENGTHS = range(SHORT_STRINGS.min_length, SHORT_STRINGS.max_length + 1)
 WORD = "reversal"  # drawn
-# §38.7's figure: 16 queries, 20 keys, D = 3, noise of deviation 2 from a generator with seed 2.
-QUERIES, KEYS, PICTURE_RADIUS, NOISE, NOISE_SEED = 16, 20, 3, 2.0, 2
-# By the center of the windows: settings of the cross attention.
-CENTERS: dict[str, dict[str, Any]] = {
-    "anti-diagonal": {"attention": "local-m", "alignment": "reversed"},
-    "diagonal": {"attention": "local-m", "alignment": "monotonic"},
-    "predicted": {"attention": "local-p"},
-}
-ENCODER = ("no encoder", "encoder")  # by the number of its layers
+QUERIES, KEYS, RADIUS = 16, 20, 3  # of §38.7's figure
 SCORES = ("cosine", "distance", "concat", "softcap")
-# By kind of attention: settings of the model. Windows have radius 2.
+# By kind of attention: settings of the model.
+LOCAL: dict[str, dict[str, Any]] = {
+    "local-m, anti-diagonal": {"attention": "local-m", "alignment": "reversed"},
+    "local-m, diagonal": {"attention": "local-m", "alignment": "monotonic"},
+    "local-p": {"attention": "local-p"},
+}
+ANTI, DIAGONAL, PREDICTED = (f"no encoder, {kind}" for kind in LOCAL)
+WINDOWS = {f"no encoder, {kind}": {**LOCAL[kind], "encoder_layers": 0} for kind in LOCAL} | {
+    kind: settings for kind, settings in LOCAL.items() if kind != "local-p"
+}
 KINDS: dict[str, dict[str, Any]] = {
     **{score: {"score": score} for score in SCORES},
     "4 heads": {"num_heads": 4},
-    "local-p": CENTERS["predicted"],
-    "local-m, anti-diagonal": CENTERS["anti-diagonal"],
+    **LOCAL,
     "coverage": {"attention": "coverage", "score": "additive"},
-    "local-m, diagonal": CENTERS["diagonal"],
     "monotonic": {"attention": "monotonic"},
     "no encoder": {"encoder_layers": 0},
-    "no encoder, local-m, anti-diagonal": {"encoder_layers": 0, **CENTERS["anti-diagonal"]},
-    "no encoder, local-m, diagonal": {"encoder_layers": 0, **CENTERS["diagonal"]},
+    ANTI: WINDOWS[ANTI],
+    DIAGONAL: WINDOWS[DIAGONAL],
     "no encoder, monotonic": {"encoder_layers": 0, "attention": "monotonic"},
 }
 # These were expected to fail. The same without an encoder was added after they had not.
@@ -104,7 +93,7 @@ class Config(TrainingSettings):
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: ScoreNames = ("scaled",)
+    scores: lab.ScoreNames = ("scaled",)
     radii: tuple[int, ...] = (0, 1, 2, 3, 5)
     encoder_radii: tuple[int, ...] = (0, 1, 2)
     steps: int = 1000
@@ -114,77 +103,49 @@ class Config(TrainingSettings):
     workdir: Path = Path("runs/local_attention")
 
     def __post_init__(self) -> None:
-        check_least(self, strings=1)
+        lab.check_least(self, strings=1)
         if unknown := set(self.kinds) - set(KINDS):
             raise ValueError(f"kinds must be of {', '.join(KINDS)}; got {unknown}")
 
-    def trainings(self) -> list[tuple[Row, Reversal]]:
-        """Returns what to train, and the labels of its row."""
+    def arms(self) -> Iterator[tuple[Row, Reversal]]:
+        """Yields the labels and the settings of every arm."""
         longer = dataclasses.replace(self, steps=self.kind_steps)
-        kinds: list[tuple[Row, Reversal]] = [
-            ({"kind": kind}, longer.training_of(SHORT_STRINGS, **KINDS[kind]))
-            for kind in self.kinds
-        ]
-        windows = [
-            (
-                {"score": score, "encoder": ENCODER[layers], "center": center, "radius": radius},
-                self.training_of(
-                    SHORT_STRINGS, score=score, encoder_layers=layers, radius=radius, **settings
-                ),
-            )
-            for score in self.scores
-            for layers, radii in enumerate((self.radii, self.encoder_radii))
-            for center, settings in CENTERS.items()
-            for radius in radii
-            if center != "predicted" or radius > layers == 0
-        ]
-        return [*kinds, *windows]
+        for kind in self.kinds:
+            yield {"kind": kind}, longer.training_of(SHORT_STRINGS, **KINDS[kind])
+        for score, (window, settings) in itertools.product(self.scores, WINDOWS.items()):
+            for radius in self.radii if "encoder_layers" in settings else self.encoder_radii:
+                if radius or window != PREDICTED:
+                    model = {"score": score, "radius": radius, **settings}
+                    labels = {"window": window, "score": score, "radius": radius}
+                    yield labels, self.training_of(SHORT_STRINGS, **model)
 
 
 QUICK = Config(
-    seeds=2, steps=25, radii=(2,), encoder_radii=(2,), kinds=("no encoder, monotonic",),
-    kind_steps=25, strings=50,
-)  # fmt: skip
+    seeds=2,
+    steps=25,
+    radii=(2,),
+    encoder_radii=(),
+    kinds=("no encoder, monotonic",),
+    kind_steps=25,
+    strings=50,
+)
 
 
 def run(config: Config) -> list[Row]:
-    """A row for each of the chapter's masks, each kind and each window."""
-    rows = chapter_masks()
-    for labels, training in config.trainings():
-        folder = score_folder(" ".join(map(str, labels.values())))
-        trained, _ = trained_arm(training, config.workdir / folder)
-        by_length = accuracies(training, trained.params, LENGTHS, strings=config.strings)
+    """A row for each kind and each window."""
+    rows = []
+    for labels, trained in trained_arms(config.arms(), config.workdir):
+        by_length = accuracies(trained.task, trained.params, LENGTHS, strings=config.strings)
         exact = [measured.free_running_exact for measured in by_length.values()]
-        row = {**labels, "strings": config.strings, "exact": significant(exact)}
+        row = {**labels, "strings": config.strings, "exact": lab.significant(exact)}
         if labels.get("kind") in set(KINDS) - set(SCORES):
             params = trained.params_of(0)
-            answers = training.answers(params, [WORD])
-            drawn = cross_attention(training, params, answers.batch, answers.labels)
+            answers = trained.task.answers(params, [WORD])
+            drawn = cross_attention(trained.task, params, answers.batch, answers.labels)
             weights, row["answer"], _ = next(iter(drawn.values()))
             row["weights"] = np.round(np.float64(weights), 3).tolist()
         rows.append(row)
     return rows
-
-
-def chapter_masks() -> list[Row]:
-    """The allowed pairs [T, S] of each mask, and uniform weights under the Gaussian."""
-    in_proportion = np.arange(QUERIES) * KEYS / QUERIES
-    noise = np.random.default_rng(NOISE_SEED).normal(0, NOISE, QUERIES)
-    noisy = np.clip(in_proportion + noise, 0, KEYS - 1)
-    centers = {
-        "local-m, diagonal": in_proportion.astype(int),
-        "local-p, the chapter's": noisy.astype(int),
-        "local-m, anti-diagonal": np.asarray(reversed_centers(QUERIES, jnp.array(KEYS))),
-    }
-    pairs = {"global": np.ones((QUERIES, KEYS))} | {
-        name: window_mask(jnp.asarray(of_mask), PICTURE_RADIUS).materialize(QUERIES, KEYS)
-        for name, of_mask in centers.items()
-    }
-    pairs["local-p, the paper's"] = local_attention_weights(
-        jnp.zeros((QUERIES, 1)), jnp.zeros((KEYS, 1)),
-        centers=jnp.asarray(noisy), radius=PICTURE_RADIUS, sigma=PICTURE_RADIUS / 2,
-    )  # fmt: skip
-    return [{"mask": name, "pairs": significant(values)} for name, values in pairs.items()]
 
 
 def ceilings(radius: int) -> np.ndarray:
@@ -205,88 +166,87 @@ def ceilings(radius: int) -> np.ndarray:
 def claims(rows: list[Row]) -> list[Claim]:
     """Kinds and windows reverse strings as far as letters reach them."""
     kinds = {row["kind"]: np.mean(row["exact"], axis=0) for row in rows if "kind" in row}
-    found = [
-        Claim(f"{kind}: exact match, best seed", kinds[kind].max(), 0, 0.5)
-        for kind in EXPECTED_TO_FAIL if kind in kinds
-    ]  # fmt: skip
+    found = []
     if set(KINDS) == set(kinds):
         failing = ("no encoder", *EXPECTED_TO_FAIL, *WITHOUT)
         least = min(kinds[kind].min() for kind in kinds if kind not in failing)
         most = max(kinds[kind].max() for kind in WITHOUT)
-        found += [
-            Claim("every other kind: exact match, worst seed of the worst", least, 0.99, 1),
+        found = [
             Claim("no encoder: exact match, worst seed", kinds["no encoder"].min(), 0.9, 1),
             Claim("no encoder, diagonal or monotonic: exact match, best seed", most, 0, 0.5),
+            Claim("every other kind: exact match, worst seed of the worst", least, 0.99, 1),
         ]
+        for kind in EXPECTED_TO_FAIL:
+            found.append(Claim(f"{kind}: exact match, best seed", kinds[kind].max(), 0, 0.5))
     for score in dict.fromkeys(column(rows, "score")):
         found += _of_windows(score, where(rows, score=score))
     return found
 
 
-def by_radius(rows: list[Row], encoder: str, center: str) -> dict[int, np.ndarray]:
+def by_radius(rows: list[Row], window: str) -> dict[int, np.ndarray]:
     """Exact match by radius, [lengths, seeds]."""
-    arms = where(rows, encoder=encoder, center=center)
-    return {row["radius"]: np.array(row["exact"]) for row in arms}
+    return {row["radius"]: np.array(row["exact"]) for row in where(rows, window=window)}
 
 
-def _of_windows(score: str, rows: list[Row]) -> list[Claim]:
-    right, wrong, predicted = (by_radius(rows, ENCODER[0], center) for center in CENTERS)
-    carried, narrow, wide = by_radius(rows, ENCODER[1], "diagonal"), min(right), max(right)
-    reached, guessed = [], []
-    for radius, exact in wrong.items():
-        most = ceilings(radius)
-        beyond = most < 1
-        if not np.all(beyond):
-            reached.append(exact[~beyond].mean())
-        # All seeds have the same strings.
-        error = math.sqrt(most[beyond].mean() / (rows[0]["strings"] * beyond.sum()))
-        guessed.append(most[beyond].mean() + 4 * error - exact[beyond].mean())
+def _of_windows(score: str, rows: list[Row]) -> Iterator[Claim]:
+    """Each claim is of the worst D; between windows, of the worst seed."""
+    right, wrong, predicted = (by_radius(rows, window) for window in (ANTI, DIAGONAL, PREDICTED))
+    carried, narrow, wide = by_radius(rows, "local-m, diagonal"), min(right), max(right)
+    strings = rows[0]["strings"]
+    within = [exact[ceilings(D) == 1].mean() for D, exact in wrong.items() if 1 in ceilings(D)]
+    beyond = [
+        lucky(D, strings) - exact[ceilings(D) < 1].mean()
+        for D, exact in wrong.items()
+        if min(ceilings(D)) < 1
+    ]
     wider = [predicted[2] - predicted[1]] if {1, 2} <= set(predicted) else []
-    over = [exact - ceilings(radius)[:, None] for radius, exact in carried.items()]
-    # Exact match in all of these; of the worst seed, where there are seeds.
-    least: list[tuple[str, list[float], float, str]] = [
-        ("anti-diagonal less diagonal, least of all D",
-         _worst(right[radius] - wrong[radius] for radius in right), 0.1, "exercise 38.5"),
-        (f"anti-diagonal, D = {narrow}", _worst([right[narrow]]), 0.99, ""),
-        (f"anti-diagonal, D = {narrow} less D = {wide}", _worst([right[narrow] - right[wide]]),
-         0.05, ""),
-        ("predicted center, D = 2 less D = 1", _worst(wider), 0.1, ""),
-        ("diagonal, strings within reach, least of all D", reached, 0.85, ""),
-        ("diagonal, longer strings: below lucky guesses and 4 standard errors of them, by",
-         guessed, 0, ""),
-        ("diagonal with an encoder, above the most without one, least of all D", _worst(over),
-         0.1, ""),
-    ]  # fmt: skip
-    return [
-        Claim(f"{score}: exact match, {text}", min(values), low, 1, source)
-        for text, values, low, source in least if values
-    ]  # fmt: skip
+    over = [exact - ceilings(D)[:, None] for D, exact in carried.items()]
+    text = f"{score}, no encoder: exact match around"
+    gain = min(_worst([right[D] - wrong[D] for D in right]))
+    yield Claim(f"{text} the anti-diagonal less the diagonal", gain, 0.1, 1, "exercise 38.5")
+    for name, values, low in (
+        (f"{text} the anti-diagonal, D = {narrow}", _worst([right[narrow]]), 0.99),
+        (f"{text} it, D = {narrow} less D = {wide}", _worst([right[narrow] - right[wide]]), 0.05),
+        (f"{text} predicted centers, D = 2 less D = 1", _worst(wider), 0.1),
+        (f"{text} the diagonal, strings within reach", within, 0.85),
+        (f"{text} the diagonal, longer strings: lucky guesses less it", beyond, 0),
+        (f"{score}, encoder: around the diagonal, over the most without one", _worst(over), 0.1),
+    ):
+        if values:
+            yield Claim(name, min(values), low, 1)
 
 
-def _worst(gains: Iterable[np.ndarray]) -> list[float]:
+def lucky(radius: int, strings: int) -> float:
+    """What guesses may reach of the strings out of reach: their mean and 4 standard errors."""
+    most = ceilings(radius)
+    mean = float(most[most < 1].mean())
+    return mean + 4 * math.sqrt(mean / (strings * np.sum(most < 1)))  # seeds have the same strings
+
+
+def _worst(gains: list[np.ndarray]) -> list[float]:
     """[lengths, seeds] -> of the worst seed."""
-    return [gain.mean(0).min() for gain in gains]
+    return [float(gain.mean(0).min()) for gain in gains]
 
 
 def table(rows: list[Row]) -> str:
     """Exact match by window, and by kind."""
-    windows = [row for row in rows if "radius" in row]
+    windows = [row for row in rows if "window" in row]
     radii = sorted({row["radius"] for row in windows})
-    arms = dict.fromkeys((row["score"], row["encoder"], row["center"]) for row in windows)
     lines = []
-    for score, encoder, center in arms:
-        exact = by_radius(where(rows, score=score), encoder, center)
+    for score, window in dict.fromkeys((row["score"], row["window"]) for row in windows):
+        exact = by_radius(where(rows, score=score), window)
         cells = (f"{100 * exact[D].mean():.1f}" if D in exact else "" for D in radii)
-        lines.append((score, f"{center}, {encoder}", *cells))
-    head = ("score", "window around the", *(f"D = {radius}" for radius in radii))
-    kinds = [
-        (row["kind"], f"{spread(exact, 4)} ({exact.min():.1f})")
-        for row in rows if "kind" in row
-        for exact in [100 * np.mean(row["exact"], axis=0)]
-    ]  # fmt: skip
-    kind_head = ("attention, D = 2", "exact match, %: mean ± deviation over seeds (worst)")
-    first = f"Exact match on strings of {LENGTHS[0]} to {LENGTHS[-1]} letters, mean over seeds, %:"
-    return f"{first}\n\n{markdown(head, lines)}\n\n{markdown(kind_head, kinds)}"
+        lines.append((score, window, *cells))
+    first = lab.markdown(("score", "window", *(f"D = {radius}" for radius in radii)), lines)
+    lines = []
+    for row in [row for row in rows if "kind" in row]:
+        exact = 100 * np.mean(row["exact"], axis=0)
+        lines.append((row["kind"], f"{lab.spread(exact, 4)} ({exact.min():.1f})"))
+    head = ("attention, D = 2", "exact match, %: mean ± deviation over seeds (worst)")
+    lengths = f"strings of {LENGTHS[0]} to {LENGTHS[-1]} letters"
+    return (
+        f"Exact match on {lengths}, mean over seeds, %:\n\n{first}\n\n{lab.markdown(head, lines)}"
+    )
 
 
 CAPTIONS = {
@@ -311,11 +271,33 @@ def plot(rows: list[Row]) -> dict[str, Any]:
     for row in [row for row in rows if "weights" in row]:
         title = row["kind"].replace("encoder, ", "encoder,\n")
         panels[title] = np.array(row["weights"]), row["answer"], list(WORD)
-    figures = {"local_attention": _accuracy(rows), "local_attention_masks": _masks(rows)}
+    figures = {"local_attention": _accuracy(rows), "local_attention_masks": _masks()}
     if panels:
         weights = plotting.weight_heatmaps(panels, columns=5, size=2.5, **AXES)
         figures["local_attention_kinds"] = weights
     return figures
+
+
+def chapter_masks() -> dict[str, Any]:
+    """The allowed pairs [T, S] of §38.7's masks, and uniform weights under the paper's Gaussian."""
+    in_proportion = np.arange(QUERIES) * KEYS / QUERIES
+    noise = np.random.default_rng(2).normal(0, 2, QUERIES)
+    noisy = np.clip(in_proportion + noise, 0, KEYS - 1)
+    centers = {
+        "local-m, diagonal": in_proportion.astype(int),
+        "local-m, anti-diagonal": reversed_centers(QUERIES, jnp.array(KEYS)),
+        "local-p, the chapter's": noisy.astype(int),
+    }
+    uniform = jnp.zeros((QUERIES, 1)), jnp.zeros((KEYS, 1))
+    gaussian: Any = {"centers": jnp.asarray(noisy), "radius": RADIUS, "sigma": RADIUS / 2}
+    return {
+        "global": jnp.ones((QUERIES, KEYS)),
+        **{
+            name: window_mask(jnp.asarray(of_mask), RADIUS).materialize(QUERIES, KEYS)
+            for name, of_mask in centers.items()
+        },
+        "local-p, the paper's": local_attention_weights(*uniform, **gaussian),
+    }
 
 
 def _accuracy(rows: list[Row]) -> Any:
@@ -324,34 +306,35 @@ def _accuracy(rows: list[Row]) -> Any:
     arms = where(rows, score=score)
     figure, axes = plotting.new_figure(10, 4.1, columns=3, sharey=True)
     band = functools.partial(plotting.draw_band, limits=(0, 1))
-    for ax, encoder in zip(axes, ENCODER, strict=False):
-        for index, center in enumerate(CENTERS):
-            if exact := by_radius(arms, encoder, center):
-                means = np.array([each.mean(0) for each in exact.values()])
-                band(ax, list(exact), means, index=index, label=center)
-        ax.set(title=encoder, xlabel="radius D of the window (keys)")
-        ax.set_xticks(sorted(set(column(arms, "radius", encoder=encoder))))
-    by_length = by_radius(arms, ENCODER[0], "diagonal")
+    for window, settings in WINDOWS.items():
+        ax, kind = axes["encoder_layers" not in settings], window.removeprefix("no encoder, ")
+        if exact := by_radius(arms, window):
+            means = np.array([each.mean(0) for each in exact.values()])
+            band(ax, list(exact), means, index=list(LOCAL).index(kind), label=kind)
+            ax.set_xticks(sorted({*exact, *by_radius(arms, ANTI)}))
+    by_length = by_radius(arms, DIAGONAL)
     most = [ceilings(radius).mean() for radius in by_length]
     axes[0].plot(list(by_length), most, "k_", markersize=16, label="the most of the diagonal")
     for index, (radius, exact_of_radius) in enumerate(by_length.items()):
         band(axes[2], LENGTHS, exact_of_radius, index=index, label=f"D = {radius}")
-    axes[2].set(title="diagonal, no encoder", xlabel="length of the string (letters)")
+    for ax, title in zip(axes, ("no encoder", "encoder", "no encoder, diagonal"), strict=True):
+        ax.set(title=title, xlabel="radius D of the window (keys)")
+    axes[2].set_xlabel("length of the string (letters)")
     axes[0].set(ylabel=f"exact match ({score})", ylim=(-0.04, 1.06))
     axes[2].legend()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 
-def _masks(rows: list[Row]) -> Any:
-    masks = [row for row in rows if "mask" in row]
+def _masks() -> Any:
+    masks = chapter_masks()
     figure, axes = plotting.new_figure(2.6 * len(masks), 2.7, columns=len(masks), sharey=True)
-    for ax, row in zip(axes, masks, strict=True):
-        ax.imshow(row["pairs"], cmap="viridis", vmin=0, interpolation="nearest")
-        ax.set(title=row["mask"], xlabel="source position j (key)")
+    for ax, (name, pairs) in zip(axes, masks.items(), strict=True):
+        ax.imshow(pairs, cmap="viridis", vmin=0, interpolation="nearest")
+        ax.set(title=name, xlabel="source position j (key)")
     axes[0].set_ylabel("target position i (query)")
     return figure
 
 
 if __name__ == "__main__":
-    main(__name__)
+    lab.main(__name__)

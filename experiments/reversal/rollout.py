@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,12 @@ import numpy as np
 
 from attention_jax.analysis import attention_rollout, capture, cross_rollout
 from attention_jax.reports import plotting
-from attention_jax.scores import score_folder
 from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
-from experiments.lab import Claim, Row, ScoreNames, check_least, column, main, markdown, significant
-from experiments.reversal.arms import trained_arm
+from experiments import lab
+from experiments.lab import Claim, Row, column
+from experiments.reversal.arms import trained_arms
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 
 Array = jax.Array
@@ -52,47 +53,43 @@ class Config(TrainingSettings):
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: ScoreNames = ("scaled",)
+    scores: lab.ScoreNames = ("scaled",)
     encoder_layers: int = 3
     num_heads: int = 4
     strings: int = 512
     workdir: Path = Path("runs/rollout")
 
     def __post_init__(self) -> None:
-        check_least(self, encoder_layers=1, strings=1)
+        lab.check_least(self, encoder_layers=1, strings=1)
 
-    def training(self, score: str) -> Reversal:
-        """Returns the settings of one run."""
-        return self.training_of(
-            SHORT_STRINGS, score=score, self_attention_score=None,
-            encoder_layers=self.encoder_layers, num_heads=self.num_heads,
-        )  # fmt: skip
+    def arms(self) -> Iterator[tuple[Row, Reversal]]:
+        """Yields the labels and the settings of every arm."""
+        sizes = {"encoder_layers": self.encoder_layers, "num_heads": self.num_heads}
+        for score in self.scores:
+            scores = {"score": score, "self_attention_score": None}
+            yield {"score": score}, self.training_of(SHORT_STRINGS, **scores, **sizes)
 
 
 QUICK = Config(seeds=2, steps=50, encoder_layers=2, strings=32)
 
 
 def run(config: Config) -> list[Row]:
-    """A row for each score and seed; the first seed's row has the attention on the word."""
-    trainings = {score: config.training(score) for score in config.scores}
-    rows = []
-    for score, training in trainings.items():
-        trained, _ = trained_arm(training, config.workdir / score_folder(score))
-        exact = accuracies(training, trained.params, [len(WORD)], strings=config.strings)
-        look = functools.partial(look_at, training)
-        drawn = training.batch(jax.random.key(0), size=config.strings, length=len(WORD))
-        measured = means(jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, drawn))
+    """A row for each score and seed; and one for each score, with the first seed's attention."""
+    rows: list[Row] = []
+    for labels, trained in trained_arms(config.arms(), config.workdir):
+        task, look = trained.task, functools.partial(look_at, trained.task)
+        strings = task.batch(jax.random.key(0), size=config.strings, length=len(WORD))
+        measured = means(jax.jit(jax.vmap(look, in_axes=(0, None)))(trained.params, strings))
+        exact = accuracies(task, trained.params, [len(WORD)], strings=config.strings)
         measured["reversed"] = np.asarray(exact[len(WORD)].free_running_exact)
         for seed in range(config.seeds):
-            by_name = {name: significant(values[seed]) for name, values in measured.items()}
-            rows.append({"score": score, "seed": seed, **by_name})
-        word = jnp.array([training.vocabulary.encode(WORD)]), jnp.array([len(WORD)])
-        reversed_word = jnp.flip(word[0], axis=1), word[1]
-        weights = jax.jit(look)(trained.params_of(0), training.padded(word, reversed_word))
-        rows.append({
-            "score": score,
-            **{name: np.round(np.float64(each[0]), 3).tolist() for name, each in weights.items()},
-        })  # fmt: skip
+            by_name = {name: lab.significant(values[seed]) for name, values in measured.items()}
+            rows.append({**labels, "seed": seed, **by_name})
+        letters = jnp.array([task.vocabulary.encode(WORD)])
+        lengths = jnp.array([len(WORD)])
+        word = task.padded((letters, lengths), (jnp.flip(letters, axis=1), lengths))
+        drawn = jax.jit(look)(trained.params_of(0), word)
+        rows.append({**labels, **{name: lab.significant(x[0]) for name, x in drawn.items()}})
     return rows
 
 
@@ -116,17 +113,15 @@ def means(attention: dict[str, Array]) -> dict[str, np.ndarray]:
     weights = arrays["encoder"]
     entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
     own = np.diagonal(arrays["rollouts"], axis1=-2, axis2=-1)
-    # The letter that query i writes is the i-th from the end.
-    on_letter = {
+    on_letter = {  # the letter that query i writes is the i-th from the end
         f"{name}_on_letter": np.trace(arrays[name][..., ::-1], axis1=-2, axis2=-1).mean(1)
-        / weights.shape[-1]
         for name in ("cross", "cross_rollout")
     }
     return {
         "sharpness": weights.max(-1).mean((1, 4)),  # [seeds, L, N]
         "spread": entropy.mean((1, 4)) / np.log(weights.shape[-1]),
         "own_letter": own.mean((1, 3)),  # [seeds, L]: the share that a position keeps
-        **on_letter,
+        **{name: sums / weights.shape[-1] for name, sums in on_letter.items()},
     }
 
 
@@ -134,38 +129,34 @@ def claims(rows: list[Row]) -> list[Claim]:
     """Cross attention finds the letter to write, and its rollout puts less weight on it."""
     found = []
     for score in dict.fromkeys(column(rows, "score")):
-        cross, mixed = (
-            np.array(column(rows, f"{name}_on_letter", score=score))
-            for name in ("cross", "cross_rollout")
-        )
-        found += [
-            Claim(f"{score}: cross attention on the letter, worst seed", cross.min(), 0.8, 1),
-            Claim(f"{score}: its rollout's share of the letter is less by, worst seed",
-                  (cross - mixed).min(), 0.1, 1),
-            Claim(f"{score}: strings reversed, worst seed",
-                  min(column(rows, "reversed", score=score)), 0.98, 1),
-        ]  # fmt: skip
+        cross = np.array(column(rows, "cross_on_letter", score=score))
+        mixed = np.array(column(rows, "cross_rollout_on_letter", score=score))
+        right = np.array(column(rows, "reversed", score=score))
+        for text, by_seed, low in (
+            ("cross attention on the letter", cross, 0.8),
+            ("cross attention on the letter less its rollout's share", cross - mixed, 0.1),
+            ("strings reversed", right, 0.98),
+        ):
+            found.append(Claim(f"{score}: {text}, worst seed", by_seed.min(), low, 1))
     return found
 
 
 def table(rows: list[Row]) -> str:
-    """Heads and letters by seed, in %."""
-    lines = [
-        [
-            row["score"], row["seed"],
-            f"{np.sum(np.array(row['sharpness']) >= ALIGNS)} of {np.size(row['sharpness'])}",
-            f"{np.sum(np.array(row['spread']) >= SPREADS)} of {np.size(row['spread'])}",
-            " / ".join(f"{100 * share:.0f}" for share in row["own_letter"]),
-            *(f"{100 * row[name]:.0f}"
-              for name in ("cross_on_letter", "cross_rollout_on_letter", "reversed")),
-        ]
-        for row in rows if "seed" in row
-    ]  # fmt: skip
-    head = (
-        "score", "seed", "heads that align", "that spread", "own letter after each layer, %",
-        "cross attention on the letter to write, %", "its rollout, %", "strings reversed, %",
-    )  # fmt: skip
-    return markdown(head, lines)
+    """Heads and letters by seed."""
+    shares = {
+        "cross attention on the letter to write, %": "cross_on_letter",
+        "its rollout, %": "cross_rollout_on_letter",
+        "strings reversed, %": "reversed",
+    }
+    heads = ("heads that align", "that spread", "own letter after each layer, %")
+    lines = []
+    for row in [row for row in rows if "seed" in row]:
+        aligned = np.sum(np.array(row["sharpness"]) >= ALIGNS)
+        spread = np.sum(np.array(row["spread"]) >= SPREADS)
+        kept = " / ".join(f"{100 * share:.0f}" for share in row["own_letter"])
+        percent = (f"{100 * row[name]:.0f}" for name in shares.values())
+        lines.append((row["score"], row["seed"], aligned, spread, kept, *percent))
+    return lab.markdown(("score", "seed", *heads, *shares), lines)
 
 
 CAPTIONS = {
@@ -179,7 +170,7 @@ CAPTIONS = {
 def plot(rows: list[Row]) -> dict[str, Any]:
     """The attention of the first score on the word."""
     word = next(row for row in rows if "encoder" in row)
-    letters = list(WORD)
+    letters, back = list(WORD), list(reversed(WORD))
     heads = {
         f"layer {layer}, head {head}": (np.array(weights), letters, letters)
         for layer, of_layer in enumerate(word["encoder"], start=1)
@@ -189,18 +180,14 @@ def plot(rows: list[Row]) -> dict[str, Any]:
         f"rollout after layer {layer}": (np.array(weights), letters, letters)
         for layer, weights in enumerate(word["rollouts"], start=1)
     }
-    for name, title in (("cross", "cross attention"), ("cross_rollout", "its rollout")):
-        mixed[title] = (np.array(word[name]), letters[::-1], letters)
-    xlabel, columns = "source letter (key)", len(word["encoder"][0])
+    mixed["cross attention"] = np.array(word["cross"]), back, letters
+    mixed["its rollout"] = np.array(word["cross_rollout"]), back, letters
+    draw = functools.partial(plotting.weight_heatmaps, xlabel="source letter (key)", size=2.3)
     return {
-        "rollout": plotting.weight_heatmaps(
-            mixed, columns=3, ylabel="position or letter (query)", xlabel=xlabel, size=2.5
-        ),
-        "rollout_heads": plotting.weight_heatmaps(
-            heads, columns=columns, ylabel="position (query)", xlabel=xlabel, size=2.2
-        ),
+        "rollout": draw(mixed, columns=3, ylabel="position or letter (query)"),
+        "rollout_heads": draw(heads, columns=len(word["encoder"][0]), ylabel="position (query)"),
     }
 
 
 if __name__ == "__main__":
-    main(__name__)
+    lab.main(__name__)
