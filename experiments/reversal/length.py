@@ -189,7 +189,7 @@ QUICK = Config(
     only=("26 scaled", "scaled dot as they are", "3-8 scaled entmax"),
     seeds=2,
     steps=25,
-    every=200,
+    every=460,
     longest=60,
 )
 
@@ -335,7 +335,7 @@ CAPTIONS = {
 
 def plot(rows: list[Row]) -> dict[str, Any]:
     """The size of logits, and the normalisers as tables of colours."""
-    figure, axes = plotting.new_figure(10, 3.6, columns=2, sharey=True)
+    figure, axes = plotting.new_figure(10, 3.9, columns=2, sharey=True)
     for ax, part in zip(axes, (SCALED, ADDITIVE), strict=True):
         for index, arm in enumerate(PARTS[part]):
             if line := where(rows, part=part, arm=arm):
@@ -346,8 +346,8 @@ def plot(rows: list[Row]) -> dict[str, Any]:
         ax.set(title=part, xlabel="length of the string", xscale="log")
         ax.set_xticks(list(LENGTHS["part"]), [f"{n:,}" for n in LENGTHS["part"]], fontsize=8)
         ax.minorticks_off()
-        ax.legend(loc="lower left")
     axes[0].set(ylabel="letters right (%)", ylim=(-3, 103))
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     arms = list(dict.fromkeys((r["trained"], r["score"]) for r in rows if "trained" in r))
     tables = {"length_normalizers": _color_tables(rows, arms)} if arms else {}
     return {"length_logits": figure, **tables}
