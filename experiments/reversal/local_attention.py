@@ -1,12 +1,12 @@
 """Which kinds and windows of attention reverse a string?
 
-Answer:   a window around the anti-diagonal does, even one of a single key. A window around the
+Answer:   A window around the anti-diagonal does, even one of a single key. A window around the
           diagonal and monotonic attention reverse only 17 and 11 % of the strings, unless an
           encoder carries the letters to where they look: then it is over 99 %.
 Source:   chapter 38 ("Attention Variants"), §38.7 and exercise 38.5; Luong, Pham and Manning 2015,
           section 3.2 (local-m, local-p); See, Liu and Manning 2017, section 2.3 (coverage); Raffel
           et al. 2017 (monotonic); Vaswani et al. 2017, section 3.2.2 (heads).
-Command:  .venv/bin/python -m experiments.reversal.local_attention   # 40 minutes on 2 CPU cores
+Command:  .venv/bin/python -m experiments.reversal.local_attention   # 40 minutes on 2 busy CPU cores
 
 A window of radius D around the diagonal, p = i, holds the letter to write where |S - 1 - 2i| <= D.
 Without an encoder it reverses strings of at most D + 1 letters. To reverse a longer string, the
@@ -311,7 +311,6 @@ def _accuracy(rows: list[Row]) -> Any:
         if exact := by_radius(arms, window):
             means = np.array([each.mean(0) for each in exact.values()])
             band(ax, list(exact), means, index=list(LOCAL).index(kind), label=kind)
-            ax.set_xticks(sorted({*exact, *by_radius(arms, ANTI)}))
     by_length = by_radius(arms, DIAGONAL)
     most = [ceilings(radius).mean() for radius in by_length]
     axes[0].plot(list(by_length), most, "k_", markersize=16, label="the most of the diagonal")
@@ -319,6 +318,8 @@ def _accuracy(rows: list[Row]) -> Any:
         band(axes[2], LENGTHS, exact_of_radius, index=index, label=f"D = {radius}")
     for ax, title in zip(axes, ("no encoder", "encoder", "no encoder, diagonal"), strict=True):
         ax.set(title=title, xlabel="radius D of the window (keys)")
+    for ax, window in zip(axes, (ANTI, "local-m, diagonal"), strict=False):
+        ax.set_xticks(list(by_radius(arms, window)))
     axes[2].set_xlabel("length of the string (letters)")
     axes[0].set(ylabel=f"exact match ({score})", ylim=(-0.04, 1.06))
     axes[2].legend()
