@@ -10,7 +10,7 @@ Source:   Delétang et al. 2022 ("Neural Networks and the Chomsky Hierarchy"): t
           2022 (logits that grow with log n). Normalisers: Martins and Astudillo 2016 (sparsemax),
           Peters et al. 2019 (entmax), Ramapuram et al. 2024 (sigmoid), Agarwal et al. 2025 (sinks),
           Nakanishi 2025 (SSMax).
-Command:  .venv/bin/python -m experiments.reversal.length   # 64 minutes on 2 busy CPU cores
+Command:  .venv/bin/python -m experiments.reversal.length  # 64 minutes on 2 busy cores
 
 Three tables of arms. The scores are trained with the task's default recipe (`MODEL` in
 `attention_jax/tasks/reversal.py`): one cross attention from the letters written so far to those of

@@ -6,7 +6,7 @@ Answer:   A window around the anti-diagonal does, even one of a single key. A wi
 Source:   chapter 38 ("Attention Variants"), §38.7 and exercise 38.5; Luong, Pham and Manning 2015,
           section 3.2 (local-m, local-p); See, Liu and Manning 2017, section 2.3 (coverage); Raffel
           et al. 2017 (monotonic); Vaswani et al. 2017, section 3.2.2 (heads).
-Command:  .venv/bin/python -m experiments.reversal.local_attention   # 40 minutes on 2 busy CPU cores
+Command:  .venv/bin/python -m experiments.reversal.local_attention  # 40 minutes on 2 busy cores
 
 A window of radius D around the diagonal, p = i, holds the letter to write where |S - 1 - 2i| <= D.
 Without an encoder it reverses strings of at most D + 1 letters. To reverse a longer string, the
