@@ -125,7 +125,7 @@ QUICK = Config(
     steps=25,
     radii=(2,),
     encoder_radii=(),
-    kinds=("no encoder, monotonic",),
+    kinds=(DIAGONAL,),  # a window of radius 2, too: one training
     kind_steps=25,
     strings=50,
 )
