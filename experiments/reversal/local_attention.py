@@ -1,98 +1,81 @@
-"""How wide must a local window be, and around which position, to reverse a string?
+"""Which kinds and windows of attention reverse a string?
 
+Answer:   A window around the anti-diagonal does, even one of a single key. A window around the
+          diagonal and monotonic attention reverse only 17 and 11 % of the strings, unless an
+          encoder carries the letters to where they look: then it is over 99 %.
 Source:   chapter 38 ("Attention Variants"), §38.7 and exercise 38.5; Luong, Pham and Manning 2015,
-          section 3.2.
-Command:  .venv/bin/python -m experiments.reversal.local_attention
-Time:     12 minutes on 2 CPU cores.
-Expected: the answer to the exercise is the anti-diagonal, p = S - 1 - i: there radius 0 is enough.
-          A window around the diagonal, p = i, holds the letter to write only where
-          |S - 1 - 2i| <= D. Without an encoder it reverses strings of at most D + 1 letters. To
-          reverse a longer string, it has to guess one letter of each pair i and S - 1 - i that is
-          out of sight (copying reverses palindromes):
+          section 3.2 (local-m, local-p); See, Liu and Manning 2017, section 2.3 (coverage); Raffel
+          et al. 2017 (monotonic); Vaswani et al. 2017, section 3.2.2 (heads).
+Command:  .venv/bin/python -m experiments.reversal.local_attention  # 40 minutes on 2 busy cores
 
-              exact match <= (1 / 26)^(pairs with |S - 1 - 2i| > D)
+A window of radius D around the diagonal, p = i, holds the letter to write where |S - 1 - 2i| <= D.
+Without an encoder it reverses strings of at most D + 1 letters. To reverse a longer string, the
+model has to guess one letter of each pair i and S - 1 - i that is out of sight (copying reverses
+palindromes):
 
-          An encoder can carry letters into the window; then no radius is too small.
+    exact match <= (1 / 26)^(pairs with |S - 1 - 2i| > D)
 
-The experiment has three parts:
+Local-p multiplies the weights after the softmax by a Gaussian of deviation D / 2, so that the
+weights of a row sum to less than 1. For logits that are independent of the position, and a center
+anywhere between keys, the sum is on average
 
-1. The chapter's masks, global, local-m and local-p, from its own numbers, and the anti-diagonal.
-   Its text has local-m predict its center; its code takes floor(i S / T), and Luong i itself. Its
-   local-p is drawn as local-m with noise. (§38.7 also states causality as i <= j, which is the
-   wrong way round if i is the query.)
-2. Local-p's Gaussian, of deviation D / 2, which the chapter leaves out. It comes after the softmax,
-   so that the weights of a row sum to less than 1. For logits that are independent of the position,
-   and a center anywhere between keys, the sum is on average
+    integral over |x| <= D of exp(-2 x^2 / D^2) dx / 2D = sqrt(pi / 8) erf(sqrt(2)) = 0.598
 
-       integral over |x| <= D of exp(-2 x^2 / D^2) dx / 2D = sqrt(pi / 8) erf(sqrt(2)) = 0.598
-
-   whatever D is; with the center on a key it is less, 0.424 for D = 1. Gradients reach the center
-   only through the Gaussian.
-3. Reversal, by radius: windows around the anti-diagonal and the diagonal, each with an encoder and
-   without, and around a predicted center without. `attention_family.py` trains more kinds, for
-   longer, at radius 2.
-
-The anti-diagonal knows the length of the source: with radius 0 the window holds only the right
-letter, and nothing after the last letter. A wider window is worse without an encoder: the query has
-to find the right letter in it without knowing S. Predicted centers do better there, because their
-Gaussian prefers the middle. With `--scores`, every window is trained with each score in the cross
-attention. The models have the settings for short strings (`SHORT_STRINGS` in
-`training_settings.py`).
+whatever D is; with the center on a key it is less, 0.424 for D = 1.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.functional.centers import reversed_centers
-from attention_jax.nn.config import ModelConfig
-from attention_jax.runs.run_folder import check_folder
-from attention_jax.scores import score_folder
+from attention_jax.functional.local import local_attention_weights, window_mask
+from attention_jax.reports import plotting
+from attention_jax.tasks.evaluation import accuracies
+from attention_jax.tasks.pages import AXES, cross_attention
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.losses import real_tokens
-from attention_jax.training.run import TrainedRun
-from experiments.experiment import JSON, Expectation, ScoreNames, rounded, run_experiment
-from experiments.reversal.arms import (
-    TRAINED_LENGTHS,
-    accuracies,
-    heat_map,
-    mean_over_lengths,
-    trained_arm,
-)
-from experiments.reversal.local_attention_figures import CAPTIONS, plot
-from experiments.reversal.local_attention_report import report
-from experiments.reversal.local_attention_windows import chapter_masks, gaussian_mass
-from experiments.reversal.strings import VOCABULARY, evaluate, random_batch, reverse
-from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings, check_word
-from experiments.setting_checks import check_least, check_some
+from experiments import lab
+from experiments.lab import Claim, Row, column, where
+from experiments.reversal.arms import trained_arms
+from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
-
-Array = jax.Array
-
-# The center of the windows -> settings of the cross attention.
-CENTERS: dict[str, dict[str, Any]] = {
-    "anti-diagonal": {"attention": "local-m", "alignment": "reversed"},
-    "diagonal": {"attention": "local-m", "alignment": "monotonic"},
-    "predicted": {"attention": "local-p"},
+LENGTHS = range(SHORT_STRINGS.min_length, SHORT_STRINGS.max_length + 1)
+WORD = "reversal"  # drawn
+QUERIES, KEYS, RADIUS = 16, 20, 3  # of §38.7's figure
+SCORES = ("cosine", "distance", "concat", "softcap")
+# By kind of attention: settings of the model.
+LOCAL: dict[str, dict[str, Any]] = {
+    "local-m, anti-diagonal": {"attention": "local-m", "alignment": "reversed"},
+    "local-m, diagonal": {"attention": "local-m", "alignment": "monotonic"},
+    "local-p": {"attention": "local-p"},
 }
-WITHOUT, WITH = "no encoder", "encoder"
-ARMS = (  # the models that are trained at every radius
-    (WITHOUT, "anti-diagonal"),
-    (WITHOUT, "diagonal"),
-    (WITHOUT, "predicted"),
-    (WITH, "anti-diagonal"),
-    (WITH, "diagonal"),
-)
-EXACT = "free_running_exact"
+ANTI, DIAGONAL, PREDICTED = (f"no encoder, {kind}" for kind in LOCAL)
+WINDOWS = {f"no encoder, {kind}": {**LOCAL[kind], "encoder_layers": 0} for kind in LOCAL} | {
+    kind: settings for kind, settings in LOCAL.items() if kind != "local-p"
+}
+KINDS: dict[str, dict[str, Any]] = {
+    **{score: {"score": score} for score in SCORES},
+    "4 heads": {"num_heads": 4},
+    **LOCAL,
+    "coverage": {"attention": "coverage", "score": "additive"},
+    "monotonic": {"attention": "monotonic"},
+    "no encoder": {"encoder_layers": 0},
+    ANTI: WINDOWS[ANTI],
+    DIAGONAL: WINDOWS[DIAGONAL],
+    "no encoder, monotonic": {"encoder_layers": 0, "attention": "monotonic"},
+}
+# These were expected to fail. The same without an encoder was added after they had not.
+EXPECTED_TO_FAIL = ("local-m, diagonal", "monotonic")
+WITHOUT = tuple(f"no encoder, {kind}" for kind in EXPECTED_TO_FAIL)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,231 +83,259 @@ class Config(TrainingSettings):
     """Settings beside those of every training.
 
     Attributes:
-        scores: scores of the cross attention; heat maps show the first.
-        radii: D of the windows without an encoder; the Gaussian and predicted centers take those
-            of at least 1.
+        scores: of the cross attention through windows; those of the kinds are in `KINDS`.
+        radii: D of the windows without an encoder; a predicted center needs at least 1.
         encoder_radii: D of the windows with an encoder.
-        num_heads: heads of the self attentions.
+        steps: of the trainings with windows.
+        kinds: which of `KINDS` to train.
+        kind_steps: of their trainings.
         strings: test strings per length.
-        samples: random queries for the Gaussian at each radius.
-        word: drawn as heat maps.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    scores: ScoreNames = ("scaled",)
+    scores: lab.ScoreNames = ("scaled",)
     radii: tuple[int, ...] = (0, 1, 2, 3, 5)
     encoder_radii: tuple[int, ...] = (0, 1, 2)
     steps: int = 1000
-    num_heads: int = ModelConfig.num_heads
+    kinds: tuple[str, ...] = tuple(KINDS)
+    kind_steps: int = 2500
     strings: int = 1000
-    samples: int = 4096
-    word: str = "reversal"
     workdir: Path = Path("runs/local_attention")
 
     def __post_init__(self) -> None:
-        check_some(self, "scores")
-        for name in ("radii", "encoder_radii"):
-            radii = getattr(self, name)
-            if not radii or min(radii) < 0 or tuple(sorted(set(radii))) != radii:
-                raise ValueError(
-                    f"{name} must be at least 0, each larger than the last; got {radii}"
-                )
-        common = {radius for radius in self.encoder_radii if radius > 0} & set(self.radii)
-        if not common:
-            raise ValueError(
-                f"radii and encoder_radii must share a radius of at least 1, for the figure; got"
-                f" {self.radii} and {self.encoder_radii}"
-            )
-        check_least(self, strings=1, samples=2)
-        check_word(self.word)
-        for score in self.scores:
-            self.training(score, WITH, "diagonal", self.encoder_radii[0])
-        check_folder("workdir", self.workdir)
+        lab.check_least(self, strings=1)
+        if unknown := set(self.kinds) - set(KINDS):
+            raise ValueError(f"kinds must be of {', '.join(KINDS)}; got {unknown}")
 
-    @property
-    def positive_radii(self) -> list[int]:
-        """The radii that can have a Gaussian, whose deviation is D / 2."""
-        return [radius for radius in self.radii if radius > 0]
-
-    @property
-    def drawn_radius(self) -> int:
-        """The largest radius that all arms share."""
-        return max(set(self.encoder_radii) & set(self.radii))
-
-    def radii_of(self, encoder: str, centers: str) -> Sequence[int]:
-        """Returns the radii of an arm."""
-        if encoder == WITH:
-            return self.encoder_radii
-        return self.positive_radii if centers == "predicted" else self.radii
-
-    def training(self, score: str, encoder: str, centers: str, radius: int) -> Reversal:
-        """Returns the settings of one run."""
-        layers = SHORT_STRINGS.model.encoder_layers if encoder == WITH else 0
-        return self.training_of(
-            SHORT_STRINGS, score=score, encoder_layers=layers, radius=radius, **CENTERS[centers],
-            num_heads=self.num_heads,
-        )  # fmt: skip
+    def arms(self) -> Iterator[tuple[Row, Reversal]]:
+        """Yields the labels and the settings of every arm."""
+        longer = dataclasses.replace(self, steps=self.kind_steps)
+        for kind in self.kinds:
+            yield {"kind": kind}, longer.training_of(SHORT_STRINGS, **KINDS[kind])
+        for score, (window, settings) in itertools.product(self.scores, WINDOWS.items()):
+            for radius in self.radii if "encoder_layers" in settings else self.encoder_radii:
+                if radius or window != PREDICTED:
+                    model = {"score": score, "radius": radius, **settings}
+                    labels = {"window": window, "score": score, "radius": radius}
+                    yield labels, self.training_of(SHORT_STRINGS, **model)
 
 
 QUICK = Config(
-    radii=(2,), encoder_radii=(2,), seeds=2, steps=50, strings=50, samples=256,
-    workdir=Path("runs/local_attention_quick"),
-)  # fmt: skip
+    seeds=2,
+    steps=25,
+    radii=(2,),
+    encoder_radii=(),
+    kinds=(DIAGONAL,),  # a window of radius 2, too: one training
+    kind_steps=25,
+    strings=50,
+)
 
 
-def run(config: Config) -> JSON:
-    """Draws the masks, measures the Gaussian, and trains every arm."""
-    return {
-        "masks": chapter_masks(),
-        "gaussian": [gaussian_mass(radius, config.samples) for radius in config.positive_radii],
-        "ceiling": {
-            str(radius): [
-                rounded(exact_match_ceiling(length, radius)) for length in TRAINED_LENGTHS
-            ]
-            for radius in sorted({*config.radii, *config.encoder_radii})
-        },
-        "arms": {
-            score: {
-                f"{encoder}, {centers}": {
-                    str(radius): _arm(config, score, encoder, centers, radius)
-                    for radius in config.radii_of(encoder, centers)
-                }
-                for encoder, centers in ARMS
-            }
-            for score in config.scores
-        },
-    }
+def run(config: Config) -> list[Row]:
+    """A row for each kind and each window."""
+    rows = []
+    for labels, trained in trained_arms(config.arms(), config.workdir):
+        by_length = accuracies(trained.task, trained.params, LENGTHS, strings=config.strings)
+        exact = [measured.free_running_exact for measured in by_length.values()]
+        row = {**labels, "strings": config.strings, "exact": lab.significant(exact)}
+        if labels.get("kind") in set(KINDS) - set(SCORES):
+            params = trained.params_of(0)
+            answers = trained.task.answers(params, [WORD])
+            drawn = cross_attention(trained.task, params, answers.batch, answers.labels)
+            weights, row["answer"], _ = next(iter(drawn.values()))
+            row["weights"] = np.round(np.float64(weights), 3).tolist()
+        rows.append(row)
+    return rows
 
 
-def exact_match_ceiling(length: int, radius: int) -> float:
-    """Returns the largest possible exact match without an encoder, around the diagonal.
+def ceilings(radius: int) -> np.ndarray:
+    """The largest possible exact match by length, without an encoder, around the diagonal.
 
     Query i has to write letter S - 1 - i. It sees letters i - D to i + D and the letters written so
     far. (Letters that earlier queries saw do not reach it: self attention comes first in the one
     decoder layer.) Of a pair i, S - 1 - i that is out of sight, the first letter has to be guessed;
     the second can be copied if the guess was letter i itself.
     """
-    pairs = sum(length - 1 - 2 * step > radius for step in range(length))
-    return float(len(VOCABULARY.alphabet)) ** -pairs
+    pairs = [sum(n - 1 - 2 * step > radius for step in range(n)) for n in LENGTHS]
+    return float(len(Reversal.vocabulary.alphabet)) ** -np.array(pairs)
 
 
-def _arm(config: Config, score: str, encoder: str, centers: str, radius: int) -> JSON:
-    folder = f"{score_folder(score)}-{encoder}-{centers}-{radius}".replace(" ", "-")
-    trained, _ = trained_arm(
-        config.training(score, encoder, centers, radius), config.workdir / folder
+# --- what came out ---
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """Kinds and windows reverse strings as far as letters reach them."""
+    kinds = {row["kind"]: np.mean(row["exact"], axis=0) for row in rows if "kind" in row}
+    found = []
+    if set(KINDS) == set(kinds):
+        failing = ("no encoder", *EXPECTED_TO_FAIL, *WITHOUT)
+        least = min(kinds[kind].min() for kind in kinds if kind not in failing)
+        most = max(kinds[kind].max() for kind in WITHOUT)
+        found = [
+            Claim("no encoder: exact match, worst seed", kinds["no encoder"].min(), 0.9, 1),
+            Claim("no encoder, diagonal or monotonic: exact match, best seed", most, 0, 0.5),
+            Claim("every other kind: exact match, worst seed of the worst", least, 0.99, 1),
+        ]
+        for kind in EXPECTED_TO_FAIL:
+            found.append(Claim(f"{kind}: exact match, best seed", kinds[kind].max(), 0, 0.5))
+    for score in dict.fromkeys(column(rows, "score")):
+        found += _of_windows(score, where(rows, score=score))
+    return found
+
+
+def by_radius(rows: list[Row], window: str) -> dict[int, np.ndarray]:
+    """Exact match by radius, [lengths, seeds]."""
+    return {row["radius"]: np.array(row["exact"]) for row in where(rows, window=window)}
+
+
+def _of_windows(score: str, rows: list[Row]) -> Iterator[Claim]:
+    """Each claim is of the worst D; between windows, of the worst seed."""
+    right, wrong, predicted = (by_radius(rows, window) for window in (ANTI, DIAGONAL, PREDICTED))
+    carried, narrow, wide = by_radius(rows, "local-m, diagonal"), min(right), max(right)
+    strings = rows[0]["strings"]
+    within = [exact[ceilings(D) == 1].mean() for D, exact in wrong.items() if 1 in ceilings(D)]
+    beyond = [
+        lucky(D, strings) - exact[ceilings(D) < 1].mean()
+        for D, exact in wrong.items()
+        if min(ceilings(D)) < 1
+    ]
+    wider = [predicted[2] - predicted[1]] if {1, 2} <= set(predicted) else []
+    over = [exact - ceilings(D)[:, None] for D, exact in carried.items()]
+    text = f"{score}, no encoder: exact match around"
+    gain = min(_worst([right[D] - wrong[D] for D in right]))
+    yield Claim(f"{text} the anti-diagonal less the diagonal", gain, 0.1, 1, "exercise 38.5")
+    for name, values, low in (
+        (f"{text} the anti-diagonal, D = {narrow}", _worst([right[narrow]]), 0.99),
+        (f"{text} it, D = {narrow} less D = {wide}", _worst([right[narrow] - right[wide]]), 0.05),
+        (f"{text} predicted centers, D = 2 less D = 1", _worst(wider), 0.1),
+        (f"{text} the diagonal, strings within reach", within, 0.85),
+        (f"{text} the diagonal, longer strings: lucky guesses less it", beyond, 0),
+        (f"{score}, encoder: around the diagonal, over the most without one", _worst(over), 0.1),
+    ):
+        if values:
+            yield Claim(name, min(values), low, 1)
+
+
+def lucky(radius: int, strings: int) -> float:
+    """What guesses may reach of the strings out of reach: their mean and 4 standard errors."""
+    most = ceilings(radius)
+    mean = float(most[most < 1].mean())
+    return mean + 4 * math.sqrt(mean / (strings * np.sum(most < 1)))  # seeds have the same strings
+
+
+def _worst(gains: list[np.ndarray]) -> list[float]:
+    """[lengths, seeds] -> of the worst seed."""
+    return [float(gain.mean(0).min()) for gain in gains]
+
+
+def table(rows: list[Row]) -> str:
+    """Exact match by window, and by kind."""
+    windows = [row for row in rows if "window" in row]
+    radii = sorted({row["radius"] for row in windows})
+    lines = []
+    for score, window in dict.fromkeys((row["score"], row["window"]) for row in windows):
+        exact = by_radius(where(rows, score=score), window)
+        cells = (f"{100 * exact[D].mean():.1f}" if D in exact else "" for D in radii)
+        lines.append((score, window, *cells))
+    first = lab.markdown(("score", "window", *(f"D = {radius}" for radius in radii)), lines)
+    lines = []
+    for row in [row for row in rows if "kind" in row]:
+        exact = 100 * np.mean(row["exact"], axis=0)
+        lines.append((row["kind"], f"{lab.spread(exact, 4)} ({exact.min():.1f})"))
+    head = ("attention, D = 2", "exact match, %: mean ± deviation over seeds (worst)")
+    lengths = f"strings of {LENGTHS[0]} to {LENGTHS[-1]} letters"
+    return (
+        f"Exact match on {lengths}, mean over seeds, %:\n\n{first}\n\n{lab.markdown(head, lines)}"
     )
-    evaluations = evaluate(trained, lengths=TRAINED_LENGTHS, strings=config.strings)
-    numbers: JSON = {"accuracy": {EXACT: accuracies(evaluations)[EXACT]}}
-    if centers == "predicted":
-        numbers |= _where_it_looks(trained, config.strings)
-    if radius == config.drawn_radius:
-        numbers |= heat_map(reverse(trained, [config.word])[0])
-    return numbers
 
 
-def _where_it_looks(trained: TrainedRun, strings: int) -> JSON:
-    """Means over the letters of random strings, with the previous letters given, by seed.
-
-    `weight` is the sum of a row, and `on_the_letter` the part of it at the letter to write.
-    """
-    batch = random_batch(
-        jax.random.key(0), batch_size=strings,
-        min_length=TRAINED_LENGTHS[0], max_length=TRAINED_LENGTHS[-1], source_start=False,
-    )  # fmt: skip
-    lengths = batch.source_lengths
-
-    @jax.jit
-    @jax.vmap
-    def look(params: Any) -> tuple[Array, Array]:
-        model = trained.task.bind(params)
-        _, weights = model(batch.source, lengths, batch.target_inputs, return_weights=True)
-        weights = weights[0]  # of the one layer
-        letters = real_tokens(lengths, weights.shape[1])
-        sums = jnp.sum(weights, axis=-1)
-        alignment = reversed_centers(weights.shape[1], lengths)
-        right = jax.nn.one_hot(alignment, weights.shape[2]) * weights
-        count = jnp.sum(letters.astype(weights.dtype))
-        return (
-            jnp.sum(jnp.where(letters, sums, 0)) / count,
-            jnp.sum(jnp.where(letters[..., None], right, 0)) / count,
-        )
-
-    weight, on_the_letter = look(trained.params)
-    return {"weight": rounded(weight), "on_the_letter": rounded(on_the_letter)}
+CAPTIONS = {
+    "local_attention": "Exact match against the radius of the window. Without an encoder, windows"
+    " around the anti-diagonal reverse every string at radius 0, and fewer strings the wider they"
+    " are; windows around the diagonal follow their ceiling; windows around a predicted center"
+    " need radius 2. With an encoder both reverse, the diagonal less well. By length, the diagonal"
+    " reverses most strings up to D + 1 letters and no longer ones. Bands: one deviation over"
+    " seeds.",
+    "local_attention_kinds": "Attention weights of each kind of attention while it writes a word"
+    " backwards. Windows around the diagonal and monotonic attention look where the encoder has"
+    " moved the letters.",
+    "local_attention_masks": "The chapter's masks of 16 queries and 20 keys with radius 3, the mask"
+    " that reversal needs, and uniform weights under the paper's Gaussian, whose rows sum to less"
+    " than 1.",
+}
 
 
-# --- expectations ---
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """Accuracy, weights and masks."""
+    panels = {}
+    for row in [row for row in rows if "weights" in row]:
+        title = row["kind"].replace("encoder, ", "encoder,\n")
+        panels[title] = np.array(row["weights"]), row["answer"], list(WORD)
+    figures = {"local_attention": _accuracy(rows), "local_attention_masks": _masks()}
+    if panels:
+        weights = plotting.weight_heatmaps(panels, columns=5, size=2.5, **AXES)
+        figures["local_attention_kinds"] = weights
+    return figures
 
 
-def expectations(numbers: JSON) -> list[Expectation]:
-    """Windows reverse strings as far as they hold the letters, with every score."""
-    return [
-        check
-        for score, arms in numbers["arms"].items()
-        for check in _of_score(score, arms, numbers)
-    ]
+def chapter_masks() -> dict[str, Any]:
+    """The allowed pairs [T, S] of §38.7's masks, and uniform weights under the paper's Gaussian."""
+    in_proportion = np.arange(QUERIES) * KEYS / QUERIES
+    noise = np.random.default_rng(2).normal(0, 2, QUERIES)
+    noisy = np.clip(in_proportion + noise, 0, KEYS - 1)
+    centers = {
+        "local-m, diagonal": in_proportion.astype(int),
+        "local-m, anti-diagonal": reversed_centers(QUERIES, jnp.array(KEYS)),
+        "local-p, the chapter's": noisy.astype(int),
+    }
+    uniform = jnp.zeros((QUERIES, 1)), jnp.zeros((KEYS, 1))
+    gaussian: Any = {"centers": jnp.asarray(noisy), "radius": RADIUS, "sigma": RADIUS / 2}
+    return {
+        "global": jnp.ones((QUERIES, KEYS)),
+        **{
+            name: window_mask(jnp.asarray(of_mask), RADIUS).materialize(QUERIES, KEYS)
+            for name, of_mask in centers.items()
+        },
+        "local-p, the paper's": local_attention_weights(*uniform, **gaussian),
+    }
 
 
-def _of_score(score: str, arms: JSON, numbers: JSON) -> list[Expectation]:
-    checks = []
-    exact = {
-        arm: {radius: mean_over_lengths(measured["accuracy"], EXACT, TRAINED_LENGTHS)
-              for radius, measured in by_radius.items()}
-        for arm, by_radius in arms.items()
-    }  # fmt: skip
-    without, margin = f"{score}, {WITHOUT}", "a clear margin, worst seed"
-    right, wrong = exact[f"{WITHOUT}, anti-diagonal"], exact[f"{WITHOUT}, diagonal"]
-    for radius in right:
-        gain = float((right[radius] - wrong[radius]).min())
-        claim = f"{without}, D = {radius}: exact match around the anti-diagonal - the diagonal"
-        checks.append(Expectation(claim, "exercise 38.5", gain, 0.1, 1, margin))
-    narrow, *_, wide = right.values() if len(right) > 1 else [*right.values()] * 2
-    claim = f"{without}, anti-diagonal, D = {next(iter(right))}: exact match, worst seed"
-    checks.append(Expectation(claim, "", float(narrow.min()), 0.99, 1, "a clear margin"))
-    claim = f"{without}, anti-diagonal: exact match, narrowest window - widest ({[*right][-1]})"
-    loss = float((narrow - wide).min())
-    checks.append(Expectation(claim, "", loss, 0.05, 1, margin))
-    predicted = exact[f"{WITHOUT}, predicted"]
-    if {"1", "2"} <= set(predicted):
-        claim = f"{without}, predicted: exact match, D = 2 - D = 1"
-        gain = float((predicted["2"] - predicted["1"]).min())
-        checks.append(Expectation(claim, "", gain, 0.1, 1, margin))
-    for radius, measured in arms[f"{WITHOUT}, diagonal"].items():
-        checks += _against_ceiling(
-            f"{without}, diagonal, D = {radius}", measured, numbers["ceiling"][radius],
-            numbers["config"]["strings"],
-        )  # fmt: skip
-    for radius in arms[f"{WITH}, diagonal"]:
-        claim = f"{score}, {WITH}, diagonal, D = {radius}: exact match over the ceiling without one"
-        gain = float(
-            (exact[f"{WITH}, diagonal"][radius] - np.mean(numbers["ceiling"][radius])).min()
-        )
-        checks.append(Expectation(claim, "", gain, 0.1, 1, margin))
-    return checks
+def _accuracy(rows: list[Row]) -> Any:
+    """Of the first score."""
+    score = column(rows, "score")[0]
+    arms = where(rows, score=score)
+    figure, axes = plotting.new_figure(10, 4.1, columns=3, sharey=True)
+    band = functools.partial(plotting.draw_band, limits=(0, 1))
+    for window, settings in WINDOWS.items():
+        ax, kind = axes["encoder_layers" not in settings], window.removeprefix("no encoder, ")
+        if exact := by_radius(arms, window):
+            means = np.array([each.mean(0) for each in exact.values()])
+            band(ax, list(exact), means, index=list(LOCAL).index(kind), label=kind)
+    by_length = by_radius(arms, DIAGONAL)
+    most = [ceilings(radius).mean() for radius in by_length]
+    axes[0].plot(list(by_length), most, "k_", markersize=16, label="the most of the diagonal")
+    for index, (radius, exact_of_radius) in enumerate(by_length.items()):
+        band(axes[2], LENGTHS, exact_of_radius, index=index, label=f"D = {radius}")
+    for ax, title in zip(axes, ("no encoder", "encoder", "no encoder, diagonal"), strict=True):
+        ax.set(title=title, xlabel="radius D of the window (keys)")
+    for ax, window in zip(axes, (ANTI, "local-m, diagonal"), strict=False):
+        ax.set_xticks(list(by_radius(arms, window)))
+    axes[2].set_xlabel("length of the string (letters)")
+    axes[0].set(ylabel=f"exact match ({score})", ylim=(-0.04, 1.06))
+    axes[2].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
 
 
-def _against_ceiling(
-    arm: str, measured: JSON, ceiling: list[float], strings: int
-) -> list[Expectation]:
-    exact = measured["accuracy"][EXACT]
-    within_reach = [
-        length for length, most in zip(TRAINED_LENGTHS, ceiling, strict=True) if most == 1
-    ]
-    beyond = [length for length in TRAINED_LENGTHS if length not in within_reach]
-    checks = []
-    if within_reach:
-        claim = f"{arm}: exact match up to length {within_reach[-1]}"
-        mean = float(mean_over_lengths({EXACT: exact}, EXACT, within_reach).mean())
-        checks.append(Expectation(claim, "", mean, 0.85, 1, "a clear margin"))
-    if beyond:
-        claim = f"{arm}: exact match from length {beyond[0]} on"
-        share = float(mean_over_lengths({EXACT: exact}, EXACT, beyond).mean())
-        most = float(np.mean(ceiling[-len(beyond) :]))
-        error = math.sqrt(most / (strings * len(beyond)))  # all seeds have the same strings
-        tolerance = "lucky guesses, and 4 standard errors of them"
-        checks.append(Expectation(claim, "", share, 0, most + 4 * error, tolerance))
-    return checks
+def _masks() -> Any:
+    masks = chapter_masks()
+    figure, axes = plotting.new_figure(2.6 * len(masks), 2.7, columns=len(masks), sharey=True)
+    for ax, (name, pairs) in zip(axes, masks.items(), strict=True):
+        ax.imshow(pairs, cmap="viridis", vmin=0, interpolation="nearest")
+        ax.set(title=name, xlabel="source position j (key)")
+    axes[0].set_ylabel("target position i (query)")
+    return figure
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    lab.main(__name__)
