@@ -169,8 +169,7 @@ def stopped(train, folder, count, arguments=()):
     assert [status for status, _, _ in results] == [143] * count, results
     assert results[0][2] == "stopped by a signal; --resume goes on from here\n"
     assert all(err == "" for _, _, err in results[1:]), results
-    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
-        step = checkpoints.latest_step()
+    step = Checkpoints(folder / "checkpoints", read_only=True).steps()[-1]
     assert before < step == reached(folder) < 6000
     assert f"{folder.name}: step {step} of 6000, 2 seeds" in results[0][1]
     losses(folder, until=step)

@@ -11,13 +11,13 @@ import gzip
 import hashlib
 import importlib
 import io
-import re
 import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+from attention_jax.core.programs import one_line
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, up_to_eos
 
 UNKNOWN = 3  # never used: text outside the pieces is spelled in bytes
 
@@ -157,7 +157,9 @@ class Subwords:
                 minloglevel=2,  # errors only
             )
         except (RuntimeError, ValueError) as error:
-            raise ValueError(_refusal(str(error), size)) from error
+            # Sentencepiece says where its check is, and which sizes are possible.
+            reason = one_line(error).rpartition("] ")[2] or "there is none"
+            raise ValueError(f"vocabulary_size must suit the text; {reason}; got {size}") from error
         return cls(written.getvalue())
 
     @property
@@ -177,34 +179,13 @@ class Subwords:
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row up to its first EOS; PAD and SOS are left out."""
-        ids = [_text_ids(row) for row in rows]
+        ids = [[token for token in up_to_eos(row) if token not in (PAD, SOS, EOS)] for row in rows]
         texts: list[str] = self._processor.DecodeIds(ids) if ids else []  # DecodeIds([]) is ""
         return texts
 
     def labels(self, ids: Sequence[int]) -> list[str]:
         """The label of each id in figures: the piece, with ▁ where a word begins."""
         return [str(self._processor.IdToPiece(int(token))) for token in ids]
-
-
-def _text_ids(row: Sequence[int]) -> list[int]:
-    ids = [int(token) for token in row]
-    ids = ids[: ids.index(EOS)] if EOS in ids else ids
-    return [token for token in ids if token not in (PAD, SOS)]
-
-
-def _refusal(reason: str, size: int) -> str:
-    """Our error message for an error of sentencepiece."""
-    if largest := re.search(r"value <= (\d+)", reason):
-        return (
-            f"vocabulary_size must be at most {largest[1]}, the number of subwords in this text;"
-            f" got {size}"
-        )
-    if smallest := re.search(r"smaller than required_chars\D*\d+ vs (\d+)", reason):
-        return (
-            f"vocabulary_size must be at least {smallest[1]}, for the letters of this text and 256"
-            f" bytes; got {size}"
-        )
-    return f"vocabulary_size {size} cannot be learned from this text: {reason.strip()}"
 
 
 def optional_package(module: str, purpose: str) -> Any:
