@@ -21,8 +21,8 @@ from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
-from attention_jax.runs.run_folder import read_config
 from attention_jax.tasks.evaluation import best_answers
+from attention_jax.tasks.files import check_data, read_text
 from attention_jax.tasks.vocabulary import FIRST, Batch, labels_of
 from attention_jax.training.losses import cross_entropy
 from attention_jax.training.metrics import token_accuracy
@@ -100,19 +100,9 @@ class Text(Task):
             ValueError: the file cannot be read, is not UTF-8, or has changed since the run began;
                 or a part is too short.
         """
-        try:
-            content = self.text.read_bytes()
-            characters = content.decode()
-        except OSError as error:
-            raise ValueError(f"text {self.text} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"text {self.text} must be UTF-8; {error.reason}") from error
-        digest = None if folder is None else read_config(folder).get("text_sha256")
-        if digest not in (None, _digest(content)):
-            raise ValueError(
-                f"workdir {folder} must be a run on the text {self.text} as it is now; the file has"
-                " changed since"
-            )
+        characters = read_text(self.text)
+        if folder is not None:
+            check_data(folder, "text_sha256", _digest(characters.encode()))
         end = len(characters) - int(self.held_out * len(characters))
         parts = characters[:end].encode(), characters[end:].encode()
         if min(map(len, parts)) <= self.length:

@@ -198,15 +198,6 @@ def test_a_mistake_ends_both(tmp_path, train):
 
 
 @pytest.mark.slow
-def test_a_mesh_that_is_not_the_whole_machine_ends_both(tmp_path, train):
-    for status, out, err in ended(train(2, "run", "--mesh", "data=1")):
-        assert (status, out) == (2, "")
-        assert err.startswith("error: mesh ")
-        assert "must take all 2 devices" in err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_one_is_killed_and_the_run_goes_on_later(tmp_path, train, killed):
     steps = {"steps": 400, "checkpoint_every": 10}

@@ -15,7 +15,7 @@ from attention_jax.tasks.translation.batches import (
     encode_pairs,
 )
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch, padded_batch, padded_rows
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 
 SHIPPED = Path(__file__).parents[1] / "parallel_text"
 
@@ -203,18 +203,6 @@ def test_rows_are_the_pairs_shifted_and_padded(lengths, options):
             assert batch.target_inputs[row].tolist() == expected
             assert batch.source_lengths[row] == len(source)
             assert batch.target_lengths[row] == len(target)
-
-
-def test_a_batch_by_hand():
-    batch = padded_batch([[7, 8, 2], [9, 2]], [[5, 2], [6, 3, 4, 2]], 3, 4, 5)
-    assert batch.source.tolist() == [[7, 8, 2, 0], [9, 2, 0, 0], [0, 0, 0, 0]]
-    assert batch.target_inputs.tolist() == [[1, 5, 0, 0, 0], [1, 6, 3, 4, 0], [1, 0, 0, 0, 0]]
-    assert batch.targets.tolist() == [[5, 2, 0, 0, 0], [6, 3, 4, 2, 0], [0, 0, 0, 0, 0]]
-    assert batch.source_lengths.tolist() == [3, 2, 0]
-    assert batch.target_lengths.tolist() == [2, 4, 0]
-    ids, lengths = padded_rows([[7, 8, 2], [9, 2]], 3, 4)
-    np.testing.assert_array_equal(ids, batch.source)
-    np.testing.assert_array_equal(lengths, batch.source_lengths)
 
 
 def test_epochs_and_seeds_have_orders_of_their_own():

@@ -149,23 +149,13 @@ def test_the_longest_answer(translator, beams):
     assert "".join(long.split()) == said * (2 * 16 + 8)
 
 
-@pytest.mark.parametrize(
-    ("precision", "beams"),
-    [
-        ("float32", 1),
-        pytest.param("float32", 3, marks=pytest.mark.slow),
-        pytest.param("bfloat16", 1, marks=pytest.mark.slow),
-        pytest.param("bfloat16", 3, marks=pytest.mark.slow),
-    ],
-)
-def test_the_untrained_say_anything_without_an_error(translator, precision, beams):
-    task = dataclasses.replace(translator.task, precision=precision)
+@pytest.mark.slow
+def test_any_text_is_translated_in_bfloat16_too(translator):
+    task = dataclasses.replace(translator.task, precision="bfloat16")
     params = jax.tree.map(lambda leaf: leaf / 2, translator.params)  # as they are initialised
     untrained = translator._replace(task=task, params=params)
-    sentences = ["ein hund", "日 £", "xyx", ""]  # unknown letters are spelled in bytes
     with jax.numpy_dtype_promotion("standard"):  # flax wants it for bfloat16
-        found = translate(untrained, sentences, Search(beams=beams))
-    assert list(map(type, found)) == [str] * 4
+        found = translate(untrained, ["ein hund", "日 £", "xyx", ""], Search(beams=3))
     assert found[3] == ""
     assert all("\n" not in answer for answer in found)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -17,7 +16,7 @@ from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.tasks.translation.task import TRAIN, Translation
+from attention_jax.tasks.translation.task import TRAIN
 from attention_jax.training.run import check_run, load_run, load_states, train_run
 from attention_jax.training.settings import settings_of, task_in
 from attention_jax.training.task import TrainConfig
@@ -34,20 +33,6 @@ def standard_promotion():
 
 
 # --- names and settings ---
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        Reversal(SMALL, TrainConfig(steps=3, schedule="constant"), letters=5),
-        Translation(Path("a.de"), Path("a.en"), Path("b.de"), Path("b.en"), patience=2),
-        toy(steps=4),
-    ],
-)
-def test_config_json_holds_a_task(tmp_path, task):
-    content = {**settings_of(task), "text_sha256": {"training": "0"}}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    assert task_in(tmp_path) == task
 
 
 def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):

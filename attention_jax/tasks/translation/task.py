@@ -17,7 +17,7 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import read_config
+from attention_jax.tasks.files import check_data
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
@@ -159,11 +159,7 @@ class Translation(Task):
             raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
-        if subwords.digest != read_config(folder).get("subwords_sha256"):
-            raise ValueError(
-                f"workdir {folder}: its subwords are not those that it was trained with; restore"
-                f" {SUBWORDS}"
-            )
+        check_data(folder, "subwords_sha256", subwords.digest)
         return subwords
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
@@ -198,12 +194,7 @@ class Translation(Task):
         """A text, which must be the one that the run in the folder learned from, as ids too."""
         text, subwords = self.text(kind), self.subwords(folder)
         assert text is not None
-        digests = read_config(folder).get("text_sha256", {})
-        if digests.get(kind, text.digest) != text.digest:
-            raise ValueError(
-                f"workdir {folder} must be a run on the {kind} text that config.json names; its"
-                " files have changed since"
-            )
+        check_data(folder, f"text_sha256.{kind}", text.digest)
         return text, subwords, encode_pairs(text, subwords, self.max_tokens)
 
     # --- model and loss ---

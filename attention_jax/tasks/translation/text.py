@@ -6,17 +6,15 @@ words, learned from the text by sentencepiece; they can spell any text.
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import hashlib
 import importlib
 import io
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from attention_jax.core.programs import one_line
+from attention_jax.tasks.files import read_text
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, up_to_eos
 
 UNKNOWN = 3  # never used: text outside the pieces is spelled in bytes
@@ -66,33 +64,14 @@ def read_sentences(path: Path) -> list[str]:
     Raises:
         ValueError: the file cannot be read, is empty, or is not UTF-8.
     """
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path} cannot be read: {reason}") from error
-    sentences = decode_sentences(content, str(path))
+    sentences = lines_of(read_text(path))
     if not any(sentences):
         raise ValueError(f"{path} is empty; it must have one sentence per line")
     return sentences
 
 
-def decode_sentences(content: bytes, name: str) -> list[str]:
-    """Decodes lines of UTF-8, and strips the space around them.
-
-    Raises:
-        ValueError: the content is not UTF-8.
-    """
-    content = content.removeprefix(codecs.BOM_UTF8)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{name} must be UTF-8; line {line} has the invalid byte 0x{content[error.start]:02x}"
-        ) from error
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, without the space around them."""
     # splitlines would also split at some Unicode characters, and the files would get out of step.
     lines = text.split("\n")
     return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]

@@ -166,7 +166,7 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
             f"references must be one for each of the {len(translations)} translations, at least 1;"
             f" got {len(references)}"
         )
-    metrics = _sacrebleu_metrics()
+    metrics = require_sacrebleu()
     bleu, chrf = metrics.BLEU(), metrics.CHRF()
     hypotheses, streams = list(translations), [list(references)]
     return TranslationScores(
@@ -177,10 +177,6 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
     )
 
 
-def require_sacrebleu() -> None:
-    """Raises ValueError unless sacrebleu is installed."""
-    _sacrebleu_metrics()
-
-
-def _sacrebleu_metrics() -> Any:
+def require_sacrebleu() -> Any:
+    """The metrics of sacrebleu; raises ValueError unless it is installed."""
     return optional_package("sacrebleu.metrics", "BLEU")
