@@ -90,7 +90,7 @@ def test_the_loss_is_the_cross_entropy_of_real_tokens_and_the_coverage_loss(weig
 
 def test_the_rng_is_for_dropout():
     (without, _), (dropped, _) = losses_of(reversal()), losses_of(reversal(dropout_rate=0.3))
-    assert len(set(without.tolist())) == 1
+    assert len({*without.tolist()}) == 1
     assert dropped[0] == dropped[2] != dropped[1]
 
 

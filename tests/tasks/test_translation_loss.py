@@ -116,16 +116,6 @@ def test_what_stands_in_padding_is_not_seen():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-def test_the_rng_is_for_dropout():
-    settings = task(model={"dropout_rate": 0.3})
-    given = initial_params(), some_batch()
-    loss = jax.jit(settings.loss)
-    first, second, again = (float(loss(*given, jax.random.key(seed))[0]) for seed in (0, 1, 0))
-    assert first == again != second
-    first, second = (gradient_of(task())(*given, jax.random.key(seed)) for seed in (0, 1))
-    assert first[0][0] == second[0][0]
-
-
 def test_bfloat16_is_what_products_are_computed_in():
     half = task(precision="bfloat16")
     params = jax.eval_shape(half.init, jax.random.key(0))

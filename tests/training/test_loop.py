@@ -73,17 +73,20 @@ def test_the_largest_seed():
 SEEN: list[bytes] = []
 
 
+def note(rng):
+    append = lambda data: SEEN.append(np.asarray(data).tobytes())  # noqa: E731
+    jax.debug.callback(append, jax.random.key_data(rng), ordered=True)
+
+
 class Noted(Toy):
     """Notes the rngs that it is given."""
 
     def batch(self, rng, *, size, length=None):
-        note = lambda data: SEEN.append(np.asarray(data).tobytes())  # noqa: E731
-        jax.debug.callback(note, jax.random.key_data(rng), ordered=True)
+        note(rng)
         return super().batch(rng, size=size)
 
     def loss(self, params, batch, rng):
-        note = lambda data: SEEN.append(np.asarray(data).tobytes())  # noqa: E731
-        jax.debug.callback(note, jax.random.key_data(rng), ordered=True)
+        note(rng)
         return super().loss(params, batch, rng)
 
 
