@@ -156,7 +156,7 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
 
 def _options(arguments: Any) -> dict[str, Any]:
     """What `train_run` takes besides the settings."""
-    return {name: getattr(arguments, name) for name in ("tensorboard", "log_gradients", "mesh")}
+    return {name: getattr(arguments, name) for name in ("log_gradients", "mesh")}
 
 
 def _time_left(finished: Sequence[FinishedRun], left: Sequence[Combination]) -> str:

@@ -64,7 +64,6 @@ class Arguments(Generic[Settings]):
         workdir: the run folder; made if missing.
         resume: continue the run in `workdir`, or begin it. All other options must be those of the
             run, except --steps where the learning rate does not depend on it.
-        tensorboard: also write TensorBoard events to `workdir`/tensorboard.
         log_gradients: also write gradient norms and attention statistics of the next batch to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
@@ -79,7 +78,6 @@ class Arguments(Generic[Settings]):
     task: TaskName = "reversal"
     workdir: Path
     resume: bool = False
-    tensorboard: bool = False
     log_gradients: Annotated[int | None, _LOG_GRADIENTS] = None
     mesh: Annotated[MeshShape | None, _MESH] = None
     distributed: bool = False
@@ -98,7 +96,6 @@ def main(arguments: Arguments[Any]) -> int:
         arguments.settings,
         arguments.workdir,
         resume=arguments.resume,
-        tensorboard=arguments.tensorboard,
         log_gradients=arguments.log_gradients,
         mesh=arguments.mesh,
     )

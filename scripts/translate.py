@@ -18,12 +18,9 @@ from command_line import run_command
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.run_folder import check_output
 from attention_jax.tasks import task_in
+from attention_jax.tasks.files import decode_text
 from attention_jax.tasks.translation.task import Translation
-from attention_jax.tasks.translation.text import (
-    check_same_length,
-    decode_sentences,
-    read_sentences,
-)
+from attention_jax.tasks.translation.text import check_same_length, lines_of, read_sentences
 from attention_jax.tasks.translation.translate import (
     Search,
     require_sacrebleu,
@@ -76,7 +73,7 @@ def main(arguments: Arguments) -> int:
     run = load_run(arguments.workdir, arguments.step, average=arguments.average)
     translator = translator_of(run, arguments.seed_index)
     if arguments.source is None:
-        sentences = decode_sentences(sys.stdin.buffer.read(), "standard input")
+        sentences = lines_of(decode_text(sys.stdin.buffer.read(), "standard input"))
     else:
         sentences = read_sentences(arguments.source)
     references = None

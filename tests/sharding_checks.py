@@ -20,7 +20,6 @@ from toy_task import Toy, toy, train_toy
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import initial_state
 from attention_jax.training.run import load_run, train_run
@@ -93,9 +92,9 @@ def goes_on_over_others(before, after):
     shutil.rmtree(folder / "checkpoints" / "12")
     layout = Layout(MESHES.get(after))
     start = functools.partial(initial_state, config())
-    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
-        alone = checkpoints.restore(jax.eval_shape(start))
-        spread = checkpoints.restore(layout.placed(jax.eval_shape(start)))
+    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
+    alone = checkpoints.restore(jax.eval_shape(start))
+    spread = checkpoints.restore(layout.placed(jax.eval_shape(start)))
     assert alone.step == spread.step == 8
     assert_bits_equal(alone.state, spread.state)
     assert_spread(spread.state, MESHES.get(after, MeshShape()))
@@ -137,7 +136,7 @@ class Filled(Drawn):
 
 
 def filled_up_batches_do_not_change_the_program():
-    folder = RunFolder(tempfile.mkdtemp()).path
+    folder = Path(tempfile.mkdtemp())
     task = toy(Filled, seeds=4, steps=2, log_every=2, checkpoint_every=2, batch_size=None)
     train_toy(task, folder, mesh=MESHES["all"])
     assert load_run(folder).step == 2
@@ -149,9 +148,9 @@ def toy_trains_as_one_device_does(cls, batch_size):
     )  # fmt: skip
     runs, lines = [], []
     for mesh in (None, "all"):
-        folder = RunFolder(tempfile.mkdtemp())
-        runs.append(train_toy(task, folder.path, mesh=MESHES.get(mesh)))
-        lines.append(np.array([line["loss"] for line in read_lines(folder.metrics)]))
+        folder = Path(tempfile.mkdtemp())
+        runs.append(train_toy(task, folder, mesh=MESHES.get(mesh)))
+        lines.append(np.array([line["loss"] for line in read_lines(folder / "metrics.jsonl")]))
     assert lines[0].shape == (3, 4)
     assert len(np.unique(lines[0])) == lines[0].size
     np.testing.assert_allclose(lines[1], lines[0], rtol=TOLERANCE)

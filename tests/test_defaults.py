@@ -139,7 +139,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "Batches": dict(buckets=6, multiple_of=1),
     "Vocabulary": dict(alphabet=string.ascii_lowercase),
     "output_cross_entropy": dict(label_smoothing=0.0),
-    "train_run check_run": dict(resume=False, tensorboard=False),
+    "train_run check_run": dict(resume=False),
     "load_run": dict(step="newest", average=1),
     "finished_run": dict(lengths=()),
     "TrainedRun": dict(averaged=(), interrupted=0, exhausted=False),
@@ -156,20 +156,19 @@ DEFAULTS = {  # public names -> what inspect finds
     "padded_rows": dict(width=0),
     "translator_of": dict(seed_index=0),
     "translate": dict(search=Search()),
-    "translated_ids": dict(search=Search(), multiple=1),
+    "translated_ids": dict(search=Search()),
     # runs and figures
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
     "Checkpoints.save": dict(temporary=False),
+    "Checkpoints.restore": dict(step="newest"),
     "Progress": dict(shown=True),
-    "RunFolder.begun": dict(completed=dict, files=MappingProxyType({})),
-    "RunFolder.check": dict(completed=dict),
     "new_figure": dict(rows=1, columns=1),
     "weight_heatmaps": dict(ylabel="query", xlabel="key", size=3.1),
     "draw_band": dict(log=False, limits=(-math.inf, math.inf), markersize=5),
 }
 
 OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
-    "train.Arguments": dict(task="reversal", resume=False, tensorboard=False, distributed=False,
+    "train.Arguments": dict(task="reversal", resume=False, distributed=False,
                             distribution=Distribution()),
     "evaluate.Arguments": dict(step="newest", average=1, lengths=()),
     "translate.Arguments": dict(search=Search(beams=4), step="newest", average=1, seed_index=0),

@@ -77,10 +77,7 @@ def train_toy(task, folder, **options):
     return SimpleNamespace(**vars(run), state=saved_state(task, folder))
 
 
-def saved_state(task, folder, step=None):
-    """The state of a checkpoint; of the newest, if no step is given."""
+def saved_state(task, folder, step="newest"):
+    """The state of a checkpoint."""
     like = jax.eval_shape(lambda: initial_state(task))
-    with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
-        restored = checkpoints.restore(like, step=step)
-    assert restored is not None
-    return restored.state
+    return Checkpoints(folder / "checkpoints", read_only=True).restore(like, step).state

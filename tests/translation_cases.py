@@ -90,6 +90,5 @@ def say_always(folder, letter):
         name: np.full_like(x, name == "bias") for name, x in state.params["output_norm"].items()
     }
     params = {**state.params, "source_embedding": {"embedding": table}, "output_norm": norm}
-    with Checkpoints(folder / "checkpoints", keep=9) as checkpoints:
-        state = state._replace(step=state.step + 6, params=jax.tree.map(jnp.asarray, params))
-        checkpoints.save(6, state)
+    state = state._replace(step=state.step + 6, params=jax.tree.map(jnp.asarray, params))
+    Checkpoints(folder / "checkpoints", keep=9).save(6, state)

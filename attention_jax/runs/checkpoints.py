@@ -28,21 +28,19 @@ from orbax.checkpoint import checkpoint_managers as policies
 from attention_jax.core.programs import one_line
 from attention_jax.runs import processes
 from attention_jax.runs.progress import warn
-from attention_jax.runs.run_folder import JSON, saved_steps, sync, write_json, writing
+from attention_jax.runs.run_folder import JSON, sync, write_json, writing
 
 State = Any  # a pytree of arrays
 StepName = int | Literal["newest", "best"]
 
 _PARTIAL = ".partial"  # ends the name of a step while it is written or deleted
-_LISTINGS = 10  # how often a reader lists the steps, if a trainer deletes those that it reads
 
 
 class Restored(NamedTuple):
-    """A good state, and the damaged ones that were skipped."""
+    """A good state and its step."""
 
     step: int
     state: State
-    damaged: dict[int, str]  # newer steps, and the damage to each
 
 
 class _Kept(NamedTuple):
@@ -71,8 +69,6 @@ class Checkpoints:
         _silence_orbax()
         self._folder = folder.absolute()
         self._read_only = read_only
-        self._kept: list[_Kept] = []
-        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
         best = policies.BestN(get_metric_fn=float, reverse=True, n=keep_best)  # smallest is best
         best.keep_checkpoints_without_metrics = False
         self._policy = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
@@ -80,7 +76,11 @@ class Checkpoints:
             self._folder.mkdir(parents=True, exist_ok=True)
             for path in self._folder.glob(f"[0-9]*{_PARTIAL}"):
                 shutil.rmtree(path)
-        self._list(saved_steps(self._folder))
+        self._kept: list[_Kept] = []
+        for step in saved_steps(self._folder):
+            manifest, _ = self._read(step, check_files=False)
+            temporary = manifest.get("temporary", False)
+            self._kept.append(_Kept(step, manifest.get("metric"), temporary))
 
     def save(
         self, step: int, state: State, *, metric: float | None = None, temporary: bool = False
@@ -99,13 +99,13 @@ class Checkpoints:
             ValueError: the state could not be written. Earlier checkpoints are unchanged.
         """
         metric = metric if metric is not None and math.isfinite(metric) else None
-        kept = _Kept(step, metric, temporary)
         manifest: JSON = {"step": step, "metric": metric, "temporary": temporary}
         manifest["leaves"] = _kinds(state)
         partial = self._folder / f"{step}{_PARTIAL}"
         try:
             args = ocp.args.StandardSave(_without_empty(state))
-            self._orbax.save(partial / "state", args=args, force=True)
+            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax:
+                orbax.save(partial / "state", args=args, force=True)
             with processes.together():
                 if processes.is_first():
                     manifest["files"] = _digests(partial)
@@ -118,107 +118,7 @@ class Checkpoints:
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
                 f" {one_line(error)}; the checkpoints before it are unchanged"
             ) from error
-        self._delete_old(kept)
-
-    def steps(self) -> list[int]:
-        """The steps that are kept, damaged ones included; the newest last."""
-        return [kept.step for kept in self._kept]
-
-    def latest_step(self) -> int | None:
-        """The newest of `steps`; None if there is none."""
-        return self._kept[-1].step if self._kept else None
-
-    def best_step(self) -> int | None:
-        """The step with the smallest metric, of equal ones the newest; None without metrics."""
-        ranked = [(kept.metrics, -kept.step) for kept in self._kept if kept.metrics is not None]
-        return -min(ranked)[1] if ranked else None
-
-    def step_called(self, name: StepName) -> int | None:
-        """The step of a name; None for "newest", which means the newest good step.
-
-        Raises:
-            ValueError: there is no such step.
-        """
-        if name == "newest":
-            return None
-        step = self.best_step() if name == "best" else name
-        if step not in self.steps():
-            names = "newest" if self.best_step() is None else "newest, best"
-            kept = ", ".join(map(str, self.steps()))
-            raise ValueError(f"step must be {names} or one of {kept}; got {name}")
-        return step
-
-    def restore(self, like: State, *, step: int | None = None) -> Restored | None:
-        """The newest good state, or None if nothing was ever saved.
-
-        If a trainer deletes steps meanwhile, who only reads lists them again.
-
-        Args:
-            like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure. Leaves without
-                a sharding are put on the first device.
-            step: one of `steps`, to restore no other; None for the newest good one.
-
-        Raises:
-            ValueError: every state, or that of `step`, is damaged; or a good state has another
-                structure, or other shapes or dtypes.
-        """
-        damaged: dict[int, str] = {}
-        for _ in range(_LISTINGS):
-            damaged = {}
-            for candidate in reversed(self.steps()) if step is None else [step]:
-                state, reason = self._good_state(candidate, like)
-                if not reason:
-                    return Restored(candidate, state, damaged)
-                damaged[candidate] = reason
-                if self._read_only and step is None and self._listed_again(candidate):
-                    break
-            else:
-                break
-        if not damaged:
-            return None
-        described = "; ".join(f"step {step}: {reason}" for step, reason in damaged.items())
-        raise ValueError(
-            f"no checkpoint in {self._folder} can be used: {described}. Train into another folder,"
-            " or put a copy of a good checkpoint there"
-        )
-
-    def set_aside(self, steps: dict[int, str]) -> Path:
-        """Moves damaged steps to another folder, which it returns; they can then be saved anew."""
-        aside = self._folder.with_name("damaged_checkpoints")
-        with processes.together():
-            if processes.is_first() and steps:
-                with writing("damaged checkpoints: folder", aside):
-                    aside.mkdir(exist_ok=True)
-                    for step in steps:
-                        free = next(n for n in range(10**6) if not (aside / f"{step}.{n}").exists())
-                        os.rename(self._folder / str(step), aside / f"{step}.{free}")
-        self._kept = [kept for kept in self._kept if kept.step not in steps]
-        return aside
-
-    def __enter__(self) -> Checkpoints:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Gives back what Orbax holds; nothing is left to be written."""
-        self._orbax.close()
-
-    def _list(self, steps: list[int]) -> None:
-        self._kept = []
-        for step in steps:
-            manifest, _ = self._read(step, check_files=False)
-            temporary = manifest.get("temporary", False)
-            self._kept.append(_Kept(step, manifest.get("metric"), temporary))
-
-    def _listed_again(self, step: int) -> bool:
-        """Lists the steps again if `step` is gone and others are there; returns whether it did."""
-        steps = saved_steps(self._folder)
-        gone = bool(processes.largest(int(bool(steps) and step not in steps)))
-        if gone:
-            self._list(steps)
-        return gone
+        self._delete_old(_Kept(step, metric, temporary))
 
     def _delete_old(self, newest: _Kept) -> None:
         before = self.steps()
@@ -236,6 +136,69 @@ class Checkpoints:
                         f"the checkpoint of step {step}, which is no longer kept, could not be"
                         f" deleted from {self._folder}: {one_line(error)}"
                     )
+
+    def steps(self) -> list[int]:
+        """The steps that are kept, damaged ones included; the newest last."""
+        return [kept.step for kept in self._kept]
+
+    def best_step(self) -> int | None:
+        """The step with the smallest metric, of equal ones the newest; None without metrics."""
+        ranked = [(kept.metrics, -kept.step) for kept in self._kept if kept.metrics is not None]
+        return -min(ranked)[1] if ranked else None
+
+    def restore(self, like: State, step: StepName = "newest") -> Restored:
+        """A good state. Warns of the damaged ones that it skips; a trainer also moves them away.
+
+        Args:
+            like: a pytree of arrays or `jax.ShapeDtypeStruct` of the same structure. Leaves without
+                a sharding are put on the first device.
+            step: "newest" for the newest good state; "best" or one of `steps` for no other.
+
+        Raises:
+            ValueError: there is no such state, or it is damaged; or it has another structure, or
+                other shapes or dtypes.
+        """
+        candidates = [*reversed(self.steps())]
+        if step != "newest":
+            wanted = self.best_step() if step == "best" else step
+            candidates = [each for each in candidates if each == wanted]
+            if not candidates:
+                names = "newest" if self.best_step() is None else "newest, best"
+                kept = ", ".join(map(str, self.steps()))
+                raise ValueError(f"step must be {names} or one of {kept}; got {step}")
+        damaged: dict[int, str] = {}
+        for candidate in candidates:
+            state, reason = self._good_state(candidate, like)
+            if not reason:
+                self._set_aside(damaged, candidate)
+                return Restored(candidate, state)
+            damaged[candidate] = reason
+        described = "; ".join(f"step {each}: {reason}" for each, reason in damaged.items())
+        raise ValueError(
+            f"no checkpoint in {self._folder} can be used: {described}. Train into another folder,"
+            " or put a copy of a good checkpoint there"
+        )
+
+    def _set_aside(self, damaged: dict[int, str], used: int) -> None:
+        """Warns of damaged steps; a trainer moves them away, so that they can be saved anew."""
+        moved = ""
+        if damaged and not self._read_only:
+            aside = self._folder.with_name("damaged_checkpoints")
+            moved = f" and was moved to {aside}"
+            with processes.together():
+                if processes.is_first():
+                    with writing("damaged checkpoints: folder", aside):
+                        aside.mkdir(exist_ok=True)
+                        for step in damaged:
+                            names = (aside / f"{step}.{n}" for n in itertools.count())
+                            free = next(name for name in names if not name.exists())
+                            os.rename(self._folder / str(step), free)
+            self._kept = [kept for kept in self._kept if kept.step not in damaged]
+        for step, reason in damaged.items():
+            warn(
+                f"the checkpoint of step {step} is damaged ({reason}){moved};"
+                f" that of step {used} is used"
+            )
 
     # --- one step ---
 
@@ -259,21 +222,9 @@ class Checkpoints:
     def _good_state(self, step: int, like: State) -> tuple[State, str]:
         """The state of a step and ""; or None and the damage to it."""
         manifest, reason = self._read(step, check_files=True)
-        state = None
-        if not processes.largest(int(bool(reason))):
-            self._check_same(step, manifest["leaves"], _kinds(like))
-            try:
-                state = self._state(step, like)
-            except (OSError, ValueError, KeyError) as error:
-                if not self._read_only:
-                    raise  # its files are whole, and a trainer sets aside what is damaged
-                reason = one_line(error)
-            if not processes.largest(int(bool(reason))):
-                return state, ""
-        return None, reason or "another process of this run cannot read it"
-
-    def _check_same(self, step: int, saved: dict[str, str], wanted: dict[str, str]) -> None:
-        """Raises ValueError if leaves are missing or of other shapes or dtypes."""
+        if processes.largest(int(bool(reason))):
+            return None, reason or "another process of this run cannot read it"
+        saved, wanted = manifest["leaves"], _kinds(like)
         different = [
             f"{name} was {saved.get(name, 'nothing')}, now {wanted.get(name, 'nothing')}"
             for name in sorted(saved.keys() | wanted.keys())
@@ -284,6 +235,7 @@ class Checkpoints:
                 f"checkpoint {self._folder / str(step)} is of another configuration:"
                 f" {'; '.join(different[:5])}. Use the configuration that it was saved with"
             )
+        return self._state(step, like), ""
 
     def _state(self, step: int, like: State) -> State:
         # By default Orbax needs the devices that saved; a run may be read on another machine.
@@ -298,8 +250,15 @@ class Checkpoints:
 
         wanted = jax.tree.map(placed, like)
         args = ocp.args.StandardRestore(_without_empty(wanted))
-        found = self._orbax.restore(self._folder / str(step) / "state", args=args)
+        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax:
+            found = orbax.restore(self._folder / str(step) / "state", args=args)
         return jax.tree.map(filled, wanted, found)
+
+
+def saved_steps(folder: Path) -> list[int]:
+    """The steps in a folder of checkpoints, damaged ones included; the newest last."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
 @functools.cache

@@ -1,79 +1,60 @@
-"""Metrics by step: one JSON object per line, and TensorBoard events if wanted."""
+"""Files of one JSON object per line, such as metrics.jsonl: what a run measures, by step."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
 from attention_jax.runs.run_folder import JSON, write_text, writing
 
 
-class MetricsFile:
-    """A file of metrics such as metrics.jsonl, and TensorBoard events if wanted.
+def add_line(path: Path, line: JSON) -> None:
+    """Adds a line, with null for each number that is not finite.
 
-    Args:
-        path: the file.
-        after_step: lines of later steps are dropped: training resumes from this step.
-        tensorboard: folder for TensorBoard events, or None; see `require_tensorboard`.
+    Raises:
+        ValueError: the file cannot be written.
     """
+    with writing("file", path), path.open("a") as file:
+        file.write(_text(line))
 
-    def __init__(self, path: Path, *, after_step: int, tensorboard: Path | None = None):
-        self._path = path
-        lines = _lines(path)
-        if not all(isinstance(content.get("step"), int) for _, content in lines):
-            raise ValueError(f"{path} cannot be read: each line must have a step")
-        kept = [line for line, content in lines if content["step"] <= after_step]
-        self.last_step = max((content["step"] for _, content in lines), default=0)
+
+def drop_lines_after(path: Path, step: int) -> None:
+    """Drops the lines of later steps, which a resumed run writes again.
+
+    Raises:
+        ValueError: a line is damaged or has no step, or the file cannot be written.
+    """
+    lines = read_lines(path)
+    if not all(isinstance(line.get("step"), int) for line in lines):
+        raise ValueError(f"{path} cannot be read: each line must have a step")
+    if path.exists():
         with writing("file", path):
-            write_text(path, "".join(kept))
-            self._file = path.open("a")
-        self._events = None
-        if tensorboard is not None:
-            import tensorboardX
-
-            self._events = tensorboardX.SummaryWriter(str(tensorboard), purge_step=after_step + 1)
-
-    def write(self, step: int, metrics: dict[str, list[float]]) -> None:
-        """Adds one line: the step, and for each metric one number per seed, null if not finite.
-
-        Raises:
-            ValueError: the file cannot be written.
-        """
-        numbers = {name: [*map(finite_or_null, values)] for name, values in metrics.items()}
-        with writing("file", self._path):
-            self._file.write(json.dumps({"step": step, **numbers}) + "\n")
-            self._file.flush()
-        if self._events is not None:
-            for name, values in metrics.items():
-                for index, value in enumerate(values):
-                    self._events.add_scalar(f"{name}/seed_{index}", value, step)
-
-    def sync(self) -> None:
-        """Returns once all lines are on disk, safe from a power cut."""
-        with writing("file", self._path):
-            os.fsync(self._file.fileno())
-
-    def __enter__(self) -> MetricsFile:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):  # `write` has already raised an error
-            self._file.close()
-        if self._events is not None:
-            self._events.close()
+            write_text(path, "".join(_text(line) for line in lines if line["step"] <= step))
 
 
-def require_tensorboard() -> None:
-    """Raises ValueError unless TensorBoard events can be written."""
-    if importlib.util.find_spec("tensorboardX") is None:
-        raise ValueError(
-            "tensorboard needs the package tensorboardX: .venv/bin/pip install -e '.[tensorboard]'"
-        )
+def read_lines(path: Path) -> list[JSON]:
+    """The complete lines of a file; in lists, NaN stands for null. None without a file.
+
+    Raises:
+        ValueError: the file or one of its lines cannot be read.
+    """
+    if not path.exists():
+        return []
+    try:
+        lines = path.read_text().splitlines(keepends=True)
+        # A crash may have cut off the last line.
+        parsed = [json.loads(line) for line in lines if line.endswith("\n")]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    for line in parsed:
+        if not isinstance(line, dict):
+            raise ValueError(f"{path} cannot be read: each line must be an object; got {line!r}")
+        for name, value in line.items():
+            if isinstance(value, list):
+                line[name] = [math.nan if number is None else number for number in value]
+    return parsed
 
 
 def finite_or_null(value: Any) -> Any:
@@ -85,28 +66,9 @@ def finite_or_null(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def read_lines(path: Path) -> list[JSON]:
-    """The lines of a file such as metrics.jsonl or timing.jsonl; in lists, NaN stands for null."""
-
-    def numbers(value: Any) -> Any:
-        return [math.nan if x is None else x for x in value] if isinstance(value, list) else value
-
-    return [
-        {name: numbers(value) for name, value in content.items()} for _, content in _lines(path)
-    ]
-
-
-def _lines(path: Path) -> list[tuple[str, JSON]]:
-    """The complete lines of a file, as text and parsed."""
-    if not path.exists():
-        return []
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-        # A crash may have cut off the last line.
-        parsed = [(line, json.loads(line)) for line in lines if line.endswith("\n")]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    for line, content in parsed:
-        if not isinstance(content, dict):
-            raise ValueError(f"{path} cannot be read: each line must be an object; got {line!r}")
-    return parsed
+def _text(line: JSON) -> str:
+    numbers = {
+        name: [*map(finite_or_null, value)] if isinstance(value, list) else value
+        for name, value in line.items()
+    }
+    return json.dumps(numbers) + "\n"

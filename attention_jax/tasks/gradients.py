@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from attention_jax.analysis.curvature import edges_and_trace
 from attention_jax.analysis.gradients import scale_sweep
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.pages import first_row, last_attention, mean_over_heads
 from attention_jax.training.loop import TrainState, batches_of_step, gradient_statistics
 from attention_jax.training.run import load_states
@@ -65,14 +63,14 @@ class Run(NamedTuple):
     """A run to analyse."""
 
     task: Task
-    states: Mapping[int, Callable[[], TrainState]]  # by step
+    states: dict[int, TrainState]  # by step
     batch: Any  # of the task's examples
     labels: Labels  # of its first rows, which are drawn
     loss: Callable[..., Any]  # (params, batch), without dropout
 
 
 def load_analyzed_run(workdir: Path) -> Run:
-    """Loads what the analysis of a run needs, except its states.
+    """Loads what the analysis of a run needs.
 
     Raises:
         ValueError: the folder holds no run, or none that can be read; or the data that the run
@@ -83,6 +81,8 @@ def load_analyzed_run(workdir: Path) -> Run:
     model = dataclasses.replace(task.model, dropout_rate=0.0, attention_dropout_rate=None)
     still: Task = dataclasses.replace(task, model=model)  # type: ignore[type-var]
     rng = jax.random.key(0)  # draws position ids, where the model does
+    # In NumPy, so that JAX compiles each program once for initial and for restored states.
+    states = jax.device_get(states)
     return Run(task, states, batch, labels, lambda params, batch: still.loss(params, batch, rng))
 
 
@@ -108,63 +108,49 @@ def analyze_run(
         ValueError: as `load_analyzed_run`.
     """
     run = load_analyzed_run(workdir)
-    task = run.task
-    # In NumPy, so that JAX compiles each program once for initial and for restored states.
-    loaded = {step: jax.device_get(load()) for step, load in run.states.items()}
-    newest, label = max(loaded), task.label
-    looks = {str(step): loaded[step] for step in (0, newest)}
+    newest, label = max(run.states), run.task.label
 
-    def look(numbers_of: Callable[[Params], Any], finish: Callable[[Any], JSON]) -> JSON:
+    def look(what: str, numbers_of: Callable[[Params], Any]) -> JSON:
+        progress(f"{label}: {what}")
         compiled = jax.jit(numbers_of)
-        return {step: finish(compiled(state.params)) for step, state in looks.items()}
+        return {str(step): compiled(run.states[step].params) for step in (0, newest)}
 
-    examples = (functools.partial(_of_examples, run), functools.partial(_example_tables, run))
-    sweep = (jax.vmap(functools.partial(_scale_sweep, run)), _rounded)
-    curvature = (jax.vmap(functools.partial(_curvature, run, analysis)), _rounded)
-    parts: dict[str, Callable[[], JSON]] = {
-        "gradients by step": functools.partial(_by_step, workdir, task, loaded),
-        f"weights and gradients of {', '.join(run.labels)}": functools.partial(look, *examples),
-        "scales of the logits": functools.partial(look, *sweep),
-    }
-    if analysis.iterations:
-        parts["curvature of the loss"] = functools.partial(look, *curvature)
-    for part in parts:
-        progress(f"{label}: {part}")
-    # Nearly all the time is compiling, which XLA does beside Python.
-    with concurrent.futures.ThreadPoolExecutor(len(parts)) as threads:
-        futures = [threads.submit(compute) for compute in parts.values()]
-        by_step, example_tables, sweeps, *curvatures = (future.result() for future in futures)
+    progress(f"{label}: gradients by step")
+    by_step = _by_step(workdir, run)
+    drawn = f"weights and gradients of {', '.join(run.labels)}"
+    tables = look(drawn, functools.partial(_of_examples, run))
+    sweeps = look("scales of the logits", jax.vmap(functools.partial(_scale_sweep, run)))
     attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
         "workdir": str(workdir),
         "step": newest,
-        "seeds": task.train.seeds,
+        "seeds": run.task.train.seeds,
         "by_step": by_step,
         "gradient_norms": _norms_by_group(by_step),
         "attentions": sorted(attentions, key=computation_order),
-        "examples": example_tables,
-        "scale_sweep": {"scales": _rounded(_SCALES), **sweeps},
+        "examples": {step: _example_tables(run, table) for step, table in tables.items()},
+        "scale_sweep": _rounded({"scales": _SCALES, **sweeps}),
     }
-    if curvatures:
-        (numbers["curvature"],) = curvatures
+    if analysis.iterations:
+        curvature = functools.partial(_curvature, run, analysis)
+        numbers["curvature"] = _rounded(look("curvature of the loss", jax.vmap(curvature)))
     return numbers
 
 
-def _by_step(workdir: Path, task: Task, states: dict[int, TrainState]) -> JSON:
+def _by_step(workdir: Path, run: Run) -> JSON:
     """{"steps", statistic: [steps][seeds]}, logged while training or computed at checkpoints."""
-    look = jax.jit(functools.partial(gradient_statistics, task))
-    lines = {line.pop("step"): line for line in read_lines(RunFolder(workdir).gradients)}
-    missing_steps = [step for step in states if step not in lines]
-    feed = task.feed(workdir) if missing_steps else None
+    look = jax.jit(functools.partial(gradient_statistics, run.task))
+    lines = {line.pop("step"): line for line in read_lines(workdir / "gradients.jsonl")}
+    missing_steps = [step for step in run.states if step not in lines]
+    feed = run.task.feed(workdir) if missing_steps else None
     for step in missing_steps:
-        found = look(states[step], batches_of_step(task, feed, step))
-        lines[step] = {name: np.asarray(numbers).tolist() for name, numbers in found.items()}
+        lines[step] = look(run.states[step], batches_of_step(run.task, feed, step))
     steps = sorted(lines)
-    missing = [None] * task.train.seeds
+    missing = [None] * run.task.train.seeds
     names = sorted({name for line in lines.values() for name in line})
-    table = {name: [_rounded(lines[step].get(name, missing)) for step in steps] for name in names}
-    return {"steps": steps, **table}
+    table = {name: [lines[step].get(name, missing) for step in steps] for name in names}
+    return {"steps": steps, **_rounded(table)}
 
 
 def _norms_by_group(by_step: JSON) -> JSON:

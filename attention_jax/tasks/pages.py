@@ -90,8 +90,8 @@ def answers_view(
         if all_steps and each.workdir is not None:
             _, states = load_states(each.workdir)
             by_step = {}
-            for step in sorted(states):
-                params = jax.tree.map(lambda leaf: leaf[seed_index], states[step]().params)
+            for step, state in states.items():
+                params = jax.tree.map(lambda leaf: leaf[seed_index], state.params)
                 by_step[str(step)] = view_of(params)
             views[label] = AttentionView.step_by_step(by_step)
     return AttentionView.side_by_side(views)

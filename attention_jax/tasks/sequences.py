@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,8 +37,10 @@ from attention_jax.tasks.vocabulary import (
     SOS,
     Batch,
     Vocabulary,
+    labels_of,
     padded_batch,
     padded_rows,
+    up_to_eos,
 )
 from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
 from attention_jax.training.metrics import token_accuracy
@@ -126,9 +127,7 @@ class SequenceTask(Task):
             ids of letters, int32 [S] and int32 [T], and how many of them count, int32 [] each. Ids
             of letters start with `FIRST`; the rest of each array is ignored.
         """
-        raise ValueError(
-            f"task {name_of(type(self))} must define pair(self, rng, length, *, longest)"
-        )
+        raise NotImplementedError
 
     def solution(self, text: str) -> str | None:
         """The right answer to a source, both as letters; None if the task does not tell it."""
@@ -146,25 +145,21 @@ class SequenceTask(Task):
         ends = (self.min_length, self.max_length) if length is None else (length, length)
         lengths = jax.random.randint(lengths_rng, (size,), ends[0], ends[1] + 1)
         batch = self.padded(*self.pairs(rng, lengths, ends[1]))
-        if ends[1] >= self.max_length:
-            return batch
-        source_width, target_width = self._widths(self.max_length)
-        more_source = ((0, 0), (0, source_width - batch.source.shape[1]))
-        more_target = ((0, 0), (0, target_width - batch.targets.shape[1]))
+        widths = self._widths(self.max_length)
+
+        def filled(ids: Array, width: int) -> Array:
+            return jnp.pad(ids, ((0, 0), (0, max(0, width - ids.shape[1]))))
+
         return batch._replace(
-            source=jnp.pad(batch.source, more_source),
-            target_inputs=jnp.pad(batch.target_inputs, more_target),
-            targets=jnp.pad(batch.targets, more_target),
+            source=filled(batch.source, widths[0]),
+            target_inputs=filled(batch.target_inputs, widths[1]),
+            targets=filled(batch.targets, widths[1]),
         )
 
     def pairs(self, rng: Array, lengths: Array, longest: int) -> Sequences:
         """`pair` for each of the lengths [B], with a leading axis B on every array."""
         part = Part("task", name_of(type(self)), "make it a field of the task")
         method = f"pair(rng, length, longest={longest})"
-        try:
-            inspect.signature(self.pair).bind(rng, lengths, longest=longest)
-        except TypeError as error:
-            part.require(False, f"pair must take (rng, length, *, longest): {error}")
 
         def one(rng: Array, length: Array) -> Any:
             draw = functools.partial(self.pair, longest=longest)
@@ -182,17 +177,14 @@ class SequenceTask(Task):
         drawn = on_numbers(lambda: self.pairs(rng, lengths, self.max_length))
         part = Part("task", name_of(type(self)), "make it a field of the task")
         for name, (ids, counts) in zip(("source", "target"), drawn, strict=True):
+            size, end = ids.shape[1], self.vocabulary.size
+            counted = ids[np.arange(size) < counts[:, None]]
             part.require(
-                bool(np.all((counts >= 0) & (counts <= ids.shape[1]))),
-                f"pair must return a {name}_length from 0 to {ids.shape[1]}, the size of its"
-                f" {name}; got {counts.tolist()} of lengths {lengths.tolist()}",
-            )
-            counted = ids[np.arange(ids.shape[1]) < counts[:, None]]
-            wrong = counted[(counted < FIRST) | (counted >= self.vocabulary.size)]
-            part.require(
-                not wrong.size,
-                f"pair must return ids from FIRST = {FIRST} to {self.vocabulary.size - 1}, the"
-                f" letters of its vocabulary; its {name} has {sorted({*wrong.tolist()})[:5]}",
+                bool(np.all((counts >= 0) & (counts <= size)))
+                and bool(np.all((counted >= FIRST) & (counted < end))),
+                f"pair must return a {name}_length from 0 to {size}, the size of its {name}, and so"
+                f" many ids of letters, from FIRST = {FIRST} to {end - 1}; got the lengths"
+                f" {sorted({*counts.tolist()})} and the ids {sorted({*counted.tolist()})[:5]}",
             )
 
     def padded(self, source: tuple[Array, Array], target: tuple[Array, Array]) -> Batch:
@@ -326,7 +318,7 @@ class SequenceTask(Task):
         blank: Any = np.zeros((len(rows), widths[1]), np.int32)
         room = Batch(source, lengths, blank, blank, lengths)  # type: ignore[arg-type]
         tokens = jax.jit(lambda params: decoded(self.bind(params), room, beams=beams))(params)
-        targets = [row[: row.index(EOS) + 1] if EOS in row else row for row in tokens.tolist()]
+        targets = [up_to_eos(row) for row in tokens.tolist()]
         texts = [
             (text, self.vocabulary.decode(row), self.solution(text))
             for text, row in zip(inputs, targets, strict=True)
@@ -336,19 +328,9 @@ class SequenceTask(Task):
 
     def labels(self, batch: Batch, count: int) -> Labels:
         """The labels of the first rows of a batch."""
-        labels: Labels = {}
-        for row in range(count):
-            source, targets = np.asarray(batch.source[row]), np.asarray(batch.targets[row])
-            # Padding has columns where the model sees it.
-            seen = int(batch.source_lengths[row]) if self.model.mask_padding else len(source)
-            columns = [self.vocabulary.label(token) for token in source[:seen].tolist()]
-            ends = targets[: int(batch.target_lengths[row])].tolist()
-            name = self.vocabulary.decode(source.tolist())
-            labels[name if name not in labels else f"{name} ({row})"] = (
-                [self.vocabulary.label(token) for token in ends],
-                columns,
-            )
-        return labels
+        letters = self.vocabulary
+        options: Any = {"text": letters.decode, "label": letters.label}
+        return labels_of(batch, count, mask_padding=self.model.mask_padding, **options)
 
 
 def _is_pair(drawn: Any) -> bool:

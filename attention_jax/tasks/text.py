@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,9 +21,9 @@ from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
-from attention_jax.runs.run_folder import RunFolder
 from attention_jax.tasks.evaluation import best_answers
-from attention_jax.tasks.vocabulary import FIRST, Batch
+from attention_jax.tasks.files import check_data, read_text
+from attention_jax.tasks.vocabulary import FIRST, Batch, labels_of
 from attention_jax.training.losses import cross_entropy
 from attention_jax.training.metrics import token_accuracy
 from attention_jax.training.task import (
@@ -100,19 +100,9 @@ class Text(Task):
             ValueError: the file cannot be read, is not UTF-8, or has changed since the run began;
                 or a part is too short.
         """
-        try:
-            content = self.text.read_bytes()
-            characters = content.decode()
-        except OSError as error:
-            raise ValueError(f"text {self.text} cannot be read: {error.strerror}") from error
-        except UnicodeDecodeError as error:
-            raise ValueError(f"text {self.text} must be UTF-8; {error.reason}") from error
-        digest = None if folder is None else RunFolder(folder).read_config().get("text_sha256")
-        if digest not in (None, _digest(content)):
-            raise ValueError(
-                f"workdir {folder} must be a run on the text {self.text} as it is now; the file has"
-                " changed since"
-            )
+        characters = read_text(self.text)
+        if folder is not None:
+            check_data(folder, "text_sha256", _digest(characters.encode()))
         end = len(characters) - int(self.held_out * len(characters))
         parts = characters[:end].encode(), characters[end:].encode()
         if min(map(len, parts)) <= self.length:
@@ -239,16 +229,13 @@ def _pairs(ids: np.ndarray) -> Batch:
     return Batch(none[:, None][:, :0], none, ids[:, :-1], ids[:, 1:], lengths)  # type: ignore[arg-type]
 
 
-def _decoded(ids: np.ndarray) -> str:
+def _decoded(ids: Iterable[int]) -> str:
     return bytes(int(token) - FIRST for token in ids if token >= FIRST).decode(errors="replace")
 
 
 def _labels(batch: Batch, count: int) -> Labels:
-    labels: Labels = {}
-    for row in range(count):
-        rows, columns = ([_label(token) for token in side[row]] for side in batch[3:1:-1])
-        labels[f"{row + 1}: {_decoded(np.asarray(batch.target_inputs[row]))[:40]}"] = rows, columns
-    return labels
+    options: Any = {"text": lambda ids: _decoded(ids)[:40], "label": _label}
+    return labels_of(batch, count, mask_padding=True, **options)
 
 
 def _label(token: int) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+
+from attention_jax.training.task import Labels
 
 Array = jax.Array
 
@@ -66,6 +68,42 @@ def padded_rows(
     return padded, lengths
 
 
+def labels_of(
+    batch: Batch,
+    count: int,
+    *,
+    text: Callable[[list[int]], str],
+    label: Callable[[int], str],
+    mask_padding: bool,
+) -> Labels:
+    """The labels of the first rows of a batch, named after the text that each row reads.
+
+    Args:
+        batch: the batch; where it has no source, the target's inputs are read.
+        count: of rows.
+        text: the text of ids.
+        label: the label of an id.
+        mask_padding: whether the model does not see padding, which has columns if it does.
+    """
+    labels: Labels = {}
+    read, lengths = batch.source, batch.source_lengths
+    if not read.shape[1]:
+        read, lengths = batch.target_inputs, batch.target_lengths
+    for row in range(count):
+        columns = np.asarray(read[row]).tolist()[: int(lengths[row]) if mask_padding else None]
+        rows = np.asarray(batch.targets[row]).tolist()[: int(batch.target_lengths[row])]
+        name = text(columns)
+        name = name if name not in labels else f"{name} ({row})"
+        labels[name] = [*map(label, rows)], [*map(label, columns)]
+    return labels
+
+
+def up_to_eos(ids: Sequence[int]) -> list[int]:
+    """The ids up to the first EOS, with it; all ids if there is none."""
+    tokens = [int(token) for token in ids]
+    return tokens[: tokens.index(EOS) + 1] if EOS in tokens else tokens
+
+
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
     """The ids 0, 1, 2 are PAD, SOS, EOS; the letters of `alphabet` follow in order from `FIRST`.
@@ -101,13 +139,7 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The letters up to the first EOS; PAD and SOS are left out."""
-        letters = []
-        for token in map(int, ids):
-            if token == EOS:
-                break
-            if token >= FIRST:
-                letters.append(self.alphabet[token - FIRST])
-        return "".join(letters)
+        return "".join(self.alphabet[token - FIRST] for token in up_to_eos(ids) if token >= FIRST)
 
     def label(self, token: int) -> str:
         """The label of a token in figures: the letter itself, or PAD, SOS, EOS."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -15,11 +16,12 @@ import optax
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.metrics_file import MetricsFile
+from attention_jax.runs.metrics_file import add_line
 from attention_jax.runs.progress import Progress
+from attention_jax.runs.run_folder import sync, writing
 from attention_jax.training.sharding import Layout
-from attention_jax.training.task import Feed, Metrics, Params, Task
-from attention_jax.training.validation import ValidationLog, write_line
+from attention_jax.training.task import JSON, Feed, Metrics, Params, Task
+from attention_jax.training.validation import exhausted, validation_loss
 
 Array = jax.Array
 
@@ -34,14 +36,19 @@ class TrainState(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Where training reports to; files are None on processes that write nothing."""
+    """Where training reports to."""
 
+    folder: Path
     checkpoints: Checkpoints
     progress: Progress
-    metrics_file: MetricsFile | None
-    gradients_file: MetricsFile | None = None
+    validations: list[JSON]  # lines of validation.jsonl, to which training adds
     log_gradients: int | None = None  # steps between two lines of `Task.statistics`
-    validation: ValidationLog | None = None
+
+    def write(self, name: str, step: int, metrics: dict[str, list[float]]) -> None:
+        """Adds a line to a file, from the first process; all processes raise its error."""
+        with processes.together():
+            if processes.is_first():
+                add_line(self.folder / f"{name}.jsonl", {"step": step, **metrics})
 
 
 # --- one seed: pure functions ---
@@ -222,30 +229,31 @@ def train(
     Raises:
         ValueError: a line or a checkpoint cannot be written.
     """
-    config = task.train
-    checkpoints, progress, metrics_file, gradients_file, every, validation = records
+    config, every, rule = task.train, records.log_gradients, task.validation
     advance = _advance(task, feed, layout)
-    compute_statistics = jax.jit(
-        functools.partial(gradient_statistics, task), out_shardings=layout.replicated
-    )
+    look = jax.jit(functools.partial(gradient_statistics, task), out_shardings=layout.replicated)
 
     def log_gradients(step: int, state: TrainState) -> None:
         if every is not None and (step % every == 0 or step == config.steps):
-            metrics = compute_statistics(state, batches_of_step(task, feed, step))
-            write_line(gradients_file, step, _by_seed(metrics))
+            metrics = look(state, batches_of_step(task, feed, step))
+            records.write("gradients", step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
         # Where a signal stops a run, an undisturbed run neither validates nor keeps a checkpoint.
         planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
         metric = loss if planned else None
-        if validation is not None and planned:
-            params = jax.tree.map(layout.to_host, state.params)
-            metric = validation.validate(step, params, progress.note)
+        if rule is not None and planned:
+            line = task.validate(jax.tree.map(layout.to_host, state.params), records.folder)
+            records.write("validation", step, line)
+            records.validations.append(line)
+            means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
+            records.progress.note(f"step {step}, validation: {means}")
+            metric = validation_loss(rule, line)
         with processes.together():
-            for file in (metrics_file, None if validation is None else validation.file):
-                if file is not None:
-                    file.sync()  # the lines up to a checkpoint are on disk before it is
-        checkpoints.save(step, state, metric=metric, temporary=not planned)
+            for path in records.folder.glob("*.jsonl") if processes.is_first() else ():
+                with writing("file", path):
+                    sync(path)  # the lines up to a checkpoint are on disk before it is
+        records.checkpoints.save(step, state, metric=metric, temporary=not planned)
 
     state = jax.device_put(state, layout.by_seed)
     step = int(layout.to_host(state.step)[0])
@@ -254,7 +262,7 @@ def train(
         log_gradients(step, state)
     while (
         step < config.steps
-        and not (validation is not None and validation.exhausted)
+        and not exhausted(rule, records.validations)
         and not interruption.agreed()
     ):
         # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same
@@ -264,12 +272,12 @@ def train(
         step += count
         line = _by_seed(metrics)
         loss = statistics.fmean(line["loss"])
-        write_line(metrics_file, step, line)
+        records.write("metrics", step, line)
         log_gradients(step, state)
-        progress.update(step, line)
+        records.progress.update(step, line["loss"])
         if step % config.checkpoint_every == 0:
             save(step, state, loss)
-    if checkpoints.latest_step() != step:
+    if step not in records.checkpoints.steps():
         save(step, state, loss)
     return state
 

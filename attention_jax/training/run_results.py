@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from attention_jax.runs.checkpoints import saved_steps
 from attention_jax.runs.metrics_file import finite_or_null, read_lines
 from attention_jax.runs.progress import warn
-from attention_jax.runs.run_folder import JSON, RunFolder, write_json
+from attention_jax.runs.run_folder import JSON, read_config, write_json
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run import load_run
+from attention_jax.training.run import TrainedRun, load_run
 from attention_jax.training.settings import task_in
 from attention_jax.training.task import Result, Task
-from attention_jax.training.validation import stopped_early
+from attention_jax.training.validation import exhausted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,45 +56,59 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
     """
     task = task_in(workdir)
     check_lengths(task, lengths)
-    folder, path = RunFolder(workdir), Path(workdir) / "results.json"
+    path = workdir / "results.json"
+    step = max(saved_steps(workdir / "checkpoints"), default=0)
+    program = read_config(workdir).get("program")
+    kept_for = {"program": program, "step": step, "steps": task.train.steps}
     content = _read(path)
-    kept_for = {
-        "program": folder.read_config().get("program"),
-        "step": folder.newest_step,
-        "steps": task.train.steps,
-    }
     if kept_for != {name: content.get(name) for name in kept_for}:
-        run = load_run(workdir)
-        lines = [line for line in read_lines(folder.validation) if line["step"] <= run.step]
-        if run.step < task.train.steps and not stopped_early(task, lines):
-            raise ValueError(
-                f"workdir {workdir} is not finished: step {run.step} of {task.train.steps}"
-            )
-        results = {
-            **task.evaluate(run.params, folder=folder.path),
-            "training loss": training_loss(folder, run.step),
-        }
-        content = {**kept_for, "step": run.step, "results": _to_json(results), "by_length": {}}
-        _write(path, content)
-    missing = [length for length in lengths if str(length) not in content["by_length"]]
+        content = {}
+    # By length; "" stands for the results of the task without a length.
+    results = content.get("results", {})
+    missing = [length for length in ("", *map(str, lengths)) if length not in results]
     if missing:
-        params = load_run(workdir).params
+        run = load_run(workdir)
+        step = run.step  # an earlier one, if the newest is damaged
+        if "" in missing and not _is_finished(run):
+            raise ValueError(
+                f"workdir {workdir} is not finished: step {step} of {task.train.steps}"
+            )
         for length in missing:
-            at_length = task.evaluate(params, [length], folder=folder.path)
-            content["by_length"][str(length)] = _to_json(at_length)
-        _write(path, content)
-    stored = {**content["results"]}
-    for length in lengths:
-        stored |= content["by_length"][str(length)]
-    seconds = [line["seconds"] for line in read_lines(folder.path / "timing.jsonl")]
+            found = task.evaluate(run.params, [int(length)] if length else (), folder=workdir)
+            if not length:
+                found = {**found, "training loss": _training_loss(workdir, step)}
+            results[length] = {name: _to_json(result) for name, result in found.items()}
+        try:
+            write_json(path, {**kept_for, "step": step, "results": results})
+        except OSError as error:
+            warn(f"{path} cannot be written: {error.strerror or error}")
+    by_name = {k: v for length in ("", *map(str, lengths)) for k, v in results[length].items()}
+    seconds = [line["seconds"] for line in read_lines(workdir / "timing.jsonl")]
     return FinishedRun(
-        workdir=folder.path,
+        workdir=workdir,
         task=task,
-        step=content["step"],
-        results={name: _from_json(result) for name, result in stored.items()},
+        step=step,
+        results={name: _from_json(result) for name, result in by_name.items()},
         seconds=sum(seconds) if seconds else math.nan,
-        environment=_read(folder.path / "env.json"),
+        environment=_read(workdir / "env.json"),
     )
+
+
+def _is_finished(run: TrainedRun) -> bool:
+    """Whether a loaded run was trained to its last step, or to the end of its patience."""
+    assert run.workdir is not None
+    lines = read_lines(run.workdir / "validation.jsonl")
+    reached = [line for line in lines if line["step"] <= run.step]
+    return run.step >= run.task.train.steps or exhausted(run.task.validation, reached)
+
+
+def _training_loss(workdir: Path, step: int) -> Result:
+    """Each seed's mean loss over the last `log_every` steps before a step, from metrics.jsonl."""
+    path = workdir / "metrics.jsonl"
+    losses = [line["loss"] for line in read_lines(path) if line["step"] == step]
+    if not losses:
+        raise ValueError(f"{path} has no line of step {step}")
+    return Result(losses[-1], larger_is_better=False)
 
 
 class Summary(NamedTuple):
@@ -123,19 +138,8 @@ def check_lengths(task: Task | type[Task], lengths: Sequence[int]) -> None:
         raise ValueError(f"lengths must be at least 1; got {given}")
 
 
-def training_loss(folder: RunFolder, step: int) -> Result:
-    """Each seed's mean loss over the last `log_every` steps before a step, from metrics.jsonl."""
-    losses = [line["loss"] for line in read_lines(folder.metrics) if line["step"] == step]
-    if not losses:
-        raise ValueError(f"{folder.metrics} has no line of step {step}")
-    return Result(losses[-1], larger_is_better=False)
-
-
-def _to_json(results: dict[str, Result]) -> JSON:
-    return {
-        name: {**result._asdict(), "by_seed": [*map(finite_or_null, result.by_seed)]}
-        for name, result in results.items()
-    }
+def _to_json(result: Result) -> JSON:
+    return {**result._asdict(), "by_seed": [*map(finite_or_null, result.by_seed)]}
 
 
 def _from_json(stored: JSON) -> Result:
@@ -150,10 +154,3 @@ def _read(path: Path) -> JSON:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _write(path: Path, content: JSON) -> None:
-    try:
-        write_json(path, content)
-    except OSError as error:
-        warn(f"{path} cannot be written: {error.strerror or error}")

@@ -22,12 +22,9 @@ import jax.numpy as jnp
 
 from attention_jax.core.names import did_you_mean, imported
 from attention_jax.core.programs import Part, is_of_this_package, one_line
-from attention_jax.runs.run_folder import JSON, RunFolder
+from attention_jax.runs.checkpoints import saved_steps
+from attention_jax.runs.run_folder import JSON, read_config
 from attention_jax.training.task import Feed, Task
-
-# The settings that may change when a run is resumed, if the training does not depend on them.
-MAY_CHANGE = ("steps",)
-
 
 # --- a task as text and as JSON ---
 
@@ -84,11 +81,10 @@ def task_in(workdir: Path | str) -> Task:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
             changed since, or settings of another version.
     """
-    content = RunFolder(workdir).read_config()
+    content = read_config(Path(workdir))
     try:
         task = _task_of(content)
-        now = _program(task, functools.partial(task.feed, Path(workdir)))
-        _check_program(task, content, now)
+        _check_program(task, content, _program(task, lambda: task.feed(Path(workdir))))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -213,67 +209,68 @@ def _check_program(task: Task, stored: JSON, now: JSON) -> None:
 # --- resuming ---
 
 
-def resumable_settings(task: Task, settings: JSON, stored: JSON, folder: RunFolder) -> JSON:
-    """The stored settings of a run, which equal `settings` if the run may be resumed with them.
+def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> None:
+    """Raises ValueError unless a run may be resumed with these settings.
 
-    Settings that are newer than the run get their defaults, and `steps` is that of now if the
-    program does not depend on it.
+    They must be those of the run, where settings that are newer than the run have their defaults.
+    Only `steps` may change, to no less than the run has reached, if training does not depend on it.
 
     Args:
         task: the task with the settings of now.
-        settings: of now, as config.json will hold them.
-        stored: the content of config.json.
+        settings: of now, from `settings_of`.
         folder: of the run.
-
-    Raises:
-        ValueError: the stored settings are not those of this task; the task, a score or a
-            normaliser has changed; or `steps` is all that differs, and it cannot.
+        stored: the content of its config.json.
     """
     if stored.get("task") != settings["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
-
-    def program(of: Task) -> JSON:
-        if of == task:  # traced for `settings`
-            return {name: settings[name] for name in ("program", "jax") if name in settings}
-        return _program(of, functools.partial(of.feed, folder.path))
-
-    earlier: Any = _task_of(stored)
-    _check_program(earlier, stored, program(earlier))
-    complete = {**stored, **_fields(earlier)}
-    # The parts and the program are unchanged. With other settings they differ, which needs no
+    earlier = _task_of(stored)
+    program = settings if earlier == task else _program(earlier, lambda: earlier.feed(folder))
+    _check_program(earlier, stored, program)
+    # The parts and the program have not changed. With other settings they differ, which needs no
     # second message.
-    for name in ("scores", "normalizers", "program", "jax"):
-        if name in settings:
-            complete[name] = settings[name]
-    old, new = complete["train"], settings["train"]
-    changed = {name: new[name] for name in MAY_CHANGE if old[name] != new[name]}
-    with_changes = {**complete, "train": {**old, **changed}}
-    if not changed:
-        return complete
-    reached, steps = folder.newest_step, new["steps"]
-    extended = dataclasses.replace(earlier, train=dataclasses.replace(earlier.train, **changed))
-    # An optimiser of a user's task may depend on steps too.
-    depends = earlier.train.rate_depends_on_steps or program(earlier) != program(extended)
-    if not depends and task.train.steps >= reached:
-        return with_changes
-    if json.dumps(with_changes, sort_keys=True) == json.dumps(settings, sort_keys=True):
-        if not depends:
-            raise ValueError(
-                f"steps must be at least {reached}, which the run has reached; got {steps}"
-            )
-        reason = f"the program of task {settings['task']} depends on steps"
-        cure = "resume with the same steps"
+    checked = ("scores", "normalizers", "program", "jax")
+    old, new = (
+        _flat({name: value for name, value in content.items() if name not in checked})
+        for content in ({**stored, **_fields(earlier)}, settings)
+    )
+    different = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    if different == ["train.steps"]:
+        cure = "resume with the same steps, or train anew in another folder"
+        reached = max(saved_steps(folder / "checkpoints"), default=0)
         if earlier.train.rate_depends_on_steps:
-            reason = f"the learning rate falls along a cosine to 0 at step {old['steps']}"
+            reason = f"the learning rate falls along a cosine to 0 at step {earlier.train.steps}"
             cure += " (runs with schedule constant or inverse-sqrt can be extended)"
+        elif program.get("program") != settings.get("program"):  # of an optimiser of a user
+            reason = f"the program of task {settings['task']} depends on steps"
+        elif task.train.steps < reached:
+            reason = f"the run has reached step {reached}"
+        else:
+            return
         raise ValueError(
-            f"steps was {old['steps']}, now {steps}, and {reason}: {cure}, or train anew in"
-            " another folder"
+            f"steps was {earlier.train.steps}, now {task.train.steps}, and {reason}: {cure}"
         )
-    return complete
+    if different:
+        changes = "; ".join(
+            f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in different
+        )
+        raise ValueError(
+            f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
+            " name another folder"
+        )
 
 
 def _fields(task: Task) -> JSON:
     """The settings of a task and of its model and training, as JSON gives them back."""
     fields: JSON = json.loads(json.dumps(dataclasses.asdict(task), default=str))  # type: ignore[call-overload]
     return fields
+
+
+def _flat(content: JSON, prefix: str = "") -> JSON:
+    """Nested settings under dotted names."""
+    flat: JSON = {}
+    for name, value in content.items():
+        inner = (
+            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        )
+        flat.update(inner)
+    return flat

@@ -119,14 +119,12 @@ class TrainConfig:
 
             return inverse_sqrt
         if self.schedule == "cosine":
-            if not warmup:
-                return optax.cosine_decay_schedule(highest, updates)
-            return optax.warmup_cosine_decay_schedule(
-                0.0, highest, warmup, max(updates, warmup + 1)
-            )
+            rate = optax.cosine_decay_schedule(highest, max(updates - warmup, 1))
+        else:
+            rate = optax.constant_schedule(highest)
         if not warmup:
-            return optax.constant_schedule(highest)
-        return optax.warmup_constant_schedule(0.0, highest, warmup)
+            return rate
+        return optax.join_schedules([optax.linear_schedule(0.0, highest, warmup), rate], [warmup])
 
     def optimizer(self) -> optax.GradientTransformation:
         """Clipping, then Adam or AdamW, one update for every `accumulate` batches."""

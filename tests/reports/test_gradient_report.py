@@ -99,7 +99,7 @@ def test_every_parameter_is_in_one_group(run):
 
 def test_examples_show_the_models_own_weights(workdir, run):
     _, states = load_states(workdir)
-    params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], states[6]().params)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], states[6].params)
     batch, labels = TASK.examples()
     assert list(run["examples"]["6"]) == list(labels)
 
@@ -131,7 +131,7 @@ def test_the_sweep_meets_the_model_at_scale_1(run):
 
 def test_edges_enclose_the_mean_eigenvalue(run, workdir):
     _, states = load_states(workdir)
-    count = sum(leaf[0].size for leaf in jax.tree.leaves(states[6]().params))
+    count = sum(leaf[0].size for leaf in jax.tree.leaves(states[6].params))
     for step in ("0", "6"):
         curvature = run["curvature"][step]
         for seed in range(2):

@@ -17,5 +17,5 @@ def test_text_that_has_changed_is_refused(tmp_path):
     load_analyzed_run(tmp_path / "run")
     path = text / "validation.de"
     path.write_text(path.read_text().replace("e", "a", 1))
-    with pytest.raises(ValueError, match="validation text"):
+    with pytest.raises(ValueError, match=r"text_sha256\.validation has changed"):
         load_analyzed_run(tmp_path / "run")

@@ -16,17 +16,20 @@ import pytest
 from saved_files import snapshot
 
 from attention_jax.runs.environment import environment
-from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import RunFolder, write_json
+from attention_jax.runs.run_folder import begun, check_begins, read_config, write_json
 
-CONFIG = {"model": {"score": "dot", "dim": 8}, "steps": 5, "rate": 0.1, "sizes": (3, 5)}
+CONFIG = {"model": {"score": "dot", "dim": 8}, "steps": 5, "rate": 0.1, "sizes": [3, 5]}
 
 
-def begin(path, config=CONFIG, *, resume=False, **options):
+def same(stored):
+    if stored != CONFIG:
+        raise ValueError("it is another run")
+
+
+def begin(path, config=CONFIG, *, resume=False, files=()):
     """Begins or resumes a run and ends it at once."""
-    with RunFolder(path).begun(config, resume=resume, **options):
+    with begun(path, config, resume=resume, check_same=same, files=dict(files)):
         pass
-    return RunFolder(path)
 
 
 # --- beginning and resuming ---
@@ -34,16 +37,16 @@ def begin(path, config=CONFIG, *, resume=False, **options):
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_new_run(tmp_path, resume):
-    files = {"a.model": b"\x00\xff\n", "b.model": b""}
-    folder = begin(tmp_path / "a" / "b", resume=resume, files=files)
-    assert folder.read_config() == json.loads(json.dumps(CONFIG))
-    assert {path.name: path.read_bytes() for path in folder.path.glob("*.model")} == files
-    assert folder.checkpoints.is_dir()
-    assert not list(folder.path.glob("*.new"))
+    folder, files = tmp_path / "a" / "b", {"a.model": b"\x00\xff\n", "b.model": b""}
+    begin(folder, resume=resume, files=files)
+    assert read_config(folder) == CONFIG
+    assert {path.name: path.read_bytes() for path in folder.glob("*.model")} == files
+    assert not list(folder.glob("*.new"))
 
 
 def test_the_environment_is_recorded(tmp_path):
-    found, now = json.loads((begin(tmp_path).path / "env.json").read_text()), environment()
+    begin(tmp_path)
+    found, now = json.loads((tmp_path / "env.json").read_text()), environment()
     assert min(found.pop("load"), now.pop("load")) >= 0
     assert found == now
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -65,42 +68,30 @@ def test_environment_without_git(monkeypatch):
 
 
 def test_resuming_needs_the_word_and_the_same_configuration(tmp_path):
-    folder, younger = begin(tmp_path / "run"), {**CONFIG, "younger": 3}
-    other = {**CONFIG, "model": {"score": "general", "dim": 8}, "rate": 0.2}
-    before = snapshot(folder.path)
-    for config, resume, message in (
-        (CONFIG, False, "already holds a run; add resume=True"),
-        (
-            other,
-            True,
-            r"another configuration: model.score was 'dot', now 'general'; rate was 0.1, now 0.2\.",
-        ),
-        (younger, True, "another configuration: younger was None, now 3"),
-    ):
-        for start in (begin, lambda path, *given, **more: RunFolder(path).check(*given, **more)):
-            with pytest.raises(ValueError, match=message):
-                start(folder.path, config, resume=resume)
-    folder.check(CONFIG, resume=True)
-    folder.check(younger, resume=True, completed=lambda stored: {"younger": 3, **stored})
-    RunFolder(tmp_path / "new" / "run").check(CONFIG, resume=False)
-    assert snapshot(folder.path) == before
+    folder = tmp_path / "run"
+    begin(folder)
+    before = snapshot(folder)
+    with pytest.raises(ValueError, match="already holds a run; add resume=True"):
+        begin(folder)
+    with pytest.raises(ValueError, match=f"^workdir {folder}: it is another run"):
+        check_begins(folder, resume=True, check_same=lambda stored: same({}))
+    check_begins(folder, resume=True, check_same=same)
+    check_begins(tmp_path / "new" / "run", resume=False, check_same=same)
+    assert snapshot(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
-    begin(folder.path, resume=True)
+    begin(folder, resume=True)
 
 
-PARTS = ("lock", "config.json.new", "config.json", "env.json.new", "env.json", "checkpoints")
+PARTS = ("lock", "config.json.new", "config.json", "env.json.new", "env.json")
 
 
 @pytest.mark.parametrize("count", range(len(PARTS) + 1))
 def test_a_start_that_was_cut_off_begins_again(tmp_path, count):
     for name in PARTS[:count]:
-        if name == "checkpoints":
-            (tmp_path / name).mkdir()
-        else:
-            text = json.dumps(CONFIG)
-            (tmp_path / name).write_text(text[:9] if name.endswith(".new") else text)
-    assert begin(tmp_path, resume=True).read_config()["steps"] == 5
-    assert (tmp_path / "checkpoints").is_dir()
+        text = json.dumps(CONFIG)
+        (tmp_path / name).write_text(text[:9] if name.endswith(".new") else text)
+    begin(tmp_path, resume=True)
+    assert read_config(tmp_path) == CONFIG
 
 
 @pytest.mark.parametrize("left", ["checkpoints", "metrics.jsonl"])
@@ -115,19 +106,18 @@ def test_files_of_an_unknown_run_are_refused(tmp_path, left, resume):
 
 @pytest.mark.parametrize("content", [b"", b'{"model": ', b"[1, 2]", b"3", b"\xff\xfe\x00"])
 def test_a_damaged_configuration(tmp_path, content):
-    folder = begin(tmp_path)
+    begin(tmp_path)
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"config.json cannot be read"):
-        folder.read_config()
-    with pytest.raises(ValueError, match=r"config.json cannot be read"):
-        begin(tmp_path, resume=True)
+    for use in (read_config, lambda folder: begin(folder, resume=True)):
+        with pytest.raises(ValueError, match=r"config.json cannot be read"):
+            use(tmp_path)
 
 
 def test_no_configuration(tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("", "missing", "file"):
         with pytest.raises(ValueError, match=r"has no config.json"):
-            RunFolder(tmp_path / name).read_config()
+            read_config(tmp_path / name)
 
 
 # --- what cannot be written ---
@@ -175,26 +165,11 @@ def test_json_has_its_name_once_all_of_it_is_on_disk(tmp_path, monkeypatch):
     assert (tmp_path / "x.json").read_text() == '{\n  "a": [1, 2]\n}\n'
 
 
-def test_timing(tmp_path):
-    folder = begin(tmp_path)
-    lines = [{"from_step": 0, "seconds": 1.5}, {"from_step": 3, "seconds": None}]
-    for line in lines:
-        folder.add_timing(line)
-    assert read_lines(tmp_path / "timing.jsonl") == lines
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
-def test_a_timing_on_a_full_disk(tmp_path):
-    (tmp_path / "timing.jsonl").symlink_to("/dev/full")
-    with pytest.raises(ValueError, match=r"timing.jsonl cannot be written: No space left"):
-        RunFolder(tmp_path).add_timing({"seconds": 1.5})
-
-
 # --- one trainer per folder ---
 
 
 def test_two_cannot_train_in_one_folder(tmp_path):
-    with RunFolder(tmp_path / "run").begun(CONFIG, resume=False):
+    with begun(tmp_path / "run", CONFIG, resume=False, check_same=same, files={}):
         for _ in range(2):
             with pytest.raises(ValueError, match=r"is in use: process \d+ on ") as told:
                 begin(tmp_path / "run", resume=True)
@@ -207,24 +182,25 @@ def test_two_cannot_train_in_one_folder(tmp_path):
 def test_of_two_starts_at_one_instant_one_succeeds(tmp_path):
     def start(config):
         ready.wait()
-        with contextlib.suppress(ValueError), folder.begun(config, resume=False):
+        options = {"resume": False, "check_same": same, "files": {}}
+        with contextlib.suppress(ValueError), begun(folder, config, **options):
             tried.wait()
             return config
         tried.wait()
         return None
 
     for index in range(20):
-        folder = RunFolder(tmp_path / str(index))
+        folder = tmp_path / str(index)
         ready, tried = threading.Barrier(2), threading.Barrier(2)
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
             started = list(threads.map(start, [{"name": "left"}, {"name": "right"}]))
-        assert [config for config in started if config] == [folder.read_config()]
+        assert [config for config in started if config] == [read_config(folder)]
 
 
 HOLD = """
-import sys, time
-from attention_jax.runs.run_folder import RunFolder
-with RunFolder(sys.argv[1]).begun({"steps": 5}, resume=False):
+import pathlib, sys, time
+from attention_jax.runs.run_folder import begun
+with begun(pathlib.Path(sys.argv[1]), {}, resume=False, check_same=bool, files={}):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -236,12 +212,13 @@ def test_a_killed_trainer_holds_nothing(tmp_path):
     ) as holder:
         try:
             assert holder.stdout.readline() == "held\n"
+            (tmp_path / "config.json").write_text(json.dumps(CONFIG))
             with pytest.raises(ValueError, match=rf"is in use: process {holder.pid} on"):
-                begin(tmp_path, {"steps": 5}, resume=True)
+                begin(tmp_path, resume=True)
         finally:
             holder.kill()
-    with RunFolder(tmp_path).begun({"steps": 5}, resume=True):
-        assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+    begin(tmp_path, resume=True)
+    assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):

@@ -153,7 +153,7 @@ def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, monk
     def trains_at_once(task, feed, layout, state, records, _):
         """To step 8 at most; the loss is the step."""
         reached.append(step := min(8, task.train.steps))
-        records.metrics_file.write(step, {"loss": [float(step)] * task.train.seeds})
+        records.write("metrics", step, {"loss": [float(step)] * task.train.seeds})
         state = state._replace(step=jax.numpy.full_like(state.step, step))
         records.checkpoints.save(step, state)
         return state
@@ -332,7 +332,7 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     # The results are kept, and computed again for another step only.
     kept = other / "results.json"
     content = json.loads(kept.read_text())
-    content["results"]["training loss"]["by_seed"] = [7.0, None]
+    content["results"][""]["training loss"]["by_seed"] = [7.0, None]
     kept.write_text(json.dumps(content))
     assert run("--table", other)[0] == 0
     assert records(tmp_path)[1]["by_seed"] == [7.0, None]

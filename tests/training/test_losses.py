@@ -1,4 +1,4 @@
-"""Losses against float64 loops over real tokens."""
+"""Losses and accuracies against float64 loops over real tokens."""
 
 import functools
 
@@ -7,15 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.training.losses import (
-    cross_entropy,
-    masked_mean,
-    output_cross_entropy,
-    real_tokens,
-)
+from attention_jax.training.losses import cross_entropy, masked_mean, output_cross_entropy
+from attention_jax.training.metrics import exact_match, token_accuracy
 
 B, T, V = 3, 5, 7
 LENGTHS = np.array([5, 0, 2])
+PADDING = np.arange(T)[None, :] >= LENGTHS[:, None]
+NONE = np.zeros(B, int)
 
 
 def data():
@@ -24,69 +22,45 @@ def data():
     return logits, rng.integers(0, V, size=(B, T)).astype(np.int32)
 
 
-def looped(logits, targets, lengths):
-    logits, total, count = logits.astype(np.float64), 0.0, 0
-    for row in range(len(lengths)):
-        for position in range(lengths[row]):
-            at = logits[row, position]
-            total += np.log(np.sum(np.exp(at))) - at[targets[row, position]]
-            count += 1
-    return total / max(count, 1)
-
-
-def test_real_tokens():
-    found = real_tokens(jnp.array(LENGTHS), T)
-    assert found.tolist() == [[True] * 5, [False] * 5, [True, True, False, False, False]]
-
-
-def test_mean_over_real_tokens():
+def test_cross_entropy_and_its_gradient_are_the_formula_over_real_tokens():
     logits, targets = data()
-    loss = jax.jit(cross_entropy)(logits, targets, LENGTHS)
-    assert loss.shape == ()
-    assert loss.dtype == jnp.float32
-    np.testing.assert_allclose(loss, looped(logits, targets, LENGTHS), rtol=1e-6)
-
-
-def test_padding_counts_nowhere():
-    logits, targets = data()
-    padding = np.arange(T)[None, :] >= LENGTHS[:, None]
-    spoiled = np.where(padding[:, :, None], np.float32(1e4), logits)
-    other_targets = np.where(padding, V - 1, targets)
     gradient = jax.jit(jax.value_and_grad(cross_entropy))
     loss, dlogits = gradient(logits, targets, LENGTHS)
-    spoiled_loss, spoiled_dlogits = gradient(spoiled, other_targets, LENGTHS)
-    np.testing.assert_array_equal(loss, spoiled_loss)
-    np.testing.assert_array_equal(dlogits, spoiled_dlogits)
-    np.testing.assert_array_equal(np.any(np.asarray(dlogits) != 0, axis=-1), ~padding)
-
-
-def test_gradient_is_softmax_minus_one_hot_over_the_count():
-    logits, targets = data()
-    dlogits = jax.jit(jax.grad(cross_entropy))(logits, targets, LENGTHS)
     exps = np.exp(logits.astype(np.float64))
-    expected = (exps / exps.sum(-1, keepdims=True) - np.eye(V)[targets]) / 7
-    expected[np.arange(T)[None, :] >= LENGTHS[:, None]] = 0
+    weights = exps / exps.sum(-1, keepdims=True)
+    nats = -np.log(np.take_along_axis(weights, targets[..., None], axis=-1)[..., 0])
+    np.testing.assert_allclose(loss, nats[~PADDING].mean(), rtol=1e-6)
+    expected = np.where(PADDING[..., None], 0, (weights - np.eye(V)[targets]) / 7)
     np.testing.assert_allclose(dlogits, expected, atol=1e-6)
-
-
-def test_no_real_token():
-    logits, targets = data()
-    loss, dlogits = jax.jit(jax.value_and_grad(cross_entropy))(logits, targets, np.zeros(B, int))
+    spoiled = np.where(PADDING[:, :, None], np.float32(1e4), logits)
+    again = gradient(spoiled, np.where(PADDING, V - 1, targets), LENGTHS)
+    for one, other in zip((loss, dlogits), again, strict=True):
+        np.testing.assert_array_equal(one, other)
+    loss, dlogits = gradient(logits, targets, NONE)
     assert loss == 0
-    np.testing.assert_array_equal(dlogits, np.zeros_like(logits))
+    assert not np.any(dlogits)
 
 
 def test_masked_mean_is_over_real_positions_and_padding_may_be_nan():
     values = np.random.default_rng(1).normal(size=(B, T)).astype(np.float32)
-    expected = np.mean([values[row, i] for row in range(B) for i in range(LENGTHS[row])])
-    spoiled = np.where(np.arange(T)[None, :] < LENGTHS[:, None], values, np.float32(np.nan))
+    spoiled = np.where(PADDING, np.float32(np.nan), values)
     mean, gradient = jax.jit(jax.value_and_grad(masked_mean))(spoiled, LENGTHS)
-    np.testing.assert_allclose(mean, expected, rtol=1e-6)
-    real = np.arange(T)[None, :] < LENGTHS[:, None]
-    np.testing.assert_allclose(gradient, real / LENGTHS.sum(), rtol=1e-6)
-    assert jax.jit(masked_mean)(spoiled, np.zeros(B, int)) == 0
+    np.testing.assert_allclose(mean, values[~PADDING].mean(), rtol=1e-6)
+    np.testing.assert_allclose(gradient, ~PADDING / LENGTHS.sum(), rtol=1e-6)
+    assert jax.jit(masked_mean)(spoiled, NONE) == 0
     narrow = jax.ShapeDtypeStruct((B, T), jnp.bfloat16)
     assert jax.eval_shape(masked_mean, narrow, LENGTHS).dtype == jnp.bfloat16
+
+
+def test_accuracies_are_over_real_tokens():
+    targets = np.random.default_rng(3).integers(0, 5, size=(B, T)).astype(np.int32)
+    predictions = np.where(PADDING, targets + 3, targets)
+    accuracy, exact = jax.jit(token_accuracy), jax.jit(exact_match)
+    assert accuracy(predictions, targets, LENGTHS) == exact(predictions, targets, LENGTHS) == 1
+    predictions[2, 1] += 1
+    assert float(accuracy(predictions, targets, LENGTHS)) == pytest.approx(6 / 7)
+    assert float(exact(predictions, targets, LENGTHS)) == pytest.approx(2 / 3)
+    assert accuracy(predictions, targets, NONE) == 0
 
 
 # --- the output layer and its loss together ---
@@ -182,17 +156,6 @@ def test_output_cross_entropy_sums_narrow_features_in_float32():
     narrow = tuple(jnp.asarray(array, jnp.bfloat16) for array in arrays)
     shapes = jax.eval_shape(lambda *x: output_cross_entropy(*x, targets, real), *narrow)
     assert {leaf.dtype for leaf in shapes} == {jnp.dtype(jnp.float32)}
-
-
-def test_output_cross_entropy_of_examples_is_that_of_their_tokens():
-    (features, *layer), targets, real = features_and_layer()
-    features, targets, real = (array[:21] for array in (features, targets, real))
-    expected = output_cross_entropy(features, *layer, targets, real)
-    shape = (3, 7)
-    found = output_cross_entropy(
-        features.reshape(*shape, -1), *layer, targets.reshape(shape), real.reshape(shape)
-    )
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_output_cross_entropy_names_a_wrong_label_smoothing():

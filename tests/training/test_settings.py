@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import shutil
-from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -18,7 +16,7 @@ from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.tasks.translation.task import TRAIN, Translation
+from attention_jax.tasks.translation.task import TRAIN
 from attention_jax.training.run import check_run, load_run, load_states, train_run
 from attention_jax.training.settings import settings_of, task_in
 from attention_jax.training.task import TrainConfig
@@ -35,20 +33,6 @@ def standard_promotion():
 
 
 # --- names and settings ---
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        Reversal(SMALL, TrainConfig(steps=3, schedule="constant"), letters=5),
-        Translation(Path("a.de"), Path("a.en"), Path("b.de"), Path("b.en"), patience=2),
-        toy(steps=4),
-    ],
-)
-def test_config_json_holds_a_task(tmp_path, task):
-    content = {**settings_of(task), "text_sha256": {"training": "0"}}
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    assert task_in(tmp_path) == task
 
 
 def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
@@ -116,21 +100,19 @@ def extended(tmp_path_factory):
 
 def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
     train_run(reversal(12), tmp_path)
-    assert_bits_equal(*(load_states(folder)[1][12]() for folder in (tmp_path, extended)))
+    assert_bits_equal(*(load_states(folder)[1][12] for folder in (tmp_path, extended)))
     for name in ("config.json", "metrics.jsonl"):
         assert (tmp_path / name).read_bytes() == (extended / name).read_bytes()
     sessions = read_lines(extended / "timing.jsonl")
     assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 4), (4, 6), (6, 12)]
-    losses = [line["loss"] for line in read_lines(extended / "metrics.jsonl")]
-    assert len(np.unique(losses)) == 12  # each call trains on, with new batches
 
 
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (reversal(10), "steps must be at least 12, which the run has reached; got 10"),
+        (reversal(10), "steps was 12, now 10, and the run has reached step 12: resume"),
         (reversal(12, letters=9), r"configuration: letters was 26, now 9\. Resume"),
-        (reversal(14, letters=9), r"configuration: letters was 26, now 9\. Resume"),
+        (reversal(14, letters=9), r"letters was 26, now 9; train\.steps was 12, now 14\. Resume"),
         (reversal(12, "cosine"), r"train\.schedule was 'constant', now 'cosine'"),
         (toy(steps=12), "is a run of task attention_jax.tasks:Reversal; got toy_task:Toy"),
     ],
@@ -314,8 +296,3 @@ def test_one_update_for_several_batches_is_that_of_their_mean():
 def test_a_setting_out_of_range(settings, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**settings)
-
-
-def test_folders_are_copied_with_all_that_a_run_needs(tmp_path, extended):
-    shutil.copytree(extended, tmp_path / "copy")
-    assert_bits_equal(load_run(tmp_path / "copy").params, load_run(extended).params)

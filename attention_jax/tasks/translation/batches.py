@@ -14,12 +14,11 @@ Ids = list[int]
 
 
 class Pairs(NamedTuple):
-    """Sentences as ids, EOS last, and the numbers of pairs that were left out."""
+    """Sentences as ids, EOS last, and the number of pairs that were left out."""
 
     source: list[Ids]
     target: list[Ids]
-    skipped_empty: int  # without text on one side or both
-    skipped_long: int  # with more subwords than `max_tokens`
+    skipped: int
 
 
 class Bucket(NamedTuple):
@@ -43,23 +42,16 @@ def encode_pairs(text: ParallelText, subwords: Subwords, max_tokens: int) -> Pai
     Raises:
         ValueError: no pair is left.
     """
-    kept: tuple[list[Ids], list[Ids]] = ([], [])
-    empty = long = 0
-    encoded = (subwords.encode(text.source), subwords.encode(text.target))
-    for pair in zip(*encoded, strict=True):
-        if not all(pair):
-            empty += 1
-        elif max(map(len, pair)) > max_tokens:
-            long += 1
-        else:
-            for side, ids in zip(kept, pair, strict=True):
-                side.append([*ids, EOS])
-    if not kept[0]:
+    encoded = zip(subwords.encode(text.source), subwords.encode(text.target), strict=True)
+    kept = [pair for pair in encoded if all(pair) and max(map(len, pair)) <= max_tokens]
+    skipped = len(text.source) - len(kept)
+    if not kept:
         raise ValueError(
-            f"no pair of sentences is left to learn from: {empty} have an empty side, and {long}"
-            f" have more than max_tokens {max_tokens} subwords"
+            f"no pair of sentences is left to learn from: {skipped} have an empty side, or more"
+            f" than max_tokens {max_tokens} subwords"
         )
-    return Pairs(*kept, empty, long)
+    source, target = ([[*ids, EOS] for ids in side] for side in zip(*kept, strict=True))
+    return Pairs(source, target, skipped)
 
 
 # For each batch of an epoch, the number of its bucket and the indices of its pairs.
@@ -99,34 +91,13 @@ class Batches:
         self._epochs: dict[int, tuple[int, _Epoch]] = {}  # of each seed, the last that was drawn
 
     @property
-    def real_tokens(self) -> int:
-        """Tokens of an epoch, both sides, EOS included, without padding."""
-        return sum(len(ids) for side in (self._pairs.source, self._pairs.target) for ids in side)
-
-    @property
-    def padded_tokens(self) -> int:
-        """Tokens of an epoch, padding included."""
-        return sum(
-            bucket.batches * bucket.batch_size * (bucket.source_width + bucket.target_width)
-            for bucket in self.buckets
-        )
-
-    @property
     def description(self) -> str:
         """What a user wants to know of the batches, in one line."""
-        skipped = "".join(
-            f"; {count} skipped, {why}"
-            for count, why in (
-                (self._pairs.skipped_empty, "one side empty"),
-                (self._pairs.skipped_long, "longer than max_tokens"),
-            )
-            if count
-        )
-        padding = 1 - self.real_tokens / self.padded_tokens
+        skipped = self._pairs.skipped
         return (
-            f"{len(self._pairs.source)} pairs of sentences{skipped}; {self.steps_per_epoch} batches"
-            f" per epoch, of {len(self.buckets)} shapes; {self.real_tokens} subwords,"
-            f" {padding:.0%} of the batches is padding"
+            f"{len(self._pairs.source)} pairs of sentences"
+            + (f", {skipped} left out (a side empty, or longer than max_tokens)" if skipped else "")
+            + f"; {self.steps_per_epoch} batches per epoch, of {len(self.buckets)} shapes"
         )
 
     def batch(self, seed: int, step: int) -> Batch:

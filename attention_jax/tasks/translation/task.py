@@ -17,11 +17,11 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import RunFolder
+from attention_jax.tasks.files import check_data
 from attention_jax.tasks.translation import translate
-from attention_jax.tasks.translation.batches import Batches, encode_pairs
+from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
-from attention_jax.tasks.vocabulary import Batch, padded_batch
+from attention_jax.tasks.vocabulary import Batch, labels_of, padded_batch
 from attention_jax.training.losses import CrossEntropySums, output_cross_entropy, real_tokens
 from attention_jax.training.task import (
     Answers,
@@ -38,6 +38,7 @@ from attention_jax.training.task import (
 Array = jax.Array
 Precision = Literal["float32", "bfloat16"]
 ValidationMetric = Literal["bleu", "loss"]
+Kind = Literal["training", "validation"]
 
 SUBWORDS = "subwords.model"  # the file in the run folder
 _EXAMPLES, _SHOWN = 64, 2  # pairs that reports look at, and draw
@@ -136,7 +137,7 @@ class Translation(Task):
 
     # --- data ---
 
-    def text(self, kind: Literal["training", "validation"]) -> ParallelText | None:
+    def text(self, kind: Kind) -> ParallelText | None:
         """One of the texts; None without validation. Raises the errors of `read_parallel_text`."""
         paths = (
             (self.source, self.target)
@@ -146,10 +147,10 @@ class Translation(Task):
         return None if paths[0] is None else read_parallel_text(*paths)  # type: ignore[arg-type]
 
     def subwords(self, folder: Path) -> Subwords:
-        """The subwords of the run in a folder.
+        """The subwords that the run in a folder learned with.
 
         Raises:
-            ValueError: the file is missing or damaged.
+            ValueError: the file is missing or damaged, or was replaced.
         """
         path = folder / SUBWORDS
         try:
@@ -158,24 +159,7 @@ class Translation(Task):
             raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
-        if subwords.size != self.vocabulary_size:
-            raise ValueError(
-                f"{path} must have {self.vocabulary_size} subwords; it has {subwords.size}"
-            )
-        return subwords
-
-    def subwords_of_run(self, folder: Path) -> Subwords:
-        """The subwords, which must be those that the run in the folder learned with.
-
-        Raises:
-            ValueError: the file is missing or damaged, or was replaced.
-        """
-        subwords = self.subwords(folder)
-        if subwords.digest != RunFolder(folder).read_config().get("subwords_sha256"):
-            raise ValueError(
-                f"workdir {folder}: its subwords are not those that it was trained with; restore"
-                f" {SUBWORDS}"
-            )
+        check_data(folder, "subwords_sha256", subwords.digest)
         return subwords
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
@@ -188,9 +172,8 @@ class Translation(Task):
             subwords = self.subwords(folder)
         else:
             subwords = Subwords.learned([*text.source, *text.target], self.vocabulary_size)
-        pairs = encode_pairs(text, subwords, self.max_tokens)
         batches = Batches(
-            pairs,
+            encode_pairs(text, subwords, self.max_tokens),
             tokens=self.batch_tokens,
             most_pairs=self.train.batch_size,
             buckets=self.buckets,
@@ -207,16 +190,12 @@ class Translation(Task):
             note=batches.description,
         )
 
-    def _text_of_run(self, folder: Path, kind: Literal["training", "validation"]) -> Any:
-        """A text, which must be the one that the run in the folder learned from; or None."""
-        text = self.text(kind)
-        digests = RunFolder(folder).read_config().get("text_sha256", {})
-        if text is not None and digests.get(kind, text.digest) != text.digest:
-            raise ValueError(
-                f"workdir {folder} must be a run on the {kind} text that config.json names; its"
-                " files have changed since"
-            )
-        return text
+    def _pairs_of_run(self, folder: Path, kind: Kind) -> tuple[ParallelText, Subwords, Pairs]:
+        """A text, which must be the one that the run in the folder learned from, as ids too."""
+        text, subwords = self.text(kind), self.subwords(folder)
+        assert text is not None
+        check_data(folder, f"text_sha256.{kind}", text.digest)
+        return text, subwords, encode_pairs(text, subwords, self.max_tokens)
 
     # --- model and loss ---
 
@@ -265,10 +244,8 @@ class Translation(Task):
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
         """Mean loss without dropout and greedy BLEU of each seed, on the validation text."""
-        text, subwords = self._text_of_run(folder, "validation"), self.subwords_of_run(folder)
-        batches = Batches(
-            encode_pairs(text, subwords, self.max_tokens), tokens=self.batch_tokens, buckets=3
-        )
+        text, subwords, pairs = self._pairs_of_run(folder, "validation")
+        batches = Batches(pairs, tokens=self.batch_tokens, buckets=3)
         line: dict[str, list[float]] = {"loss": [], "negative_log_likelihood": [], "bleu": []}
         for seed in range(self.train.seeds):
             of_seed = jax.tree.map(lambda leaf: leaf[seed], params)  # noqa: B023 -- used at once
@@ -298,7 +275,7 @@ class Translation(Task):
         A run without validation text has neither. `translate` scores other texts.
         """
         del params, lengths
-        lines = [] if folder is None else read_lines(RunFolder(folder).validation)
+        lines = [] if folder is None else read_lines(folder / "validation.jsonl")
         if not lines:
             return {}
         # NaN, from a seed that diverged, is never the best unless there is nothing else.
@@ -310,14 +287,10 @@ class Translation(Task):
     def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
         """The first pairs of the validation text, or of the training text without it."""
         assert folder is not None
-        kind: Literal["training", "validation"] = (
-            "training" if self.validation_source is None else "validation"
-        )
-        subwords = self.subwords_of_run(folder)
-        pairs = encode_pairs(self._text_of_run(folder, kind), subwords, self.max_tokens)
-        source, target = pairs.source[:_EXAMPLES], pairs.target[:_EXAMPLES]
-        batch = padded_batch(source, target)
-        return batch, self._labels(subwords, batch, source[:_SHOWN], target[:_SHOWN])
+        kind: Kind = "training" if self.validation_source is None else "validation"
+        _, subwords, pairs = self._pairs_of_run(folder, kind)
+        batch = padded_batch(pairs.source[:_EXAMPLES], pairs.target[:_EXAMPLES])
+        return batch, self._labels(subwords, batch, min(_SHOWN, len(pairs.source)))
 
     def answers(
         self,
@@ -333,7 +306,7 @@ class Translation(Task):
             ValueError: a sentence has no text.
         """
         assert folder is not None
-        subwords, right = self.subwords_of_run(folder), [None] * len(inputs)
+        subwords, right = self.subwords(folder), [None] * len(inputs)
         if not inputs:
             batch, labels = self.examples(folder)
             rows = [*np.asarray(batch.source)[: len(labels)].tolist()]
@@ -341,26 +314,21 @@ class Translation(Task):
             inputs, right = subwords.decode(rows), subwords.decode(targets)  # type: ignore[assignment]
         translator = translate.Translator(self, params, subwords)
         search = translate.Search(beams=beams)
-        pairs = [
-            translate.translated_ids(translator, text, search, multiple=translate.WIDTH)
-            for text in inputs
-        ]
-        source, target = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        pairs = [translate.translated_ids(translator, text, search) for text in inputs]
+        source, target = ([*side] for side in zip(*pairs, strict=True))
         width = translate.WIDTH * -(-max(map(len, source)) // translate.WIDTH)
         batch = padded_batch(source, target, source_width=width)
         texts: Any = [*zip(inputs, subwords.decode(target), right, strict=True)]
-        return Answers(texts, batch, self._labels(subwords, batch, source, target))
+        return Answers(texts, batch, self._labels(subwords, batch, len(inputs)))
 
-    def _labels(
-        self, subwords: Subwords, batch: Batch, source: Sequence[Any], target: Sequence[Any]
-    ) -> Labels:
-        labels: Labels = {}
-        for number, (row, answer) in enumerate(zip(source, target, strict=True), start=1):
-            # Padding has columns where the model sees it.
-            seen = row if self.model.mask_padding else np.asarray(batch.source)[number - 1].tolist()
-            (text,) = subwords.decode([row])
-            labels[f"{number}: {text}"] = subwords.labels(answer), subwords.labels(seen)
-        return labels
+    def _labels(self, subwords: Subwords, batch: Batch, count: int) -> Labels:
+        return labels_of(
+            batch,
+            count,
+            text=lambda ids: subwords.decode([ids])[0],
+            label=lambda token: subwords.labels([token])[0],
+            mask_padding=self.model.mask_padding,
+        )
 
 
 @functools.partial(jax.jit, static_argnums=0)

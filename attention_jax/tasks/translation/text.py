@@ -6,18 +6,16 @@ words, learned from the text by sentencepiece; they can spell any text.
 
 from __future__ import annotations
 
-import codecs
-import gzip
 import hashlib
 import importlib
 import io
-import re
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+from attention_jax.core.programs import one_line
+from attention_jax.tasks.files import read_text
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, up_to_eos
 
 UNKNOWN = 3  # never used: text outside the pieces is spelled in bytes
 
@@ -66,33 +64,14 @@ def read_sentences(path: Path) -> list[str]:
     Raises:
         ValueError: the file cannot be read, is empty, or is not UTF-8.
     """
-    try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path} cannot be read: {reason}") from error
-    sentences = decode_sentences(content, str(path))
+    sentences = lines_of(read_text(path))
     if not any(sentences):
         raise ValueError(f"{path} is empty; it must have one sentence per line")
     return sentences
 
 
-def decode_sentences(content: bytes, name: str) -> list[str]:
-    """Decodes lines of UTF-8, and strips the space around them.
-
-    Raises:
-        ValueError: the content is not UTF-8.
-    """
-    content = content.removeprefix(codecs.BOM_UTF8)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{name} must be UTF-8; line {line} has the invalid byte 0x{content[error.start]:02x}"
-        ) from error
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, without the space around them."""
     # splitlines would also split at some Unicode characters, and the files would get out of step.
     lines = text.split("\n")
     return [line.strip() for line in (lines[:-1] if lines[-1] == "" else lines)]
@@ -157,7 +136,9 @@ class Subwords:
                 minloglevel=2,  # errors only
             )
         except (RuntimeError, ValueError) as error:
-            raise ValueError(_refusal(str(error), size)) from error
+            # Sentencepiece says where its check is, and which sizes are possible.
+            reason = one_line(error).rpartition("] ")[2] or "there is none"
+            raise ValueError(f"vocabulary_size must suit the text; {reason}; got {size}") from error
         return cls(written.getvalue())
 
     @property
@@ -177,34 +158,13 @@ class Subwords:
 
     def decode(self, rows: Iterable[Sequence[int]]) -> list[str]:
         """The text of each row up to its first EOS; PAD and SOS are left out."""
-        ids = [_text_ids(row) for row in rows]
+        ids = [[token for token in up_to_eos(row) if token not in (PAD, SOS, EOS)] for row in rows]
         texts: list[str] = self._processor.DecodeIds(ids) if ids else []  # DecodeIds([]) is ""
         return texts
 
     def labels(self, ids: Sequence[int]) -> list[str]:
         """The label of each id in figures: the piece, with ▁ where a word begins."""
         return [str(self._processor.IdToPiece(int(token))) for token in ids]
-
-
-def _text_ids(row: Sequence[int]) -> list[int]:
-    ids = [int(token) for token in row]
-    ids = ids[: ids.index(EOS)] if EOS in ids else ids
-    return [token for token in ids if token not in (PAD, SOS)]
-
-
-def _refusal(reason: str, size: int) -> str:
-    """Our error message for an error of sentencepiece."""
-    if largest := re.search(r"value <= (\d+)", reason):
-        return (
-            f"vocabulary_size must be at most {largest[1]}, the number of subwords in this text;"
-            f" got {size}"
-        )
-    if smallest := re.search(r"smaller than required_chars\D*\d+ vs (\d+)", reason):
-        return (
-            f"vocabulary_size must be at least {smallest[1]}, for the letters of this text and 256"
-            f" bytes; got {size}"
-        )
-    return f"vocabulary_size {size} cannot be learned from this text: {reason.strip()}"
 
 
 def optional_package(module: str, purpose: str) -> Any:

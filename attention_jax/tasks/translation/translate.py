@@ -13,7 +13,7 @@ import numpy as np
 from attention_jax.core.checks import check_integer
 from attention_jax.tasks.evaluation import best_answers
 from attention_jax.tasks.translation.text import Subwords, optional_package
-from attention_jax.tasks.vocabulary import EOS, padded_rows
+from attention_jax.tasks.vocabulary import EOS, padded_rows, up_to_eos
 
 Array = jax.Array
 Params = Any
@@ -42,7 +42,7 @@ def translator_of(run: Any, seed_index: int = 0) -> Translator:
         ValueError: there is no such seed, or the subwords in the run's folder are damaged or were
             replaced.
     """
-    subwords = run.task.subwords_of_run(run.workdir)
+    subwords = run.task.subwords(run.workdir)
     return Translator(run.task, run.params_of(seed_index), subwords)
 
 
@@ -83,35 +83,14 @@ def translate(
         search: settings of the search.
         progress: called after each batch with its number of sentences.
     """
-    answers: list[list[int]] = [[] for _ in sentences]
     rows = [[*ids, EOS] for ids in translator.subwords.encode(sentences)]
-    width_of = [-(-len(row) // WIDTH) * WIDTH for row in rows]
-    task = translator.task.model.known(translator.task)
-    for width in sorted(set(width_of)):
-        members = [index for index, row_width in enumerate(width_of) if row_width == width]
-        size = max(1, _BATCH_TOKENS // (width * search.beams))
-        for first in range(0, len(members), size):
-            batch = members[first : first + size]
-            source = padded_rows([rows[index] for index in batch], size, width)
-            found = np.asarray(_best(task, search, translator.params, *source))
-            for row, index in enumerate(batch):
-                if len(rows[index]) > 1:  # a row that is EOS alone has no text
-                    answers[index] = found[row].tolist()
-            progress(len(batch))
-    return translator.subwords.decode(answers)
+    return translator.subwords.decode(_answers(translator, rows, search, progress))
 
 
 def translated_ids(
-    translator: Translator, sentence: str, search: Search = GREEDY, *, multiple: int = 1
+    translator: Translator, sentence: str, search: Search = GREEDY
 ) -> tuple[list[int], list[int]]:
     """The ids of one sentence and of its translation, each up to EOS if it has one.
-
-    Args:
-        translator: the model.
-        sentence: in the source language.
-        search: settings of the search.
-        multiple: the source is padded to a multiple of this, to compile for few shapes; the
-            longest answer grows with it.
 
     Raises:
         ValueError: the sentence has no text.
@@ -120,12 +99,32 @@ def translated_ids(
     if not ids:
         raise ValueError("sentence must have text; got none")
     row = [*ids, EOS]
-    width = -(-len(row) // multiple) * multiple
-    arrays = padded_rows([row], 1, width)
+    (answer,) = _answers(translator, [row], search)
+    return row, up_to_eos(answer)
+
+
+def _answers(
+    translator: Translator,
+    rows: Sequence[list[int]],
+    search: Search,
+    progress: Callable[[int], None] = lambda _: None,
+) -> list[list[int]]:
+    """The ids of the translations of rows of ids, EOS last; batches have rows of one width."""
+    answers: list[list[int]] = [[] for _ in rows]
+    width_of = [-(-len(row) // WIDTH) * WIDTH for row in rows]
     task = translator.task.model.known(translator.task)
-    tokens = np.asarray(_best(task, search, translator.params, *arrays))[0]
-    answer = tokens.tolist()
-    return row, answer[: answer.index(EOS) + 1] if EOS in answer else answer
+    for width in sorted(set(width_of)):
+        members = [index for index, row_width in enumerate(width_of) if row_width == width]
+        size = 1 if len(rows) == 1 else max(1, _BATCH_TOKENS // (width * search.beams))
+        for first in range(0, len(members), size):
+            batch = members[first : first + size]
+            source = padded_rows([rows[index] for index in batch], size, width)
+            found = np.asarray(_best(task, search, translator.params, *source))
+            for row, index in enumerate(batch):
+                if len(rows[index]) > 1:  # a row that is EOS alone has no text
+                    answers[index] = found[row].tolist()
+            progress(len(batch))
+    return answers
 
 
 def longest_answer(width: int) -> int:
@@ -167,7 +166,7 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
             f"references must be one for each of the {len(translations)} translations, at least 1;"
             f" got {len(references)}"
         )
-    metrics = _sacrebleu_metrics()
+    metrics = require_sacrebleu()
     bleu, chrf = metrics.BLEU(), metrics.CHRF()
     hypotheses, streams = list(translations), [list(references)]
     return TranslationScores(
@@ -178,10 +177,6 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
     )
 
 
-def require_sacrebleu() -> None:
-    """Raises ValueError unless sacrebleu is installed."""
-    _sacrebleu_metrics()
-
-
-def _sacrebleu_metrics() -> Any:
+def require_sacrebleu() -> Any:
+    """The metrics of sacrebleu; raises ValueError unless it is installed."""
     return optional_package("sacrebleu.metrics", "BLEU")

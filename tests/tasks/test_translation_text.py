@@ -1,0 +1,190 @@
+"""Parallel text and its subwords, against lines, bytes and sentencepiece's own processor."""
+
+import gzip
+import hashlib
+import re
+import sys
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention_jax.tasks.translation.text import (
+    UNKNOWN,
+    ParallelText,
+    Subwords,
+    check_same_length,
+    lines_of,
+    read_parallel_text,
+    read_sentences,
+)
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS
+
+SHIPPED = Path(__file__).parents[1] / "parallel_text"
+BOM = b"\xef\xbb\xbf"
+
+
+def written(folder: Path, content: bytes, name: str = "some.de") -> Path:
+    path = folder / name
+    path.write_bytes(content)
+    return path
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"])
+@pytest.mark.parametrize("begin", [b"", BOM])
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("name", ["some.de", "some.txt.gz"])
+def test_lines_of_every_kind_of_file(tmp_path, name, newline, begin, end):
+    lines = ["Ein Hund.", "Größe über alles", "", "犬 🐕"]
+    content = begin + newline.join(line.encode() for line in lines) + end.replace(b"\n", newline)
+    if name.endswith(".gz"):
+        content = gzip.compress(content[:17]) + gzip.compress(content[17:])
+    assert read_sentences(written(tmp_path, content, name)) == lines
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"))))
+def test_only_a_newline_ends_a_line_and_space_around_goes(lines):
+    """`str.splitlines` ends a line at other characters too; the files would be out of step."""
+    text = "".join(f"{line}\n" for line in ["x", *lines])
+    assert lines_of(text) == ["x", *(line.strip() for line in lines)]
+
+
+WHOLE = gzip.compress(b"".join(b"Satz %d\n" % number for number in range(997)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("missing.de", None, "cannot be read: No such file"),
+        ("truncated.gz", WHOLE[:-11], "cannot be read: "),
+        ("plain.gz", b"Ein Hund.\n", "cannot be read: "),
+        ("sum.gz", WHOLE[:-8] + b"\0" * 8, "cannot be read: "),
+        ("middle.gz", WHOLE[:41] + b"\xff" * 41 + WHOLE[82:], "cannot be read: "),
+        ("empty.de", b"", "is empty"),
+        ("blank.de", b" \n\n", "is empty"),
+        ("latin.de", "ja\nGröße".encode("latin-1"), "must be UTF-8; line 2 .* byte 0xf6"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, name, content, reason):
+    good, bad = written(tmp_path, b"eins"), tmp_path / name
+    if content is not None:
+        written(tmp_path, content, name)
+    for paths in ((good, bad), (bad, good)):
+        with pytest.raises(ValueError, match=f"^{re.escape(str(bad))} {reason}") as error:
+            read_parallel_text(*paths)
+        assert "\n" not in str(error.value)
+
+
+def test_both_sides_have_as_many_lines():
+    check_same_length("a", ["x", "y"], "b", ["z", ""])
+    with pytest.raises(ValueError, match=r"^a and b must have .*; got 0 and 2$"):
+        check_same_length("a", [], "b", ["z", ""])
+
+
+def test_the_digest_is_of_the_text():
+    text = ParallelText(["ein Hund", "Größe"], ["a dog", "size"])
+    content = "ein Hund\nGröße\n\0a dog\nsize\n\0".encode()
+    assert text.digest == hashlib.sha256(content).hexdigest()
+    moved = ParallelText(["ein Hund", "Größe", "a dog"], ["size"])
+    assert len({text.digest, moved.digest, ParallelText(*text[::-1]).digest}) == 3
+
+
+# --- subwords ---
+
+TEXT = (SHIPPED / "train.de").read_text("utf-8").splitlines()
+SIZE = 389
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    return Subwords.learned(TEXT, SIZE)
+
+
+def test_ids_are_sentencepieces_and_those_of_a_vocabulary(subwords):
+    assert subwords.size == SIZE
+    assert subwords.labels([0, 1, 2]) == ["PAD", "SOS", "EOS"]
+    peer = sentencepiece.SentencePieceProcessor(model_proto=subwords.model)
+    specials = (peer.pad_id(), peer.bos_id(), peer.eos_id(), peer.unk_id())
+    assert specials == (PAD, SOS, EOS, UNKNOWN) == (0, 1, 2, 3)
+    assert sum(map(peer.IsByte, range(SIZE))) == 256
+    assert subwords.encode(TEXT[:7]) == [peer.EncodeAsIds(line) for line in TEXT[:7]]
+    assert subwords.decode(subwords.encode(TEXT)) == TEXT
+    (ids,) = subwords.encode(["Der Hund schläft"])
+    assert "".join(subwords.labels(np.array(ids, np.int32))) == "▁Der▁Hund▁schläft"
+
+
+# What sentencepiece leaves as it is: Unicode's form NFKC, words apart by one space, and neither the
+# sign that it writes for a space nor the one of a letter that could not be read.
+LETTERS = st.characters(exclude_categories=["C", "Z"], exclude_characters="\u2581\ufffd")
+SENTENCES = (
+    st.lists(st.text(LETTERS, min_size=1, max_size=7), max_size=5)
+    .map(" ".join)
+    .filter(lambda text: unicodedata.is_normalized("NFKC", text))
+)
+
+
+@settings(deadline=None, max_examples=50)
+@given(SENTENCES)
+def test_any_text_comes_back(subwords, sentence):
+    (ids,) = subwords.encode([sentence])
+    assert subwords.decode([ids]) == [sentence]
+    assert all(UNKNOWN < token < SIZE for token in ids)
+
+
+def test_decoding_ends_at_eos(subwords):
+    (ids,) = subwords.encode(["Der Hund schläft."])
+    rows = [ids, [SOS, *ids, EOS, PAD], [PAD, *ids, PAD, EOS, *ids], [EOS, *ids], []]
+    assert subwords.decode(rows) == [*["Der Hund schläft."] * 3, "", ""]
+    assert subwords.decode(np.array([[SOS, *ids, EOS, EOS]], np.int32)) == ["Der Hund schläft."]
+    assert subwords.decode([]) == []
+
+
+def test_the_same_text_gives_the_same_model(subwords):
+    assert Subwords.learned(iter(TEXT), SIZE).model == subwords.model
+    assert Subwords.learned(TEXT[:-41], SIZE).model != subwords.model
+    assert Subwords(subwords.model).encode(TEXT) == subwords.encode(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("text", "size", "reason"),
+    [(TEXT, 9973, "Please set it to a value <= "), (TEXT, 257, "smaller"), ([""], 331, "")],
+)
+def test_a_size_that_does_not_suit_the_text_is_one_line(text, size, reason):
+    message = f"^vocabulary_size must suit the text; .*{reason}.*; got {size}$"
+    with pytest.raises(ValueError, match=message):
+        Subwords.learned(text, size)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [lambda whole: b"", lambda whole: whole[:997], lambda whole: whole[1:]],
+    ids=["empty", "truncated", "shifted"],
+)
+def test_damaged_models(subwords, model):
+    with pytest.raises(ValueError, match=r"^model must be a sentencepiece model; .*$") as error:
+        Subwords(model(subwords.model))
+    assert "\n" not in str(error.value)
+
+
+def test_a_model_with_other_ids(tmp_path):
+    options = {"vocab_size": 331, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.Train(
+        sentence_iterator=iter(TEXT), model_prefix=str(tmp_path / "own"), **options
+    )
+    with pytest.raises(ValueError, match=r"must have the ids \(0, 1, 2\) .*; got \(-1, 1, 2\)$"):
+        Subwords((tmp_path / "own.model").read_bytes())
+
+
+def test_without_sentencepiece(subwords, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    for needs in (lambda: Subwords(subwords.model), lambda: Subwords.learned(TEXT, SIZE)):
+        with pytest.raises(ValueError, match="translation needs the package sentencepiece"):
+            needs()
