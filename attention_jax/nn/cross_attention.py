@@ -21,7 +21,7 @@ from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.nn.position_encoding import PositionIds, Rotation
+from attention_jax.nn.positions import PositionIds, rotated
 from attention_jax.pairwise.masks import Mask
 
 Array = jax.Array
@@ -48,7 +48,6 @@ def multi_head(
         normalizer=normalizer,
         output_gate=config.output_gate,
         rotary_wavelength=config.rotary_wavelength,
-        num_position_ids=config.num_position_ids,
         dropout_rate=config.rate_of_weights,
         rngs=rngs,
         keep_rngs=False,
@@ -81,12 +80,9 @@ class CrossAttention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        dim, wavelength = config.dim, config.rotary_wavelength
-        self.rotation = (
-            None if wavelength is None else Rotation(wavelength, config.num_position_ids)
-        )
+        dim, self.rotary_wavelength = config.dim, config.rotary_wavelength
         if config.cross_heads > 1:
-            self.attention = multi_head(config, config.score, config.cross_normalizer, rngs)
+            self.attention: Any = multi_head(config, config.score, config.cross_normalizer, rngs)
             self.output = None
             return
         options = {
@@ -97,8 +93,8 @@ class CrossAttention(nnx.Module):
             "keep_rngs": False,  # the block gives it the PRNG keys
         }
         kind, names = KINDS[config.attention]
-        own = {name: options[name] for name in names}
-        self.attention = kind(config.score, dim, dim, rngs=rngs, **own)
+        options = {name: options[name] for name in names}
+        self.attention = kind(config.score, dim, dim, rngs=rngs, **options)
         self.output = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
 
     def __call__(
@@ -136,11 +132,11 @@ class CrossAttention(nnx.Module):
         Raises:
             ValueError: an argument has the wrong shape or dtype.
         """
-        if self.rotation is not None:
+        if self.rotary_wavelength is not None:
             if not isinstance(memory, Memory):
                 memory = self.remember(memory, position_ids=memory_position_ids)
             if self.output is not None:
-                query = self.rotation(query, position_ids)
+                query = rotated(query, position_ids, self.rotary_wavelength)
         attended = self.attention.attend(
             query,
             memory,
@@ -162,15 +158,18 @@ class CrossAttention(nnx.Module):
 
         `position_ids` are those of the memory's tokens, for rotation; None for 0, 1, 2, ...
         """
-        if self.rotation is None:
-            return self.attention.remember(memory)
         if self.output is None:
             return self.attention.remember(memory, position_ids=position_ids)
-        return self.attention.remember(self.rotation(memory, position_ids), memory)
+        if self.rotary_wavelength is None:
+            return self.attention.remember(memory)
+        keys = rotated(memory, position_ids, self.rotary_wavelength)
+        return self.attention.remember(keys, memory)
 
     def first_carry(self, memory: Array) -> Carry:
         """The carry before the first query of a memory [*B, S, dim]; None if nothing is carried.
 
         It is float64 for a memory of float64, else float32, and so are all later carries.
         """
+        if self.output is None:
+            return None
         return self.attention.first_carry(memory.shape[:-1], accumulator_dtype(memory))

@@ -23,7 +23,7 @@ from attention_jax.nn.parameters import (
     score_params,
     values_of,
 )
-from attention_jax.nn.position_encoding import PositionIds, Rotation
+from attention_jax.nn.positions import PositionIds, check_wavelength, rotated
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.scores import Score, get_score
 
@@ -48,7 +48,6 @@ class Heads(DropoutModule):
         normalizer: NormalizerLike = DEFAULT_NORMALIZER,
         output_gate: bool = False,
         rotary_wavelength: float | None = None,
-        num_position_ids: int = 1,
         dropout_rate: float = 0.0,
         deterministic: bool | None = None,
         implementation: str | None = None,
@@ -74,10 +73,9 @@ class Heads(DropoutModule):
         if num_heads % num_key_heads:
             raise ValueError(f"num_key_heads must divide {num_heads} heads; got {num_key_heads}")
         head_dim = qkv_dim // num_heads
-        self.rotation: Rotation | None = None
         if rotary_wavelength is not None:
-            self.rotation = Rotation(rotary_wavelength, num_position_ids)
-            self.rotation.check_dim(f"qkv_dim {qkv_dim} / num_heads {num_heads}", head_dim)
+            check_wavelength("rotary_wavelength", rotary_wavelength)
+        self.rotary_wavelength = rotary_wavelength
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
 
         dtypes: Any = {"dtype": dtype, "param_dtype": param_dtype}
@@ -118,11 +116,6 @@ class Heads(DropoutModule):
     ) -> tuple[Array, Array]:
         key = checked_tokens("key", key, self.key)
         value = checked_tokens("value", value, self.value)
-        if value.shape[-2] != key.shape[-2]:
-            raise ValueError(
-                f"value must be [*B, {key.shape[-2]}, ...] to match key {list(key.shape)};"
-                f" got {list(value.shape)}"
-            )
         keys = self._normalise_and_rotate(self.key(key), self.key_norm, position_ids)
         values = jnp.swapaxes(self.value(value), -2, -3)
         return keys[..., None, :, :], values[..., None, :, :]
@@ -134,7 +127,9 @@ class Heads(DropoutModule):
         if norm is not None:
             heads = norm(heads)
         heads = jnp.swapaxes(heads, -2, -3)
-        return heads if self.rotation is None else self.rotation(heads, position_ids)
+        if self.rotary_wavelength is None:
+            return heads
+        return rotated(heads, position_ids, self.rotary_wavelength)
 
     def _merged(self, heads: Array, query: Array) -> Array:
         """The output, from heads [*B, K, G, T, head_dim] and the tokens of the query."""

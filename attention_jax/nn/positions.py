@@ -1,8 +1,8 @@
 """Position ids, and how they enter attention.
 
 A position id is the number that encodes the position of a token. It becomes a vector that is added
-to the token's embedding (`sinusoidal_encoding`, `learned_encoding`), or a rotation of the token's
-features (`rotary`). Positions are counted from the start or the end of the sequence
+to the token's embedding (`sinusoidal_encoding`, or a row of a learned table), or a rotation of the
+token's features (`rotary`). Positions are counted from the start or the end of the sequence
 (`anchored_positions`), and in training their ids may be random (`random_position_ids`,
 `random_window_position_ids`).
 """
@@ -23,6 +23,7 @@ from attention_jax.pairwise.position_functions import pad_rank
 
 Array = jax.Array
 Anchor = Literal["start", "end", "both"]
+PositionIds = tuple[Array, ...]  # of tokens, int [T] or [*B, T]: one array, or two (both ends)
 
 # --- from position ids to features ---
 
@@ -66,32 +67,15 @@ def sinusoidal_encoding(
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-def learned_encoding(table: Array, position_ids: Array) -> Array:
-    """Rows of a table, one for each position id.
-
-    Args:
-        table: float [P, D].
-        position_ids: int [...].
-
-    Returns:
-        encodings [..., D] in the table's dtype. An id of P or more has an encoding of NaN, because
-        the table has no row for it.
-
-    >>> learned_encoding(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2]))
-    Array([[ 2.],
-           [ 1.],
-           [nan]], dtype=float32)
-
-    Source: Gehring et al. 2017, section 3.1.
-    """
-    return rows_of(table, position_ids)
-
-
 def rows_of(table: Array, ids: Array) -> Array:
     """`jnp.take(table, ids, axis=0)`; on a mesh with Explicit axes, sharded as `ids` are.
 
-    >>> rows_of(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0, 1])).tolist()
-    [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
+    A row that the table does not have is NaN.
+
+    >>> rows_of(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2]))
+    Array([[ 2.],
+           [ 1.],
+           [nan]], dtype=float32)
     """
     take = functools.partial(jnp.take, axis=0)
     return on_automatic_axes(take, explicit_spec(ids), table, ids)
@@ -149,6 +133,17 @@ def rotary(x: Array, position_ids: Array, *, max_wavelength: float = 10_000.0) -
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 
 
+def rotated(x: Array, position_ids: PositionIds | None, max_wavelength: float) -> Array:
+    """`rotary` of x [*B, T, D] by one id per token, or by two ids for half of the features each.
+
+    None stands for the ids 0, 1, 2, ...
+    """
+    position_ids = (jnp.arange(x.shape[-2]),) if position_ids is None else position_ids
+    parts = zip(jnp.split(x, len(position_ids), axis=-1), position_ids, strict=True)
+    turned = [rotary(part, ids, max_wavelength=max_wavelength) for part, ids in parts]
+    return jnp.concatenate(turned, axis=-1)
+
+
 def _angles(position_ids: Array, dim: int, longest: float, shortest: float, dtype: Any) -> Array:
     exponents = jnp.arange(dim // 2, dtype=dtype) / (dim // 2)
     frequencies = (longest / shortest) ** -exponents / shortest
@@ -182,10 +177,10 @@ def anchored_positions(length: int, lengths: Array, anchor: Anchor) -> tuple[Arr
     letter that it becomes: letter n - 1 - i is written as letter i.
     """
     check_choice("anchor", anchor, Anchor)
-    positions = jnp.arange(length)
-    from_start = jnp.broadcast_to(positions, (*lengths.shape, length))
-    positions = pad_rank(positions, lengths.ndim + 1)
-    from_end = jnp.maximum(lengths[..., None].astype(positions.dtype) - 1 - positions, 0)
+    positions = pad_rank(jnp.arange(length), lengths.ndim + 1)
+    lengths = lengths[..., None].astype(positions.dtype)
+    # Both are sharded as the lengths are, over Explicit mesh axes.
+    from_start, from_end = positions + 0 * lengths, jnp.maximum(lengths - 1 - positions, 0)
     return {"start": (from_start,), "end": (from_end,), "both": (from_start, from_end)}[anchor]
 
 

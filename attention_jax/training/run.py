@@ -246,7 +246,7 @@ def _checked_start(
             f" got {log_gradients}"
         )
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
-    task.model.check_scores_run()  # before the data is read, which may take seconds
+    task.model.describe_parts()  # traces the scores before the data is read, which may take seconds
     folder = RunFolder(workdir).path
     feed = task.feed(folder, multiple_of=mesh.data)
     of_one_device = feed

@@ -122,8 +122,3 @@ def test_initializers_reach_every_projection():
             assert np.any(np.asarray(param[...]) != 2.0), path
     names = ("query", "key", "value", "output", "gate")
     assert expected == {name: {"kernel", "bias"} for name in names}
-
-
-def test_a_module_without_projections_has_no_initializer():
-    with pytest.raises(TypeError, match="kernel_init"):
-        Attention("additive", D, D, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0))

@@ -7,8 +7,7 @@ import pytest
 from flax import nnx
 from quick_compilation import quick_jit
 
-from attention_jax import analysis, attention, attention_weights, causal_mask, nn, padding_mask
-from attention_jax.nn.config import ModelConfig
+from attention_jax import analysis, attention, attention_weights, nn, padding_mask
 from attention_jax.nn.parameters import values_of
 
 B, T, S, D, N = 2, 5, 7, 8, 4
@@ -57,33 +56,6 @@ def test_each_head_has_a_sink_of_its_own():
     expected = np.reshape(without(QUERY, KEY), (B, T, N, D // N))
     np.testing.assert_allclose(heads[:, :, [0, 2, 3]], expected[:, :, [0, 2, 3]], atol=1e-6)
     assert np.all(heads[:, :, 1] == 0)
-
-
-def test_other_parameters_do_not_depend_on_a_normalizer():
-    plain = parameters(multi_head())
-    for normalizer in ("entmax", "softmax(sink=True)"):
-        got = parameters(multi_head(normalizer, output_gate=True))
-        for path, leaf in plain.items():
-            np.testing.assert_array_equal(got[path][...], leaf[...])
-    assert parameters(multi_head("entmax")).keys() == plain.keys()
-
-
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_token_by_token_as_all_at_once(normalizer):
-    """n counts the tokens so far, in both."""
-    attend = multi_head(normalizer, output_gate=True)
-    definition, state = nnx.split(attend)
-
-    def both(state):
-        attend = nnx.merge(definition, state)
-        cache, outputs = attend.empty_cache((B,), T + 1), []
-        for step in range(T):
-            output, cache = attend.extend(QUERY[:, step : step + 1], cache)
-            outputs.append(output)
-        return jnp.concatenate(outputs, axis=1), attend(QUERY, mask=causal_mask())
-
-    step_by_step, at_once = quick_jit(both)(state)
-    np.testing.assert_allclose(step_by_step, at_once, atol=2e-6)
 
 
 def test_output_gate():
@@ -138,31 +110,6 @@ def test_a_model(num_heads):
     assert any("gate" in path for path in gradients)
     assert all(np.isfinite(leaf[...]).all() for leaf in gradients.values())
     assert "entmax" in config.label
-
-
-def test_mistakes_in_settings():
-    with pytest.raises(ValueError, match=r"normalizer must be one of .*'softmx'"):
-        ModelConfig(normalizer="softmx")
-    with pytest.raises(ValueError, match="alpha must be above 1"):
-        ModelConfig(self_attention_normalizer="entmax(alpha=0.5)")
-    with pytest.raises(ValueError, match="normalizer must be"):
-        multi_head("nothing")
-
-
-def test_capture():
-    """Weights of every normaliser; gradients of logits of those alone whose weights have them."""
-    for normalizer in ("entmax", "ssmax", "softmax(sink=True)"):
-        attend = nn.Attention("dot", D, D, normalizer=normalizer, rngs=nnx.Rngs(0))
-
-        def loss(key, attend=attend):
-            return jnp.sum(attend(QUERY, key, mask=MASK) ** 2)
-
-        captured = analysis.capture_gradients(loss, KEY, matrices=True)
-        (attention,), (gradient,) = captured.attentions.values(), captured.gradients.values()
-        _, weights = attend(QUERY, KEY, mask=MASK, return_weights=True)
-        np.testing.assert_allclose(attention.weights, weights, atol=1e-6)
-        assert (attention.statistics is None) == (normalizer == "entmax")
-        assert (gradient.dlogits is None) == (normalizer == "entmax")
 
 
 def test_captured_logits_are_those_of_the_softmax():
