@@ -72,9 +72,9 @@ DEFAULTS = {  # public names -> what inspect finds
     "Block": dict(is_cross=False),
     "FeedForward": dict(activation="relu"),
     "Attention.__call__ MultiHeadAttention.__call__": dict(return_weights=False),
-    "ScoreModule.attend Block.attend": dict(first=0, return_weights=False),
-    "CrossAttention.__call__": dict(first=0, return_weights=False),
-    "MultiHeadAttention.attend Model.__call__": dict(return_weights=False),
+    "ScoreModule.attend Block.attend MultiHeadAttention.attend": dict(
+        first=0, return_weights=False),
+    "Model.__call__": dict(return_weights=False),
     "Generator.greedy_decode": dict(return_weights=False),
     "Generator.sample_decode sample_search": dict(temperature=1.0),
     "Generator.beam_decode": dict(length_penalty=0.0),

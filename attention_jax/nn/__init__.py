@@ -22,7 +22,6 @@ from attention_jax.nn.multi_head import MultiHeadAttention
 from attention_jax.nn.position_encoding import PositionEncoding
 from attention_jax.nn.positions import (
     ANY_LENGTH,
-    PositionIds,
     anchored_positions,
     random_position_ids,
     random_window_position_ids,
@@ -51,7 +50,6 @@ __all__ = [
     "MonotonicAttention",
     "MultiHeadAttention",
     "PositionEncoding",
-    "PositionIds",
     "ScaledDotAttention",
     "Source",
     "anchored_positions",

@@ -15,7 +15,6 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.cross_attention import CrossAttention, multi_head
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.parameters import Dtype
-from attention_jax.nn.positions import PositionIds
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.dropout import drop_features
 from attention_jax.pairwise.masks import Mask
@@ -34,7 +33,7 @@ class Source(NamedTuple):
     memory: Array | Memory  # [*B, S, dim]
     mask: Mask | Array | None = None  # which memory tokens may be attended to
     lengths: Array | None = None  # int [*B], how many are real; None for all
-    position_ids: PositionIds | None = None  # of the memory's tokens, for rotation
+    position_ids: Array | None = None  # of the memory's tokens, for rotation
 
 
 class BlockState(NamedTuple):
@@ -110,7 +109,7 @@ class Block(nnx.Module):
         first: Any = 0,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        position_ids: PositionIds | None = None,
+        position_ids: Array | None = None,
         rng: Array | None = None,
         return_weights: bool = False,
     ) -> Attended:

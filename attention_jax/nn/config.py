@@ -72,8 +72,8 @@ class ModelConfig:
         positions: how positions are encoded: "sinusoidal" or "learned" encodings, added to
             embeddings; "rotary", a rotation of queries and keys in every attention; "none".
         position_anchor: the end from which the source's tokens are counted: its "start", its "end",
-            or "both", each with half of the features. The target is counted from its start, because
-            its end is not known while it is generated.
+            or "both", each encoded in half of the features. The target is counted from its start,
+            because its end is not known while it is generated.
         position_draw: the position ids of training: 0, 1, 2, ... ("none"); an ordered random
             "subset" of all `position_limit` ids; or a subset of a random "window" (see
             `random_window_position_ids`). Source and target of a batch share them. Evaluation uses
@@ -171,8 +171,7 @@ class ModelConfig:
                 f" got {self.max_wavelength}"
             )
         # Pairs of features for each position id; with rotary positions, of each head.
-        multiple = 2 * self.num_position_ids
-        multiple *= self.num_heads if self.positions == "rotary" else 1
+        multiple = 2 * (self.num_heads if self.positions == "rotary" else self.num_position_ids)
         if self.positions != "none" and self.dim % multiple:
             raise ValueError(
                 f"dim must be a multiple of {multiple}, for {self.num_heads} heads with"
@@ -190,6 +189,8 @@ class ModelConfig:
             raise ValueError(
                 f"attention must be global with rotary positions; got {self.attention!r}"
             )
+        if self.rotary_wavelength is not None and self.position_anchor == "both":
+            raise ValueError("position_anchor must be start or end with rotary positions; got both")
         if self.architecture == "decoder":
             for name, values in _OF_DECODER.items():
                 if getattr(self, name) not in values:

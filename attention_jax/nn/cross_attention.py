@@ -21,8 +21,7 @@ from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.nn.positions import PositionIds, rotated
-from attention_jax.pairwise.masks import Mask
+from attention_jax.nn.positions import rotary
 
 Array = jax.Array
 
@@ -102,25 +101,20 @@ class CrossAttention(nnx.Module):
         query: Array,
         memory: Array | Memory,
         *,
-        mask: Mask | Array | None = None,
-        lengths: Array | None = None,
-        first: Array | int = 0,
-        position_ids: PositionIds | None = None,
-        memory_position_ids: PositionIds | None = None,
-        carry: Carry = None,
-        rng: Array | None = None,
-        return_weights: bool = False,
+        position_ids: Array | None = None,
+        memory_position_ids: Array | None = None,
+        **options: Any,
     ) -> Attended:
         """Attends.
 
         Args:
             query: float [*B, T, dim].
             memory: float [*B, S, dim]; or the `Memory` that `remember` made of it.
+            position_ids: of the queries, for rotation; None for 0, 1, 2, ...
+            memory_position_ids: of the memory's tokens, for rotation; None for 0, 1, 2, ...
             mask: the memory tokens to which each query may attend; must exclude padding.
             lengths: int [*B], how many memory tokens are real; None for all.
             first: position of the first query: the number of queries that have attended before.
-            position_ids: of the queries, for rotation; None for 0, 1, 2, ...
-            memory_position_ids: of the memory's tokens, for rotation; None for 0, 1, 2, ...
             carry: from the call with the previous queries; None for the first call.
             rng: one PRNG key, for dropout of weights and the noise of "monotonic"; None for
                 neither.
@@ -136,24 +130,14 @@ class CrossAttention(nnx.Module):
             if not isinstance(memory, Memory):
                 memory = self.remember(memory, position_ids=memory_position_ids)
             if self.output is not None:
-                query = rotated(query, position_ids, self.rotary_wavelength)
-        attended = self.attention.attend(
-            query,
-            memory,
-            mask=mask,
-            lengths=lengths,
-            first=first,
-            position_ids=position_ids,
-            carry=carry,
-            rng=rng,
-            return_weights=return_weights,
-        )
+                query = rotary(query, position_ids, max_wavelength=self.rotary_wavelength)
+        attended = self.attention.attend(query, memory, position_ids=position_ids, **options)
         if self.output is None:
             return attended
         output = project_rows(self.output, attended.output, feature_ndim=1)
         return attended._replace(output=output)
 
-    def remember(self, memory: Array, *, position_ids: PositionIds | None = None) -> Memory:
+    def remember(self, memory: Array, *, position_ids: Array | None = None) -> Memory:
         """Projects the memory once, for many calls that take the result as `memory`.
 
         `position_ids` are those of the memory's tokens, for rotation; None for 0, 1, 2, ...
@@ -162,7 +146,7 @@ class CrossAttention(nnx.Module):
             return self.attention.remember(memory, position_ids=position_ids)
         if self.rotary_wavelength is None:
             return self.attention.remember(memory)
-        keys = rotated(memory, position_ids, self.rotary_wavelength)
+        keys = rotary(memory, position_ids, max_wavelength=self.rotary_wavelength)
         return self.attention.remember(keys, memory)
 
     def first_carry(self, memory: Array) -> Carry:

@@ -23,7 +23,7 @@ from attention_jax.nn.parameters import (
     score_params,
     values_of,
 )
-from attention_jax.nn.positions import PositionIds, check_wavelength, rotated
+from attention_jax.nn.positions import check_wavelength, rotary
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.scores import Score, get_score
 
@@ -107,12 +107,12 @@ class Heads(DropoutModule):
 
     # --- projections: [*B, length, dim] to heads [*B, K, G, length, head_dim], and back ---
 
-    def _queries(self, x: Array, position_ids: PositionIds | None) -> Array:
+    def _queries(self, x: Array, position_ids: Array | None) -> Array:
         heads = self._normalise_and_rotate(self.query(x), self.query_norm, position_ids)
         return group_heads(heads, 2, self.num_key_heads)
 
     def _keys_and_values(
-        self, key: Array, value: Array, position_ids: PositionIds | None
+        self, key: Array, value: Array, position_ids: Array | None
     ) -> tuple[Array, Array]:
         key = checked_tokens("key", key, self.key)
         value = checked_tokens("value", value, self.value)
@@ -121,7 +121,7 @@ class Heads(DropoutModule):
         return keys[..., None, :, :], values[..., None, :, :]
 
     def _normalise_and_rotate(
-        self, heads: Array, norm: nnx.LayerNorm | None, position_ids: PositionIds | None
+        self, heads: Array, norm: nnx.LayerNorm | None, position_ids: Array | None
     ) -> Array:
         """[*B, length, heads, head_dim] -> [*B, heads, length, head_dim], normalised, rotated."""
         if norm is not None:
@@ -129,7 +129,7 @@ class Heads(DropoutModule):
         heads = jnp.swapaxes(heads, -2, -3)
         if self.rotary_wavelength is None:
             return heads
-        return rotated(heads, position_ids, self.rotary_wavelength)
+        return rotary(heads, position_ids, max_wavelength=self.rotary_wavelength)
 
     def _merged(self, heads: Array, query: Array) -> Array:
         """The output, from heads [*B, K, G, T, head_dim] and the tokens of the query."""

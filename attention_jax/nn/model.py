@@ -15,8 +15,8 @@ from attention_jax.core.checks import check_integer
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.generation import Generator
-from attention_jax.nn.position_encoding import PositionEncoding
-from attention_jax.nn.positions import PositionIds, rows_of
+from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
+from attention_jax.nn.positions import rows_of
 from attention_jax.pairwise.dropout import drop_features
 from attention_jax.pairwise.masks import Mask, causal_mask, padding_mask, token_mask
 
@@ -111,12 +111,21 @@ class Model(Generator):
             logits [B, T, V]; or (logits, weights [L, B, T, S] of each decoder layer).
         """
         features, weights = self._teacher_forced(
-            source, source_lengths, target_inputs, position_ids, rng, return_weights
+            source,
+            source_lengths,
+            target_inputs,
+            position_ids=position_ids,
+            rng=rng,
+            return_weights=return_weights,
         )
         logits = self.logits_of(features)
         return (logits, weights) if return_weights else logits
 
-    def features(
+    def features(self, *inputs: Any, **options: Any) -> Array:
+        """The inputs of the output layer, [B, T, dim]; the arguments are those of a call."""
+        return self._teacher_forced(*inputs, **options)[0]
+
+    def _teacher_forced(
         self,
         source: Array | None,
         source_lengths: Array | None,
@@ -124,19 +133,7 @@ class Model(Generator):
         *,
         position_ids: Array | None = None,
         rng: Array | None = None,
-    ) -> Array:
-        """The inputs of the output layer, [B, T, dim]; the arguments are those of a call."""
-        inputs = source, source_lengths, target_inputs
-        return self._teacher_forced(*inputs, position_ids, rng, return_weights=False)[0]
-
-    def _teacher_forced(
-        self,
-        source: Array | None,
-        source_lengths: Array | None,
-        target_inputs: Array,
-        position_ids: Array | None,
-        rng: Array | None,
-        return_weights: bool,
+        return_weights: bool = False,
     ) -> tuple[Array, Array | None]:
         """The features [B, T, dim]; and the weights [L, B, T, S], or None."""
         if source is None or source_lengths is None:
@@ -200,7 +197,7 @@ class Model(Generator):
         mask = padding_mask(source_lengths) if self.config.mask_padding else None
         at = self.placement.source_ids(position_ids, length, lengths)
         x, _ = self._blocks("encoder", source, at, mask=mask, rng=rng)
-        return Source(self.memory_norm(x), mask, lengths, at)
+        return Source(self.memory_norm(x), mask, lengths, at[0])
 
     # --- token by token ---
 
@@ -295,7 +292,7 @@ class Model(Generator):
         for index, (block, source, state, rng) in enumerate(each):
             options: Any = {"state": state, "first": first, "return_weights": return_weights}
             with jax.named_scope(f"{side}_{index}"):
-                layer = block.attend(x, source, mask=mask, position_ids=at, rng=rng, **options)
+                layer = block.attend(x, source, mask=mask, position_ids=at[0], rng=rng, **options)
             x = layer.output
             layers.append(layer)
         return x, layers

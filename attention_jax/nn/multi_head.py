@@ -16,7 +16,6 @@ from attention_jax.nn.attention import Attended
 from attention_jax.nn.cache import KeyValueCache, appended
 from attention_jax.nn.heads import Heads
 from attention_jax.nn.parameters import checked_tokens
-from attention_jax.nn.positions import PositionIds
 from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
@@ -89,7 +88,7 @@ class MultiHeadAttention(Heads):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        position_ids: PositionIds | None = None,
+        position_ids: Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
@@ -106,9 +105,9 @@ class MultiHeadAttention(Heads):
             bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
                 or float broadcastable to [*B, N, T, S]; added to the logits. A bias per example,
                 the same for all heads, is [*B, 1, T, S].
-            position_ids: of the queries, and in self attention of the keys, for rotation: one array
-                of integers [T] or [*B, T], or two, each for half of the features of a head; None
-                for 0, 1, 2, ... Other keys have 0, 1, 2, ..., or the ids of their `remember`.
+            position_ids: of the queries, and in self attention of the keys, for rotation: int [T],
+                or [*B, T]; None for 0, 1, 2, ... Other keys have 0, 1, 2, ..., or the ids of their
+                `remember`.
             deterministic: True disables dropout, False enables it; None for the module's setting.
             dropout_rng: one PRNG key, which enables dropout whatever the module's setting; None for
                 the next key of the module's stream, if dropout is enabled.
@@ -146,18 +145,18 @@ class MultiHeadAttention(Heads):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        position_ids: PositionIds | None = None,
+        position_ids: Array | None = None,
+        lengths: Array | None = None,
+        first: Array | int = 0,
         carry: KeyValueCache | None = None,
         rng: Array | None = None,
         return_weights: bool = False,
-        **others: Any,
     ) -> Attended:
         """A call, or `extend` if there is a cache to carry, with the arguments of all kinds.
 
-        See `CrossAttention`; the arguments `others` are of other kinds. The weights are averaged
-        over heads.
+        See `CrossAttention`. The weights are averaged over heads.
         """
-        del others
+        del lengths, first  # only other kinds need them
         if carry is not None:
             output, carry = self.extend(
                 query, carry, mask=mask, bias=bias, position_ids=position_ids
@@ -177,14 +176,14 @@ class MultiHeadAttention(Heads):
         return Attended(output, None if weights is None else jnp.mean(weights, axis=-3), None)
 
     def remember(
-        self, key: Array, value: Array | None = None, *, position_ids: PositionIds | None = None
+        self, key: Array, value: Array | None = None, *, position_ids: Array | None = None
     ) -> Memory:
         """Projects keys and values once, for many calls that take the result as `key`.
 
         Args:
             key: float [*B, S, key_dim].
             value: float [*B, S, key_dim]; None for `key`.
-            position_ids: of the keys, for rotation: int [S] or [*B, S] each; None for 0, 1, 2, ...
+            position_ids: of the keys, for rotation: int [S] or [*B, S]; None for 0, 1, 2, ...
 
         Raises:
             ValueError: an argument has the wrong shape.
@@ -209,7 +208,7 @@ class MultiHeadAttention(Heads):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        position_ids: PositionIds | None = None,
+        position_ids: Array | None = None,
     ) -> tuple[Array, KeyValueCache]:
         """Self attention of the next tokens to themselves and all earlier tokens: a decoding step.
 
@@ -221,7 +220,7 @@ class MultiHeadAttention(Heads):
             cache: from `empty_cache` or the previous step.
             mask, bias: as in a call with all tokens: positions count from the first token, and
                 arrays are [max_length, max_length].
-            position_ids: of these tokens, for rotation: int [t] or [*B, t] each; None for
+            position_ids: of these tokens, for rotation: int [t] or [*B, t]; None for
                 `cache.length` and on.
 
         Returns:
@@ -244,8 +243,7 @@ class MultiHeadAttention(Heads):
         x = checked_tokens("x", x, self.query)
         count, first, room = x.shape[-2], cache.length, cache.memory.values.shape[-2]
         check_entries(f"cache.length before {count} more of {room} tokens", first, 0, room - count)
-        if position_ids is None:
-            position_ids = (first + jnp.arange(count),)
+        position_ids = first + jnp.arange(count) if position_ids is None else position_ids
         queries = self._queries(x, position_ids)
         extended = appended(cache, self.remember(x, position_ids=position_ids))
         # Entries of the cache without a token come after every query: the causal mask hides them.

@@ -8,7 +8,6 @@ from flax import nnx
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.positions import (
-    PositionIds,
     anchored_positions,
     random_position_ids,
     random_window_position_ids,
@@ -17,6 +16,7 @@ from attention_jax.nn.positions import (
 )
 
 Array = jax.Array
+PositionIds = tuple[Array, ...]  # of tokens, int [T] or [*B, T]: one array, or two (both ends)
 
 
 class PositionEncoding(nnx.Module):

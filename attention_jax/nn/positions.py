@@ -23,7 +23,6 @@ from attention_jax.pairwise.position_functions import pad_rank
 
 Array = jax.Array
 Anchor = Literal["start", "end", "both"]
-PositionIds = tuple[Array, ...]  # of tokens, int [T] or [*B, T]: one array, or two (both ends)
 
 # --- from position ids to features ---
 
@@ -88,7 +87,9 @@ def check_wavelength(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a finite number above 0; got {value!r}")
 
 
-def rotary(x: Array, position_ids: Array, *, max_wavelength: float = 10_000.0) -> Array:
+def rotary(
+    x: Array, position_ids: Array | None = None, *, max_wavelength: float = 10_000.0
+) -> Array:
     """Rotates pairs of features by angles that grow with the position id.
 
         (x_n, x_{n + D/2}) -> rotated by the angle i w_n,  w_n = max_wavelength^(-2n/D)
@@ -97,7 +98,8 @@ def rotary(x: Array, position_ids: Array, *, max_wavelength: float = 10_000.0) -
 
     Args:
         x: float [..., T, D], D even.
-        position_ids: i, int [T]; or [*B, T], where *B are the first axes of `x`.
+        position_ids: i, int [T]; or [*B, T], where *B are the first axes of `x`; None for 0, 1, 2,
+            ...
         max_wavelength: the slowest rotation repeats after about 2 pi times this many positions.
 
     Returns:
@@ -117,6 +119,7 @@ def rotary(x: Array, position_ids: Array, *, max_wavelength: float = 10_000.0) -
     *batch, length, dim = x.shape
     if dim % 2:
         raise ValueError(f"x must have an even number of features to rotate in pairs; got {dim}")
+    position_ids = jnp.arange(length) if position_ids is None else position_ids
     *lead, last = position_ids.shape or (0,)
     if last != length or lead != batch[: len(lead)]:
         raise ValueError(
@@ -131,17 +134,6 @@ def rotary(x: Array, position_ids: Array, *, max_wavelength: float = 10_000.0) -
     left, right = jnp.split(x.astype(wide), 2, axis=-1)
     rotated = [left * cosines - right * sines, right * cosines + left * sines]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
-
-
-def rotated(x: Array, position_ids: PositionIds | None, max_wavelength: float) -> Array:
-    """`rotary` of x [*B, T, D] by one id per token, or by two ids for half of the features each.
-
-    None stands for the ids 0, 1, 2, ...
-    """
-    position_ids = (jnp.arange(x.shape[-2]),) if position_ids is None else position_ids
-    parts = zip(jnp.split(x, len(position_ids), axis=-1), position_ids, strict=True)
-    turned = [rotary(part, ids, max_wavelength=max_wavelength) for part, ids in parts]
-    return jnp.concatenate(turned, axis=-1)
 
 
 def _angles(position_ids: Array, dim: int, longest: float, shortest: float, dtype: Any) -> Array:

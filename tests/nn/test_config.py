@@ -34,6 +34,10 @@ def test_bad_settings(settings, message):
 @pytest.mark.parametrize("anchor", ["start", "end", "both"])
 def test_sizes_that_can_be_encoded(positions, anchor):
     """Each id needs pairs of features: a sine and a cosine, or two features to rotate."""
+    if (positions, anchor) == ("rotary", "both"):
+        with pytest.raises(ValueError, match="position_anchor must be start or end with rotary"):
+            ModelConfig(positions=positions, position_anchor=anchor)
+        return
     for dim in (2, 3, 6, 8, 10):
         settings = {"dim": dim, "positions": positions, "position_anchor": anchor}
         if positions == "none" or dim % (4 if anchor == "both" else 2) == 0:

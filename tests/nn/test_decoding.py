@@ -306,7 +306,6 @@ def test_samples_have_their_probabilities_and_end():
         ({"beams": 0}, "beams must be at least 1; got 0"),
         ({"beams": 1.5}, "beams must be an integer; got 1.5"),
         ({"max_length": 0}, "max_length must be at least 1; got 0"),
-        ({"batch_size": 2}, r"state\['previous'\] must have 2 rows on its first axis; got \[3\]"),
         ({"eos": 5}, "eos must be from 0 to 4, a token; got 5"),
         ({"sos": None}, "sos must be an integer; got None"),
         ({"length_penalty": -0.5}, "length_penalty must be at least 0"),

@@ -42,7 +42,7 @@ CASES = {  # the settings, and the position ids that are given
                     "normalizer": "log_scaled(start=3)", "tied_embeddings": "output"}, None),
     "learned": ({"positions": "learned", "position_draw": "subset", "encoder_layers": 0,
                  "position_anchor": "both", "decoder_self_attention": False}, None),
-    "rotary": ({"positions": "rotary", "position_anchor": "both", "score": "general",
+    "rotary": ({"positions": "rotary", "position_anchor": "end", "score": "general",
                 "normalizer": "log_scaled(start=2)"}, GAPS),
     "unmasked": ({"mask_padding": False, "encoder_layers": 0, "tied_embeddings": "all",
                   "positions": "none"}, None),

@@ -14,7 +14,6 @@ from attention_jax.nn.positions import (
     random_position_ids,
     random_window_position_ids,
     rotary,
-    rotated,
     rows_of,
     sinusoidal_encoding,
 )
@@ -106,22 +105,19 @@ def test_what_cannot_be_rotated():
             rotary(jnp.ones((5, 4)), jnp.arange(5), max_wavelength=wavelength)
 
 
-def test_two_ids_turn_a_half_of_the_features_each():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(3, 2, 7, 12)).astype(np.float32)  # heads between the batch and tokens
-    ids = tuple(rng.integers(0, 23, size=(2, 3, 7)).astype(np.int32))
+def test_every_example_has_positions_of_its_own():
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(2, 3, 5, 4)).astype(np.float32)  # [B, N, T, D]
+    ids = rng.integers(0, 23, size=(2, 5)).astype(np.int32)
     found, by_default, consecutive = numpy_model.run_jit(
-        lambda x: (
-            rotated(x, ids, 50.0), rotated(x, None, 50.0),
-            rotary(x, jnp.arange(7), max_wavelength=50.0),
-        ),
+        lambda x, ids: (rotary(x, ids, max_wavelength=50.0), rotary(x), rotary(x, jnp.arange(5))),
         x,
-    )  # fmt: skip
+        ids,
+    )
     np.testing.assert_array_equal(by_default, consecutive)
-    for row, head in np.ndindex(3, 2):
-        at = [part[row] for part in ids]
-        expected = numpy_model.turned(np.float64(x[row, head]), at, 50.0)
-        np.testing.assert_allclose(found[row, head], expected, atol=1e-5)
+    for b, n in np.ndindex(2, 3):
+        expected = numpy_model.rotated(np.float64(x[b, n]), ids[b], 50.0)
+        np.testing.assert_allclose(found[b, n], expected, atol=1e-5)
 
 
 # --- anchored positions ---
