@@ -35,13 +35,13 @@ class PositionEncoding(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.config, self.table = config, None
+        self.config, table = config, None
         self.size = config.dim // config.num_position_ids  # features per position id
         if config.positions == "learned":
             # With the variance that sines and cosines have.
             shape = (config.position_limit, self.size)
-            table = jax.random.normal(rngs.params(), shape, jnp.float32)
-            self.table = nnx.Param(table * 0.5**0.5)
+            table = nnx.Param(jax.random.normal(rngs.params(), shape, jnp.float32) * 0.5**0.5)
+        self.table = table
 
     def ids(self, count: int, rng: Array | None = None) -> Array:
         """The ids of the positions 0, 1, 2, ...

@@ -142,16 +142,6 @@ def test_infinite_logits_and_nan_weights_survive():
         json.loads(json.dumps(shown.data, allow_nan=False))
 
 
-def test_twelve_heads_of_64_tokens_fit_in_a_megabyte():
-    weights = random_weights((12, 64, 64))
-    mask = np.broadcast_to(np.tri(64, dtype=bool), weights.shape)
-    arrays = {"weights": weights, "logits": weights, "dlogits": weights, "mask": mask}
-    shown = view({"layer_0": arrays}, tokens("subword", 64), example=())
-    assert attentions_of(shown)["layer_0"]["arrays"]["weights"]["dtype"] == "float32"
-    assert set(attentions_of(shown)["layer_0"]["arrays"]) == set(page_data.QUANTITIES)
-    assert len(shown.to_html().encode()) <= 1_000_000
-
-
 # --- several views on one page ---
 
 

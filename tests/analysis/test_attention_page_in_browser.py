@@ -245,19 +245,6 @@ def test_masked_pairs_differ_from_weight_0_in_light_and_dark(opened, scheme):
     assert ("255" in background) == (scheme == "light")
 
 
-def test_a_tap_pins(opened):
-    opened.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-    box = opened.token("queries", 3).rect
-    point = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-    for kind, points in (("touchStart", [point]), ("touchEnd", [])):
-        event = {"type": kind, "touchPoints": points}
-        opened.browser.execute_cdp_cmd("Input.dispatchTouchEvent", event)
-    opened.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
-    row = expected("dot", "7", "weights")[0, 3]
-    np.testing.assert_allclose(opened.numbers(), row, rtol=1e-3)
-    assert opened.readout().endswith("pinned")
-
-
 def test_a_notebooks_frame_runs_alone(browser, tmp_path):
     page = tmp_path / "notebook.html"
     page.write_text(f"<!doctype html><title>x</title>{whole_page()._repr_html_()}", "utf-8")

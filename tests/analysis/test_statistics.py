@@ -2,15 +2,12 @@
 
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
 from statistics_cases import (
     ALIGNMENT,
     COUNTED,
-    FUNCTIONS,
     MASK,
     WEIGHTS,
     B,
@@ -163,41 +160,3 @@ def test_summary():
     assert plain.alignment_error is None
     assert plain.expected_distance is None
     np.testing.assert_allclose(plain.saturation, saturation(WEIGHTS))
-
-
-# --- transformations and dtypes ---
-
-
-def each_function(*arguments):
-    return {name: function(*arguments) for name, function in FUNCTIONS.items()}
-
-
-def test_jit_vmap_and_dtypes():
-    arguments = (WEIGHTS, MASK, COUNTED, ALIGNMENT)
-
-    def agree(one, other, tolerance=1e-6):
-        assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(one))
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance), one, other)
-
-    @quick_jit
-    def all_ways(narrow, *arguments):
-        each = [each_function(*(argument[b] for argument in arguments)) for b in range(B)]
-        return (
-            each_function(*arguments),
-            jax.vmap(each_function)(*arguments),
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *each),
-            each_function(narrow, *arguments[1:]),
-            each_function(narrow.astype(jnp.float32), *arguments[1:]),
-        )
-
-    together, *same, narrow, widened = all_ways(WEIGHTS.astype(jnp.bfloat16), *arguments)
-    for one in same:
-        agree(one, together)
-    for name in ("attention_summary", "logit_variance", "jensen_shannon"):
-        agree(FUNCTIONS[name](*arguments), together[name])
-    agree(narrow, widened)
-    agree(narrow, together, 0.05)
-    with jax.enable_x64(True):
-        wide = quick_jit(each_function)(WEIGHTS.astype(np.float64), *arguments[1:])
-        assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(wide))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=5e-6), wide, together)

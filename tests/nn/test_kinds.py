@@ -3,8 +3,6 @@
 test_model.py compares the kinds in a model with float64 NumPy.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -223,15 +221,3 @@ def test_the_carry_keeps_its_dtype(attention):
         assert carry.dtype == (jnp.float64 if dtype == "float64" else jnp.float32), dtype
         wide = (array.astype(np.float64) for array in (steps, expected))
         np.testing.assert_allclose(*wide, atol=tolerance, err_msg=dtype)
-
-
-def test_one_head_with_a_normalizer():
-    config = ModelConfig(score="dot", dim=12, normalizer="sparsemax")
-    attend = CrossAttention(config, rngs=nnx.Rngs(0))
-    tokens = 3 * normal(B, T, 12), normal(B, S, 12, seed=3)
-    _, weights, carry = attend(*tokens, mask=MASK, return_weights=True)
-    np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
-    assert np.mean(np.asarray(weights) == 0) > 0.5
-    assert carry is None
-    with pytest.raises(ValueError, match="radius must be at least 1; got 0"):
-        dataclasses.replace(config, attention="local-p", radius=0, normalizer=None)

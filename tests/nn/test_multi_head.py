@@ -223,19 +223,6 @@ def test_gradients_of_first_and_second_order():
         check_grads(call, (flat,), order=2, modes=["rev"])
 
 
-def test_bfloat16_stays_bfloat16():
-    module, params = make("additive", qkv_dim=N * 4, rotary_wavelength=50.0)
-    graph, state = nnx.split(module)
-    module = nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), state))
-    x, y = (jnp.asarray(array, jnp.bfloat16) for array in tokens())
-    output, weights = jax.jit(functools.partial(module, return_weights=True))(x, y)
-    assert output.dtype == weights.dtype == jnp.bfloat16
-    for row, (x_row, y_row) in enumerate(examples(x, y)):
-        expected, _ = multi_head("additive", params, x_row, y_row, wavelength=50.0)
-        error = np.max(np.abs(np.asarray(output[row], np.float64) - expected))
-        assert error < 0.03 * np.max(np.abs(expected))
-
-
 # --- dropout, and what is refused ---
 
 

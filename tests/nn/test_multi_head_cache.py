@@ -125,30 +125,6 @@ def test_beyond_the_room_there_is_no_number():
     assert np.all(np.isfinite(output[:, : ROOM - 1]))
 
 
-def test_batch_axes_and_dtype_of_the_cache():
-    module, params = make("distance")
-    cache = module.empty_cache((), ROOM)
-    assert cache.memory.values.shape == (K, 1, ROOM, D)
-    x = normal(T, DIM)
-    output, _ = jax.jit(module.extend)(x, cache)
-    causal = np.tril(np.ones((T, T), bool))
-    wide = x.astype(np.float64)
-    expected, _ = multi_head("distance", params, wide, wide, causal)
-    np.testing.assert_allclose(output, expected, atol=2e-5)
-
-    graph, state = nnx.split(module)
-    narrow = nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), state))
-    cache = narrow.empty_cache((), ROOM, jnp.bfloat16)
-    assert cache.memory.values.dtype == jnp.bfloat16
-    steps, extend = [], jax.jit(narrow.extend)
-    for token in x.astype(jnp.bfloat16):
-        output, cache = extend(token[None], cache)
-        assert output.dtype == jnp.bfloat16
-        steps.append(np.asarray(output[0], np.float64))
-    assert cache.memory.values.dtype == jnp.bfloat16
-    assert np.max(np.abs(np.array(steps) - expected)) < 0.03 * np.max(np.abs(expected))
-
-
 def test_what_is_refused():
     module, _ = make("dot")
     cache = module.empty_cache((B,), ROOM)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from numpy_model import normal, run_jit, scrambled
-from products import product_dtypes
 
 from attention_jax.nn import (
     Attention,
@@ -18,7 +17,7 @@ from attention_jax.nn import (
     MultiHeadAttention,
 )
 
-B, T, S, D, V = 2, 5, 7, 12, 11
+B, T, S, D = 2, 5, 7, 12
 QUERY, MEMORY = normal(B, T, D), normal(B, S, D, seed=3)
 INITS = {"kernel_init": nnx.initializers.normal(0.3), "bias_init": nnx.initializers.normal(0.5)}
 
@@ -90,23 +89,6 @@ def test_every_module_takes_dtypes(name):
     one, other = (np.asarray(output, np.float32) for output in outputs)
     np.testing.assert_allclose(other, one, atol=0.05 * max(1, np.max(np.abs(one))))
     assert np.any(one != other)
-
-
-def test_a_memory_and_a_cache_are_of_the_dtype():
-    attend = Attention("additive", D, D, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-
-    def calls(x, y):
-        memory = attend.remember(y)
-        return memory.values, attend(x, memory), attend(x, y)
-
-    values, *outputs = run_jit(calls, QUERY, MEMORY)
-    assert values.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(*outputs)
-    heads = MultiHeadAttention("scaled", D, num_heads=2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    cache = heads.empty_cache((B,), T)
-    assert cache.memory.values.dtype == jnp.bfloat16
-    assert jax.eval_shape(heads.extend, jnp.asarray(QUERY), cache)[0].dtype == jnp.bfloat16
-    assert product_dtypes(heads.extend, QUERY, cache) == {("bfloat16", "bfloat16")}
 
 
 def test_initializers_reach_every_projection():

@@ -3,11 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
-from quick_compilation import quick_jit
 
-from attention_jax import analysis, attention, attention_weights, nn, padding_mask
+from attention_jax import attention, attention_weights, nn, padding_mask
 from attention_jax.nn.parameters import values_of
 
 B, T, S, D, N = 2, 5, 7, 8, 4
@@ -84,55 +82,3 @@ def test_a_gate_keeps_padding_out():
     dstate, dkey = pull_back(doutput)
     assert np.isfinite(dkey).all()
     assert np.isfinite(dict(nnx.to_flat_state(dstate))["output", "kernel"][...]).all()
-
-
-@pytest.mark.parametrize("num_heads", [1, 2])
-def test_a_model(num_heads):
-    """Settings by their names reach both attentions; all parameters have gradients."""
-    config = nn.ModelConfig(
-        dim=8,
-        hidden_dim=8,
-        num_heads=num_heads,
-        normalizer="log_scaled(normalizer=entmax, learned=True)",
-        self_attention_normalizer="softmax(sink=True)",
-        output_gate=True,
-    )
-    model = nn.Model(config, 11, rngs=nnx.Rngs(0))
-    definition, state = nnx.split(model)
-    source, lengths, target = jnp.ones((2, 7), int), jnp.array([4, 7]), jnp.ones((2, 8), int)
-
-    def loss(state):
-        return jnp.sum(nnx.merge(definition, state)(source, lengths, target) ** 2)
-
-    gradients = dict(nnx.to_flat_state(quick_jit(jax.grad(loss))(state)))
-    names = {path[-1]: leaf[...] for path, leaf in gradients.items() if "attention" in str(path)}
-    assert {"sink", "scale"} <= names.keys()
-    assert any("gate" in path for path in gradients)
-    assert all(np.isfinite(leaf[...]).all() for leaf in gradients.values())
-    assert "entmax" in config.label
-
-
-def test_captured_logits_are_those_of_the_softmax():
-    """They have the factor of log n, and a gradient in logits is that of a bias by the factor."""
-    lengths = np.array([4, 7])
-    factor = 1.5 * np.maximum(np.log1p(lengths) / np.log1p(5), 1)[:, None, None]
-    assert factor.min() == 1.5 < factor.max()
-
-    def loss(bias):
-        normalizer = "log_scaled(scale=1.5, start=5)"
-        output = attention(
-            QUERY, KEY, KEY, mask=MASK, bias=bias, score="dot", normalizer=normalizer
-        )
-        return jnp.sum(output**3)
-
-    captured = analysis.capture_gradients(loss, jnp.zeros((B, T, S)))
-    seen = captured.attentions["attention"]
-    real = np.broadcast_to(np.arange(S) < lengths[:, None, None], (B, T, S))
-    logits = np.where(real, factor * np.einsum("btd,bsd->bts", QUERY, KEY), -np.inf)
-    np.testing.assert_allclose(seen.logits, logits, rtol=1e-5, atol=1e-5)
-    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-    np.testing.assert_allclose(
-        seen.weights, exponentials / exponentials.sum(-1, keepdims=True), atol=1e-6
-    )
-    dlogits = captured.gradients["attention"].dlogits
-    np.testing.assert_allclose(factor * dlogits, captured.dparams, rtol=1e-4, atol=1e-5)
