@@ -63,8 +63,8 @@ class Constant(aj.Bias):
         (lambda: heads().extend(X, heads().empty_cache((3,), 8)), "cache must be this module's"),
         (lambda: heads().extend(X, heads().empty_cache((B,), 3)), "x must have at most 3 tokens"),
         (lambda: FeedForward(D, D, activation="geluu", rngs=nnx.Rngs(0)), "activation must be one"),
-        (lambda: local_p(radius=-2), "radius must be at least 0; got -2"),
-        (lambda: local_p(radius=0), "radius must be at least 1, or sigma given; got radius 0"),
+        (lambda: local_p(radius=-2), "radius must be at least 1; got -2"),
+        (lambda: local_p(radius=0), "radius must be at least 1; got 0"),
         (
             lambda: local_p(radius=1)(X, X, lengths=jnp.array([1, 2, 3])),
             r"source_lengths must",
