@@ -196,6 +196,8 @@ class MultiHeadAttention(Heads):
         self, batch_shape: tuple[int, ...], max_length: int, dtype: Any = jnp.float32
     ) -> KeyValueCache:
         """A cache for `extend`, for the keys and values of `max_length` tokens [*B] of `dtype`."""
+        if not isinstance(batch_shape, tuple):
+            raise ValueError(f"batch_shape must be a tuple, *B; got {batch_shape!r}")
         tokens = jnp.zeros((*batch_shape, max_length, self.key.in_features[0]), dtype)
         shapes = jax.eval_shape(self.remember, tokens)
         memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -242,6 +244,14 @@ class MultiHeadAttention(Heads):
         """
         x = checked_tokens("x", x, self.query)
         count, first, room = x.shape[-2], cache.length, cache.memory.values.shape[-2]
+        got, expected = cache.memory.values.shape, (*x.shape[:-2], self.num_key_heads, 1, room)
+        if got != (*expected, self.head_dim):
+            raise ValueError(
+                f"cache must be this module's empty_cache({x.shape[:-2]}, ...) for x"
+                f" {list(x.shape)}; got values {list(got)}"
+            )
+        if count > room:
+            raise ValueError(f"x must have at most {room} tokens, as the cache has; got {count}")
         check_entries(f"cache.length before {count} more of {room} tokens", first, 0, room - count)
         position_ids = first + jnp.arange(count) if position_ids is None else position_ids
         queries = self._queries(x, position_ids)

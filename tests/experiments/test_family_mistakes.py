@@ -55,7 +55,7 @@ class Constant(aj.Bias):
             r"mask must broadcast to \[2, 2, 5, 5\]",
         ),
         (lambda: heads()(X, jnp.ones((3, T, D))), r"key must have batch axes that broadcast to \["),
-        (lambda: heads()(X, X, X[:, :3]), r"value must be \[\*B, 5, ...\] to match key"),
+        (lambda: heads()(X, X, X[:, :3]), r"value must be \[..., 5, Dv\] to match key"),
         (lambda: heads()(X, heads().remember(X), X), "value must be None where key is a Memory"),
         (lambda: heads(rotary_wavelength=0.0), "rotary_wavelength must be a finite number above 0"),
         (lambda: aj.nn.rotary(X, jnp.arange(T), max_wavelength=jnp.nan), "max_wavelength must be"),

@@ -129,7 +129,7 @@ def test_what_is_refused():
     module, _ = make("dot")
     cache = module.empty_cache((B,), ROOM)
     short = module.empty_cache((B,), 2)
-    with pytest.raises(ValueError, match=r"cache\.length .* must be from 0 to -1; got 0"):
+    with pytest.raises(ValueError, match="x must have at most 2 tokens"):
         module.extend(normal(B, 3, DIM), short)
     with pytest.raises(ValueError, match=r"x must be \[\*B, length, 11\]; got \[2, 1, 13\]"):
         module.extend(normal(B, 1, OUT), cache)
