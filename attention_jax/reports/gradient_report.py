@@ -32,21 +32,15 @@ def report(runs: Sequence[JSON], *, command: str) -> str:
         runs: the numbers of each run, as `tasks.gradients.analyze_run` returns them.
         command: the command line that makes the page again.
     """
-    labels = [run["label"] for run in runs]
-    runs = [
-        run
-        if labels.count(run["label"]) == 1
-        else {**run, "label": f"{run['label']} ({run['workdir']})"}
-        for run in runs
-    ]
+    runs = [{**run, "label": f"{run['label']} ({run['workdir']})"} for run in runs]
     return html_page.page("Gradients of attention", list(_parts(runs, command)))
 
 
 def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
     yield html_page.command(command)
     yield html_page.table(
-        ("run", "folder", "seeds", "step"),
-        [(run["label"], run["workdir"], str(run["seeds"]), str(run["step"])) for run in runs],
+        ("run (folder)", "seeds", "step"),
+        [(run["label"], str(run["seeds"]), str(run["step"])) for run in runs],
     )
     yield html_page.paragraph(
         "Lines are means over seeds, bands are one standard deviation. Statistics are taken on the"
