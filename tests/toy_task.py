@@ -31,9 +31,6 @@ class NoModel:
     def check_parts_are(self, content):
         del content
 
-    def check_scores_run(self):
-        pass
-
 
 @dataclasses.dataclass(frozen=True)
 class Toy(Task):

@@ -1,9 +1,9 @@
 """The curvature of a loss: products with its Hessian, and estimates of its spectrum from them.
 
 A Hessian of P parameters has P^2 entries, but its product with a vector costs only a few gradients.
-All functions here except `dense_hessian` need only such products. They serve any `loss(params)`
-that returns one float, for any pytree of floats: a loss through `attention` with any
-implementation, as a function of the score's parameters, or the loss of a whole model.
+All functions here need only such products. They serve any `loss(params)` that returns one float,
+for any pytree of floats: a loss through `attention` with any implementation, as a function of the
+score's parameters, or the loss of a whole model.
 
 All functions are pure and not jitted: `jax.jit(lambda params, rng: hessian_trace(loss, params,
 rng))` compiles once for many calls, and its `jax.vmap` serves stacked seeds.
@@ -12,20 +12,18 @@ rng))` compiles once for many calls, and its `jax.vmap` serves stacked seeds.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from attention_jax.core.arrays import accumulator_dtype, float_array
-from attention_jax.core.checks import check_choice, check_integer, checked_rng
+from attention_jax.core.checks import check_integer, checked_rng
 
 Array = jax.Array
 Loss = Callable[[Any], Array]  # params -> float []
 Product = Callable[[Array], Array]  # of a vector [P]
-
-Outer = Literal["forward", "reverse"]
 
 
 class SpectrumEdges(NamedTuple):
@@ -40,11 +38,11 @@ class SpectrumEdges(NamedTuple):
 class Estimate(NamedTuple):
     """The mean of random samples, and its standard error."""
 
-    mean: Any  # an array or a pytree of arrays
+    mean: Any  # an array
     standard_error: Any  # like `mean`; infinite for a single sample
 
 
-def hessian_vector_product(loss: Loss, params: Any, vector: Any, *, outer: str = "forward") -> Any:
+def hessian_vector_product(loss: Loss, params: Any, vector: Any) -> Any:
     """The Hessian of a loss times a vector, exact up to rounding, without forming the Hessian.
 
         H v = d/dr gradient(params + r v) at r = 0
@@ -53,9 +51,6 @@ def hessian_vector_product(loss: Loss, params: Any, vector: Any, *, outer: str =
         loss: params -> float [].
         params: a pytree of float arrays.
         vector: a pytree of float arrays with the structure and shapes of `params`.
-        outer: the mode in which the gradient is differentiated. "forward" takes its tangent along
-            `vector`, which stores no residuals. "reverse" pulls `vector` back through it, for a
-            gradient without forward mode; the result is the same, since H is symmetric.
 
     Returns:
         H v, a pytree like `params`, in its dtypes.
@@ -70,16 +65,16 @@ def hessian_vector_product(loss: Loss, params: Any, vector: Any, *, outer: str =
     >>> float(product["x"]), float(product["y"])  # [[6, 1], [1, 0]] @ [1, 10]
     (16.0, 1.0)
 
-    Source: Pearlmutter 1994: his R{gradient}, the derivative along v, is "forward" here.
+    Source: Pearlmutter 1994: his R{gradient}, the tangent of the gradient along v, which stores no
+    residuals.
     """
     params = _checked_params(params)
     vector = _checked_vector(vector, params)
-    check_choice("outer", outer, Outer)
-    return _product(loss, params, vector, outer)
+    return _product(loss, params, vector)
 
 
 def hessian_spectrum_edges(
-    loss: Loss, params: Any, rng: Array, *, iterations: int = 30, outer: str = "forward"
+    loss: Loss, params: Any, rng: Array, *, iterations: int = 30
 ) -> SpectrumEdges:
     """The smallest and the largest eigenvalue of a loss's Hessian, by Lanczos.
 
@@ -104,7 +99,6 @@ def hessian_spectrum_edges(
         params: a pytree of float arrays with P numbers in all.
         rng: one PRNG key.
         iterations: at least 1; m = min(iterations, P) are made.
-        outer: as in `hessian_vector_product`.
 
     Returns:
         `SpectrumEdges` in float32 (float64 if any parameter is); NaN where a derivative is.
@@ -123,13 +117,11 @@ def hessian_spectrum_edges(
     v and the remainder of H v); for a network's loss, Ghorbani, Krishnan and Xiao 2019.
     """
     iterations = check_integer("iterations", iterations)
-    edges, _ = edges_and_trace(loss, params, (rng, rng), iterations, 0, outer)
+    edges, _ = edges_and_trace(loss, params, (rng, rng), iterations, 0)
     return edges
 
 
-def hessian_trace(
-    loss: Loss, params: Any, rng: Array, *, samples: int = 32, outer: str = "forward"
-) -> Estimate:
+def hessian_trace(loss: Loss, params: Any, rng: Array, *, samples: int = 32) -> Estimate:
     """The trace of a loss's Hessian (the sum of its eigenvalues), estimated by random signs.
 
         trace H = E[z^T H z],    z_i = -1 or 1
@@ -142,7 +134,6 @@ def hessian_trace(
         params: a pytree of float arrays.
         rng: one PRNG key.
         samples: number of sign vectors, at least 1.
-        outer: as in `hessian_vector_product`.
 
     Returns:
         `Estimate` of two floats [] in float32 (float64 if any parameter is).
@@ -158,88 +149,8 @@ def hessian_trace(
     Source: Hutchinson 1990 (his u, A are z, H).
     """
     samples = check_integer("samples", samples)
-    _, trace = edges_and_trace(loss, params, (rng, rng), 0, samples, outer)
+    _, trace = edges_and_trace(loss, params, (rng, rng), 0, samples)
     return trace
-
-
-def hessian_diagonal(
-    loss: Loss, params: Any, rng: Array, *, samples: int = 32, outer: str = "forward"
-) -> Estimate:
-    """The diagonal of a loss's Hessian, estimated by random signs.
-
-        H_ii = E[z_i (H z)_i],    z_i = -1 or 1
-
-    A sample's variance is sum_{j != i} H_ij^2, so that it needs many samples where parameters
-    interact. Each sample takes one product; the samples run in sequence, and each is kept.
-
-    Args:
-        loss, params, rng, samples, outer: as in `hessian_trace`.
-
-    Returns:
-        `Estimate` of two pytrees with the structure and shapes of `params`, in float32 (float64 if
-        any parameter is).
-
-    Raises:
-        ValueError: an argument has the wrong structure, dtype or value, or the loss is not one
-            float.
-
-    >>> estimate = hessian_diagonal(lambda x: jnp.sum(x**3), jnp.arange(3.0), jax.random.key(0))
-    >>> estimate.mean
-    Array([ 0.,  6., 12.], dtype=float32)
-
-    Source: Bekas, Kokiopoulou and Saad 2007; for signs, the sum of squares in their denominator is
-    the number of samples.
-    """
-    samples = check_integer("samples", samples)
-    rng = checked_rng(rng, name="rng")
-    point, product, restore = _flattened(loss, params, outer)
-
-    def sample(number: Array) -> Array:
-        signs = _signs(point, rng, number)
-        return signs * product(signs)
-
-    return Estimate(*map(restore, _mean(jax.lax.map(sample, jnp.arange(samples)))))
-
-
-def dense_hessian(
-    loss: Loss, params: Any, *, max_parameters: int = 2048, outer: str = "forward"
-) -> Array:
-    """The Hessian of a loss, for few parameters; one product per column.
-
-        H_ij = d^2 loss / dp_i dp_j,    p = ravel_pytree(params)[0]
-
-    Args:
-        loss: params -> float [].
-        params: a pytree of float arrays with P numbers in all.
-        max_parameters: the largest allowed P; the array has P^2 entries.
-        outer: as in `hessian_vector_product`.
-
-    Returns:
-        H [P, P] in float32 (float64 if any parameter is), symmetric up to rounding. The order of
-        the parameters is that of `jax.flatten_util.ravel_pytree`.
-
-    Raises:
-        ValueError: P is larger than `max_parameters`, an argument has the wrong structure, dtype or
-            value, or the loss is not one float.
-
-    >>> dense_hessian(lambda params: params["x"] ** 2 * params["y"], {"x": 1.0, "y": 3.0})
-    Array([[6., 2.],
-           [2., 0.]], dtype=float32)
-
-    Source: Pearlmutter 1994, applied to each unit vector.
-    """
-    max_parameters = check_integer("max_parameters", max_parameters)
-    point, product, _ = _flattened(loss, params, outer)
-    if point.size > max_parameters:
-        raise ValueError(
-            f"params must hold at most max_parameters={max_parameters} numbers for a dense Hessian;"
-            f" got {point.size} (use hessian_spectrum_edges, hessian_trace or hessian_diagonal for"
-            " larger ones)"
-        )
-    columns = jax.lax.map(
-        lambda j: product(jnp.zeros_like(point).at[j].set(1)), jnp.arange(point.size)
-    )
-    return columns.T
 
 
 # --- Lanczos and random signs ---
@@ -251,20 +162,19 @@ def edges_and_trace(
     rngs: tuple[Array, Array],
     iterations: int,
     samples: int,
-    outer: str = "forward",
 ) -> tuple[SpectrumEdges, Estimate]:
     """`hessian_spectrum_edges` and `hessian_trace` in one loop.
 
     The product with the Hessian is nearly all of the program, and one loop compiles it once.
 
     Args:
-        loss, params, outer: as in `hessian_spectrum_edges`.
+        loss, params: as in `hessian_spectrum_edges`.
         rngs: the PRNG keys of the two.
         iterations: of Lanczos; 0 for the trace alone, where the edges are NaN.
         samples: of random signs; 0 for the edges alone, where the trace is NaN.
     """
     edges_rng, trace_rng = (checked_rng(rng, name="rng") for rng in rngs)
-    point, product, _ = _flattened(loss, params, outer)
+    point, product = _flattened(loss, params)
     size = min(iterations, point.size)
     epsilon = float(jnp.finfo(point.dtype).eps)
 
@@ -338,7 +248,7 @@ def _unit(vector: Array) -> Array:
 # --- products ---
 
 
-def _product(loss: Loss, params: Any, vector: Any, outer: str) -> Any:
+def _product(loss: Loss, params: Any, vector: Any) -> Any:
     """H v, for checked arguments."""
 
     def checked(params: Any) -> Array:
@@ -347,16 +257,12 @@ def _product(loss: Loss, params: Any, vector: Any, outer: str) -> Any:
             raise ValueError(f"loss(params) must be one float []; got {list(value.shape)}")
         return value
 
-    gradient = jax.grad(checked)
-    if outer == "forward":
-        return jax.jvp(gradient, (params,), (vector,))[1]
-    return jax.vjp(gradient, params)[1](vector)[0]
+    return jax.jvp(jax.grad(checked), (params,), (vector,))[1]
 
 
-def _flattened(loss: Loss, params: Any, outer: str) -> tuple[Array, Product, Callable]:
-    """(params as one vector [P], the product with the Hessian at params, [P] -> tree)."""
+def _flattened(loss: Loss, params: Any) -> tuple[Array, Product]:
+    """(params as one vector [P], the product with the Hessian at params)."""
     params = _checked_params(params)
-    check_choice("outer", outer, Outer)
     # One wide dtype, for sums over the whole vector; the loss gets the params in their own dtypes.
     dtype = accumulator_dtype(*jax.tree.leaves(params))
     point, restore = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype(dtype), params))
@@ -365,7 +271,7 @@ def _flattened(loss: Loss, params: Any, outer: str) -> tuple[Array, Product, Cal
         narrow = jax.tree.map(lambda leaf, like: leaf.astype(like.dtype), restore(point), params)
         return loss(narrow)
 
-    return point, lambda vector: _product(flat_loss, point, vector, outer), restore
+    return point, lambda vector: _product(flat_loss, point, vector)
 
 
 # --- checks of arguments ---

@@ -62,26 +62,6 @@ class ProgramMemory(NamedTuple):
     results: int  # of all results
 
 
-def parameter_count(score: str | Score, query_dim: int, key_dim: int) -> int:
-    """The number of a score's parameters.
-
-    Args:
-        score: a name in `SCORES`, "module:Name", or a `Score`.
-        query_dim: Dq, at least 1.
-        key_dim: Dk, at least 1.
-
-    Raises:
-        ValueError: a size is not a positive integer, or the score does not support the two sizes.
-
-    >>> [parameter_count(score, 64, 64) for score in ("additive", "general", "dot", "scaled")]
-    [8256, 4096, 0, 0]
-
-    Source: "Attention Variants", §38.6, the complexity ledger.
-    """
-    score, query_dim, key_dim = _checked(score, query_dim, key_dim)
-    return sum(leaf.size for leaf in jax.tree.leaves(init_shapes(score, query_dim, key_dim)))
-
-
 def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
     """The cost of a score, counted by XLA as in `operation_count`; nothing is compiled or run.
 
@@ -99,8 +79,8 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
     >>> cost = score_cost("additive", query_dim=64, key_dim=64)
     >>> cost.query.flops, cost.key.flops, cost.pair
     (8192.0, 8192.0, Operations(flops=192.0, transcendentals=64.0))
-    >>> cost.flops_per_query(source_length=16), score_cost("dot", 64, 64).flops_per_query(16)
-    (142336.0, 2048.0)
+    >>> cost.flops_per_query(source_length=16), cost.parameters
+    (142336.0, 8256)
 
     Source: "Attention Variants", §38.6, the complexity ledger, which counts a multiplication and
     its addition as one operation, and the projection of a key again for each query.
@@ -126,7 +106,7 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
         Operations(*map(operator.sub, count_of(2), count_of(1)))
         for count_of in (projected_queries, projected_keys, paired)
     )
-    return ScoreCost(parameter_count(score, query_dim, key_dim), query, key, pair)
+    return ScoreCost(sum(leaf.size for leaf in jax.tree.leaves(params)), query, key, pair)
 
 
 def operation_count(function: Callable[..., Any], *arguments: Any) -> Operations:
@@ -227,11 +207,10 @@ def attention_memory(
             block_sizes=block_sizes,
         )
 
-    program: Callable[..., Any] = attend
     inputs = [token, token, token, init_shapes(score, dim, dim)]
     if backward:
-        program, inputs = functools.partial(forward_and_backward, attend), [token, *inputs]
-    return program_memory(program, *inputs)
+        return program_memory(functools.partial(forward_and_backward, attend), token, *inputs)
+    return program_memory(attend, *inputs)
 
 
 def forward_and_backward(function: Callable[..., Array], doutput: Array, *inputs: Any) -> Any:
@@ -247,19 +226,9 @@ def growth_exponent(lengths: Sequence[float], sizes: Sequence[float]) -> float:
         lengths: positive numbers, at least two of them different.
         sizes: a positive number for each length.
 
-    Raises:
-        ValueError: there are fewer than two different lengths, the numbers of lengths and sizes
-            differ, or a number is not positive.
-
     >>> round(growth_exponent([1, 2, 4], [3, 12, 48]), 6)
     2.0
     """
-    numbers = [*lengths, *sizes]
-    if len(lengths) != len(sizes) or len(set(lengths)) < 2 or min(numbers) <= 0:
-        raise ValueError(
-            "lengths and sizes must be equally many positive numbers, with at least two different"
-            f" lengths; got {list(lengths)} and {list(sizes)}"
-        )
     return float(np.polyfit(np.log(lengths), np.log(sizes), 1)[0])
 
 

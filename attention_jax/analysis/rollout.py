@@ -61,14 +61,6 @@ def attention_rollout(
     Source: Abnar and Zuidema 2020, section 3, "Attention rollout", equation 1: their W_att is
     heads(weights), their A = 0.5 W_att + 0.5 I, their A-tilde is rollout.
     """
-    if isinstance(weights, list | tuple):
-        layers = [float_array(f"weights[{index}]", layer) for index, layer in enumerate(weights)]
-        kinds = {(str(layer.dtype), layer.shape) for layer in layers}
-        if len(kinds) != 1:
-            raise ValueError(
-                f"weights must be layers of one dtype and shape; got {kinds or 'none'}"
-            )
-        weights = jnp.stack(layers)
     weights = float_array("weights", weights)
     *_, num_heads, target_length, source_length = (1, 1, 1, *weights.shape)
     if weights.ndim < 4 or target_length != source_length or 0 in (weights.shape[0], num_heads):

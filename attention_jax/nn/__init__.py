@@ -19,11 +19,10 @@ from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.model import Model
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
+from attention_jax.nn.position_encoding import PositionEncoding
 from attention_jax.nn.positions import (
     ANY_LENGTH,
     anchored_positions,
-    learned_encoding,
     random_position_ids,
     random_window_position_ids,
     rotary,
@@ -51,13 +50,11 @@ __all__ = [
     "MonotonicAttention",
     "MultiHeadAttention",
     "PositionEncoding",
-    "PositionIds",
     "ScaledDotAttention",
     "Source",
     "anchored_positions",
     "bind",
     "initial_params",
-    "learned_encoding",
     "random_position_ids",
     "random_window_position_ids",
     "rotary",

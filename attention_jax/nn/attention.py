@@ -22,7 +22,7 @@ from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
 
 Array = jax.Array
-Carry = Array | None  # [*B, S], what a call hands to the call with the next queries
+Carry = Any  # what a call hands to the call with the next queries; [*B, S], a cache or None
 
 
 class Attended(NamedTuple):
@@ -36,16 +36,6 @@ class Attended(NamedTuple):
     output: Array  # [*B, T, Dv]
     weights: Array | None  # [*B, T, S], means over heads; None unless asked for
     carry: Carry  # None if the kind carries nothing
-
-
-class CallOptions(NamedTuple):
-    """The arguments of `ScoreModule.attend` that only some kinds of attention need."""
-
-    lengths: Array | None
-    first: Array | int
-    carry: Carry
-    rng: Array | None
-    return_weights: bool
 
 
 class ScoreModule(nnx.Module):
@@ -66,7 +56,7 @@ class ScoreModule(nnx.Module):
 
     dropout_rate: float
     implementation: str | None
-    # `attend` of a kind: (the keyword arguments of its function, `CallOptions`, its own arguments).
+    # `attend` of a kind: (the keyword arguments of its function, the others that `attend` takes).
     _attend: Callable[..., Attended]
 
     def __init__(
@@ -127,13 +117,12 @@ class ScoreModule(nnx.Module):
         carry: Carry = None,
         rng: Array | None = None,
         return_weights: bool = False,
-        **own: Any,
     ) -> Attended:
         """Attends.
 
         All kinds of attention take the same arguments, see `CrossAttention`, and ignore those that
         they do not need. `value` is float [*B, S, Dv], or None for `memory`; `bias` is as in
-        `Attention`; `own` are arguments of one kind alone.
+        `Attention`.
         """
         del position_ids  # one head has no projections to rotate: `CrossAttention` rotates tokens
         query = self._cast(float_array("query", query))
@@ -143,8 +132,10 @@ class ScoreModule(nnx.Module):
         key, value = key_and_value(memory, value)
         arguments: Any = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
         arguments |= {"score": self.score, "params": values_of(self.params, self.dtype)}
-        options = CallOptions(lengths, first, carry, rng, return_weights)
-        output, weights, after = self._attend(arguments, options, **own)
+        options: Any = {"rng": rng, "return_weights": return_weights}
+        output, weights, after = self._attend(
+            arguments, lengths=lengths, first=first, carry=carry, **options
+        )
         weights = None if weights is None else weights.astype(query.dtype)
         if carry is not None and after is not None:
             # Loops need the carry in the dtype in which it came, whatever the parameters have.
@@ -155,18 +146,19 @@ class ScoreModule(nnx.Module):
         self,
         functions: tuple[Callable[..., Array], Callable[..., Array]],
         arguments: dict[str, Any],
-        options: CallOptions,
+        rng: Array | None,
+        return_weights: bool,
     ) -> Attended:
         """Output and weights by the two functions; with a PRNG key the output has dropout."""
         attend, weigh = functions
         output = attend(
             **arguments,
-            dropout_rate=0.0 if options.rng is None else self.dropout_rate,
-            dropout_rng=options.rng,
+            dropout_rate=0.0 if rng is None else self.dropout_rate,
+            dropout_rng=rng,
             implementation=self.implementation,
         )
         del arguments["value"]
-        return Attended(output, weigh(**arguments) if options.return_weights else None, None)
+        return Attended(output, weigh(**arguments) if return_weights else None, None)
 
     def _cast(self, array: Array) -> Array:
         """A floating-point array as this module computes with it."""
@@ -262,10 +254,12 @@ class Attention(ScoreModule, DropoutModule):
         options: Any = {"mask": mask, "bias": bias, "rng": rng, "return_weights": return_weights}
         return super().__call__(query, key, value, **options)
 
-    def _attend(self, arguments: dict[str, Any], options: CallOptions) -> Attended:
+    def _attend(
+        self, arguments: dict[str, Any], *, rng: Array | None, return_weights: bool, **others: Any
+    ) -> Attended:
         arguments["normalizer"] = self.normalizer
         arguments["normalizer_params"] = values_of(self.normalizer_params, self.dtype)
-        return self._dropped((attention, attention_weights), arguments, options)
+        return self._dropped((attention, attention_weights), arguments, rng, return_weights)
 
 
 class AdditiveAttention(Attention):

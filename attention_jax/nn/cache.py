@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from attention_jax.core.checks import check_entries
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.memory import Memory
 
@@ -33,21 +32,3 @@ def appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
     token_axes: Any = (new.keys.map(lambda leaf, ndim: leaf.ndim - ndim), new.values.ndim - 2)
     memory = jax.tree.map(written, cache.memory, new, Memory(*token_axes))
     return KeyValueCache(memory, cache.length + new.values.shape[-2])
-
-
-def check_cache(cache: KeyValueCache, x: Array, num_key_heads: int, head_dim: int) -> None:
-    """Raises ValueError unless the cache is of that many heads and has room for x [*B, t, D]."""
-    *_, room, cached_dim = cache.memory.values.shape
-    expected = (*x.shape[:-2], num_key_heads, 1, room, head_dim)
-    if cache.memory.values.shape != expected:
-        raise ValueError(
-            f"cache must be this module's empty_cache({x.shape[:-2]}, ...) for x"
-            f" {list(x.shape)}; got one of {num_key_heads} heads of {cached_dim} with values"
-            f" {list(cache.memory.values.shape)}"
-        )
-    if x.shape[-2] > room:
-        raise ValueError(
-            f"x must have at most {room} tokens, the cache's max_length; got {x.shape[-2]}"
-        )
-    name = f"cache.length before {x.shape[-2]} more of at most {room} tokens"
-    check_entries(name, cache.length, 0, room - x.shape[-2])

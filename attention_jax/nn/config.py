@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_origin, get_type_hints
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction, checked_rate
 from attention_jax.core.names import check_description, describe
@@ -72,8 +72,8 @@ class ModelConfig:
         positions: how positions are encoded: "sinusoidal" or "learned" encodings, added to
             embeddings; "rotary", a rotation of queries and keys in every attention; "none".
         position_anchor: the end from which the source's tokens are counted: its "start", its "end",
-            or "both", each with half of the features. The target is counted from its start, because
-            its end is not known while it is generated.
+            or "both", each encoded in half of the features. The target is counted from its start,
+            because its end is not known while it is generated.
         position_draw: the position ids of training: 0, 1, 2, ... ("none"); an ordered random
             "subset" of all `position_limit` ids; or a subset of a random "window" (see
             `random_window_position_ids`). Source and target of a batch share them. Evaluation uses
@@ -132,8 +132,10 @@ class ModelConfig:
     position_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
+        for name, hint in get_type_hints(type(self)).items():
+            if hint is bool or get_origin(hint) is Literal:
+                choices = Literal[True, False] if hint is bool else hint
+                check_choice(name, getattr(self, name), choices)
         for name in ("dim", "hidden_dim", "num_heads", "decoder_layers", "position_limit"):
             check_integer(name, getattr(self, name))
         check_integer("encoder_layers", self.encoder_layers, least=0)
@@ -144,16 +146,13 @@ class ModelConfig:
         checked_rate(self.dropout_rate)
         if self.attention_dropout_rate is not None:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
-        for name, get in _PARTS.items():
-            part = getattr(self, name)
-            if part is None and name in ("self_attention_score", "normalizer"):
-                continue
-            try:
-                get(part)
-            except ValueError as error:
-                if str(error).startswith(name):
-                    raise
-                raise ValueError(f"{name} is not valid: {error}") from error
+        for kind, get in (("score", get_score), ("normalizer", get_normalizer)):
+            for name in (kind, f"self_attention_{kind}"):
+                try:
+                    if getattr(self, name) is not None:
+                        get(getattr(self, name))
+                except ValueError as error:
+                    raise ValueError(f"{name} is not valid: {error}") from error
         self._check_sizes()
         self._check_attention()
 
@@ -171,13 +170,12 @@ class ModelConfig:
                 f"max_wavelength must be at least min_wavelength {self.min_wavelength};"
                 f" got {self.max_wavelength}"
             )
-        name, dim = "dim", self.dim
-        if self.rotary_wavelength is not None:  # each head is rotated
-            name, dim = "dim / num_heads", self.dim // self.num_heads
-        if self.positions != "none" and dim % (2 * self.num_position_ids):
+        # Pairs of features for each position id; with rotary positions, of each head.
+        multiple = 2 * (self.num_heads if self.positions == "rotary" else self.num_position_ids)
+        if self.positions != "none" and self.dim % multiple:
             raise ValueError(
-                f"{name} must be a multiple of {2 * self.num_position_ids}, for {self.positions}"
-                f" positions anchored at {self.position_anchor}; got {dim}"
+                f"dim must be a multiple of {multiple}, for {self.num_heads} heads with"
+                f" {self.positions} positions anchored at {self.position_anchor}; got {self.dim}"
             )
 
     def _check_attention(self) -> None:
@@ -191,6 +189,8 @@ class ModelConfig:
             raise ValueError(
                 f"attention must be global with rotary positions; got {self.attention!r}"
             )
+        if self.rotary_wavelength is not None and self.position_anchor == "both":
+            raise ValueError("position_anchor must be start or end with rotary positions; got both")
         if self.architecture == "decoder":
             for name, values in _OF_DECODER.items():
                 if getattr(self, name) not in values:
@@ -268,30 +268,42 @@ class ModelConfig:
                 f" holds {available}"
             )
 
-    def check_scores_run(self) -> None:
-        """Raises ValueError if a score fails for the sizes of this model; compiles nothing.
-
-        A configuration does not do this by itself, since it may be made before JAX can be used.
-        """
-        heads_of = {self.score: {self.cross_heads}}
-        if self.encoder_layers > 0 or self.decoder_self_attention:
-            heads_of.setdefault(self.self_score, set()).add(self.num_heads)
-        for score, counts in heads_of.items():
-            for count in sorted(counts):
-                size = self.dim // count
-                known_score(get_score(score), None, size, size)
-
     # --- the parts that settings name ---
 
-    def describe_parts(self) -> dict[str, Any]:
-        """Describes the scores and normalisers that the settings name; those of users are traced.
+    def parts(self) -> dict[str, dict[str, Any]]:
+        """The scores and normalisers that the settings name; those of users are traced.
+
+        A configuration does not trace them by itself, since it may be made before JAX can be used.
 
         Returns:
-            {"scores": {setting: description}, "normalizers": the same}, for config.json.
+            {"scores": {setting: score}, "normalizers": {setting: normaliser}}.
+
+        Raises:
+            ValueError: a score fails for the sizes of this model.
         """
+        scores = {
+            "score": (self.score, self.cross_heads),
+            "self_attention_score": (self.self_attention_score or self.score, self.num_heads),
+        }
+        normalizers = {
+            "normalizer": self.cross_normalizer,
+            "self_attention_normalizer": self.self_attention_normalizer,
+        }
         return {
-            kind: {name: describe(part) for name, (_, part) in parts.items()}
-            for kind, parts in self._named_parts().items()
+            "scores": {
+                name: known_score(get_score(text), None, self.dim // heads, self.dim // heads)
+                for name, (text, heads) in scores.items()
+            },
+            "normalizers": {
+                name: known_normalizer(get_normalizer(text)) for name, text in normalizers.items()
+            },
+        }
+
+    def describe_parts(self) -> dict[str, Any]:
+        """Describes the parts, {kind: {setting: description}}, for config.json."""
+        return {
+            kind: {name: describe(part) for name, part in parts.items()}
+            for kind, parts in self.parts().items()
         }
 
     def check_parts_are(self, content: Mapping[str, Any]) -> None:
@@ -300,13 +312,12 @@ class ModelConfig:
         Args:
             content: of config.json; earlier versions stored no scores or no normalisers.
         """
-        for kind, parts in self._named_parts().items():
+        for kind, parts in self.parts().items():
             stored = content.get(kind, {})
             if not isinstance(stored, Mapping):
                 raise TypeError(f"{kind} must be a JSON object; got {stored!r}")
-            for name, (text, part) in parts.items():
-                if name in stored:
-                    check_description(f"{name} {text!r}", part, stored[name])
+            for name in parts.keys() & stored.keys():
+                check_description(f"{name} {getattr(self, name)!r}", parts[name], stored[name])
 
     def known(self, settings: Any = None) -> Any:
         """These settings, or settings that contain them, as a static argument of `jax.jit`.
@@ -315,30 +326,9 @@ class ModelConfig:
         not of this library, two results are therefore equal only if the programs of all parts are.
         """
         settings = self if settings is None else settings
-        parts = (part for parts in self._named_parts().values() for _, part in parts.values())
+        parts = (part for parts in self.parts().values() for part in parts.values())
         digest = " ".join(part.digest for part in parts if type(part) is Known)
         return Known(settings, lambda: digest) if digest else settings
-
-    def _named_parts(self) -> dict[str, dict[str, tuple[str, Any]]]:
-        """The settings that name a score or a normaliser: {kind: {setting: (text, part)}}."""
-        sizes = {"score": self.dim // self.cross_heads}
-        sizes["self_attention_score"] = self.dim // self.num_heads
-        scores = {name: getattr(self, name) for name in sizes}
-        normalizers = {
-            "normalizer": self.cross_normalizer,
-            "self_attention_normalizer": self.self_attention_normalizer,
-        }
-        return {
-            "scores": {
-                name: (text, known_score(get_score(text), None, sizes[name], sizes[name]))
-                for name, text in scores.items()
-                if text is not None
-            },
-            "normalizers": {
-                name: (text, known_normalizer(get_normalizer(text)))
-                for name, text in normalizers.items()
-            },
-        }
 
     @property
     def label(self) -> str:
@@ -366,27 +356,6 @@ class ModelConfig:
         return ", ".join(words)
 
 
-_CHOICES: dict[str, Any] = {
-    "architecture": Architecture,
-    "activation": Activation,
-    "norm": Norm,
-    "tied_embeddings": Tie,
-    "attention": AttentionKind,
-    "alignment": Alignment,
-    "positions": PositionKind,
-    "position_anchor": Anchor,
-    "position_draw": Draw,
-    "decoder_self_attention": Literal[True, False],
-    "normalize_qk": Literal[True, False],
-    "output_gate": Literal[True, False],
-    "mask_padding": Literal[True, False],
-}
-_PARTS: dict[str, Any] = {
-    "score": get_score,
-    "self_attention_score": get_score,
-    "normalizer": get_normalizer,
-    "self_attention_normalizer": get_normalizer,
-}
 # The values that a "decoder" allows; its score and normaliser are `score` and `normalizer`.
 _OF_DECODER: dict[str, tuple[Any, ...]] = {
     "attention": ("global",),

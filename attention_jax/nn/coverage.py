@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.functional.coverage import coverage_attention, coverage_kernel_size
-from attention_jax.nn.attention import Attended, CallOptions, ScoreModule
+from attention_jax.nn.attention import Attended, Carry, ScoreModule
 from attention_jax.nn.parameters import Dtype
 from attention_jax.scores import Score
 
@@ -49,12 +49,14 @@ class CoverageAttention(ScoreModule):
         size = coverage_kernel_size(self.score, query_dim, key_dim)
         self.coverage_kernel = nnx.Param(jnp.zeros(size, self.param_dtype))
 
-    def _attend(self, arguments: dict[str, Any], options: CallOptions) -> Attended:
+    def _attend(
+        self, arguments: dict[str, Any], *, carry: Carry, return_weights: bool, **others: Any
+    ) -> Attended:
         result = coverage_attention(
             **arguments,
             coverage_kernel=self._cast(self.coverage_kernel[...]),
-            coverage=options.carry,
-            return_weights=options.return_weights,
+            coverage=carry,
+            return_weights=return_weights,
         )
         return Attended(result.output, result.weights, result.coverage)
 

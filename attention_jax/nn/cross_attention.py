@@ -21,8 +21,7 @@ from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
-from attention_jax.nn.position_encoding import PositionIds, Rotation
-from attention_jax.pairwise.masks import Mask
+from attention_jax.nn.positions import rotary
 
 Array = jax.Array
 
@@ -48,7 +47,6 @@ def multi_head(
         normalizer=normalizer,
         output_gate=config.output_gate,
         rotary_wavelength=config.rotary_wavelength,
-        num_position_ids=config.num_position_ids,
         dropout_rate=config.rate_of_weights,
         rngs=rngs,
         keep_rngs=False,
@@ -81,12 +79,9 @@ class CrossAttention(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        dim, wavelength = config.dim, config.rotary_wavelength
-        self.rotation = (
-            None if wavelength is None else Rotation(wavelength, config.num_position_ids)
-        )
+        dim, self.rotary_wavelength = config.dim, config.rotary_wavelength
         if config.cross_heads > 1:
-            self.attention = multi_head(config, config.score, config.cross_normalizer, rngs)
+            self.attention: Any = multi_head(config, config.score, config.cross_normalizer, rngs)
             self.output = None
             return
         options = {
@@ -97,8 +92,8 @@ class CrossAttention(nnx.Module):
             "keep_rngs": False,  # the block gives it the PRNG keys
         }
         kind, names = KINDS[config.attention]
-        own = {name: options[name] for name in names}
-        self.attention = kind(config.score, dim, dim, rngs=rngs, **own)
+        options = {name: options[name] for name in names}
+        self.attention = kind(config.score, dim, dim, rngs=rngs, **options)
         self.output = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
 
     def __call__(
@@ -106,25 +101,20 @@ class CrossAttention(nnx.Module):
         query: Array,
         memory: Array | Memory,
         *,
-        mask: Mask | Array | None = None,
-        lengths: Array | None = None,
-        first: Array | int = 0,
-        position_ids: PositionIds | None = None,
-        memory_position_ids: PositionIds | None = None,
-        carry: Carry = None,
-        rng: Array | None = None,
-        return_weights: bool = False,
+        position_ids: Array | None = None,
+        memory_position_ids: Array | None = None,
+        **options: Any,
     ) -> Attended:
         """Attends.
 
         Args:
             query: float [*B, T, dim].
             memory: float [*B, S, dim]; or the `Memory` that `remember` made of it.
+            position_ids: of the queries, for rotation; None for 0, 1, 2, ...
+            memory_position_ids: of the memory's tokens, for rotation; None for 0, 1, 2, ...
             mask: the memory tokens to which each query may attend; must exclude padding.
             lengths: int [*B], how many memory tokens are real; None for all.
             first: position of the first query: the number of queries that have attended before.
-            position_ids: of the queries, for rotation; None for 0, 1, 2, ...
-            memory_position_ids: of the memory's tokens, for rotation; None for 0, 1, 2, ...
             carry: from the call with the previous queries; None for the first call.
             rng: one PRNG key, for dropout of weights and the noise of "monotonic"; None for
                 neither.
@@ -136,41 +126,34 @@ class CrossAttention(nnx.Module):
         Raises:
             ValueError: an argument has the wrong shape or dtype.
         """
-        if self.rotation is not None:
+        if self.rotary_wavelength is not None:
             if not isinstance(memory, Memory):
                 memory = self.remember(memory, position_ids=memory_position_ids)
             if self.output is not None:
-                query = self.rotation(query, position_ids)
-        attended = self.attention.attend(
-            query,
-            memory,
-            mask=mask,
-            lengths=lengths,
-            first=first,
-            position_ids=position_ids,
-            carry=carry,
-            rng=rng,
-            return_weights=return_weights,
-        )
+                query = rotary(query, position_ids, max_wavelength=self.rotary_wavelength)
+        attended = self.attention.attend(query, memory, position_ids=position_ids, **options)
         if self.output is None:
             return attended
         output = project_rows(self.output, attended.output, feature_ndim=1)
         return attended._replace(output=output)
 
-    def remember(self, memory: Array, *, position_ids: PositionIds | None = None) -> Memory:
+    def remember(self, memory: Array, *, position_ids: Array | None = None) -> Memory:
         """Projects the memory once, for many calls that take the result as `memory`.
 
         `position_ids` are those of the memory's tokens, for rotation; None for 0, 1, 2, ...
         """
-        if self.rotation is None:
-            return self.attention.remember(memory)
         if self.output is None:
             return self.attention.remember(memory, position_ids=position_ids)
-        return self.attention.remember(self.rotation(memory, position_ids), memory)
+        if self.rotary_wavelength is None:
+            return self.attention.remember(memory)
+        keys = rotary(memory, position_ids, max_wavelength=self.rotary_wavelength)
+        return self.attention.remember(keys, memory)
 
     def first_carry(self, memory: Array) -> Carry:
         """The carry before the first query of a memory [*B, S, dim]; None if nothing is carried.
 
         It is float64 for a memory of float64, else float32, and so are all later carries.
         """
+        if self.output is None:
+            return None
         return self.attention.first_carry(memory.shape[:-1], accumulator_dtype(memory))

@@ -173,8 +173,7 @@ def beam_search(
         `BeamResult`; log-probabilities in float32 (float64 if the logits are).
 
     Raises:
-        ValueError: a number is out of range, `state` has not B rows, or `step` has the wrong
-            signature.
+        ValueError: a number is out of range, or `step` has the wrong signature.
 
     >>> def chain(state, tokens):  # after the likeliest first token, 1, nothing is likely
     ...     table = jnp.array([[0.0, 0.5, 0.5], [0.4, 0.3, 0.3], [0.9, 0.1, 0.0], [0.0, 0.6, 0.4]])
@@ -197,12 +196,6 @@ def beam_search(
     if penalty < 0:
         raise ValueError(f"length_penalty must be at least 0; got {length_penalty!r}")
     state = jax.tree.map(jnp.asarray, state)
-    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-        if leaf.ndim == 0 or leaf.shape[0] != batch_size:
-            raise ValueError(
-                f"state{jax.tree_util.keystr(path)} must have {batch_size} rows on its first axis;"
-                f" got {list(leaf.shape)}"
-            )
     state = jax.tree.map(lambda leaf: jnp.repeat(leaf, beams, axis=0), state)
     logits_dtype = _check_step(step, state, batch_size * beams, eos)
     dtype = accumulator_dtype(jnp.empty((), logits_dtype))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict, Unpack
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +15,6 @@ from attention_jax.nn import decoding
 from attention_jax.nn.decoding import BeamResult
 
 Array = jax.Array
-
-
-class Ends(TypedDict):
-    """How answers begin and end.
-
-    Attributes:
-        max_length: longest answer, EOS included.
-        sos: the token every decoder input begins with, or one for each row, int [B]: in a language
-            model the last token of the prompt, whose other tokens are the source.
-        eos: the token that ends a row.
-        pad: the token that fills a row after EOS.
-    """
-
-    max_length: int
-    sos: Any
-    eos: int
-    pad: int
 
 
 class Decoded(NamedTuple):
@@ -66,7 +48,7 @@ class Generator(nnx.Module):
         *,
         position_ids: Array | None = None,
         return_weights: bool = False,
-        **ends: Unpack[Ends],
+        **ends: Any,
     ) -> Decoded:
         """Feeds back the likeliest token at every step, until every row has generated EOS.
 
@@ -75,14 +57,20 @@ class Generator(nnx.Module):
             position_ids: as in a call.
             return_weights: also compute the weights of the answer, with one more call of the model
                 on all tokens at once.
-            ends: `max_length`, `sos`, `eos` and `pad`, see `Ends`.
+            ends: `max_length`, of the longest answer, EOS included; `eos`, the token that ends a
+                row; `pad`, which fills a row after EOS; and `sos`, the token that every row begins
+                with, or one for each, int [B]: in a language model the last token of the prompt,
+                whose other tokens are the source.
         """
-        tokens = self._found(decoding.greedy_search, source, source_lengths, position_ids, **ends)
+        tokens = self._searched(decoding.greedy_search, source, source_lengths, position_ids, ends)
         tokens = tokens.astype(source.dtype)
         if not return_weights:
             return Decoded(tokens, None)
-        ids: Any = {"sos": ends["sos"], "position_ids": position_ids}
-        return Decoded(tokens, self.weights_of(source, source_lengths, tokens, **ids))
+        first = jnp.asarray(ends["sos"], tokens.dtype).reshape(-1, 1)  # [1 or B, 1]
+        inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
+        inputs = jnp.where(jnp.arange(tokens.shape[1])[None, :] == 0, first, inputs)
+        options: Any = {"position_ids": position_ids, "return_weights": True}
+        return Decoded(tokens, self(source, source_lengths, inputs, **options)[1])
 
     def sample_decode(
         self,
@@ -92,7 +80,7 @@ class Generator(nnx.Module):
         *,
         temperature: float = 1.0,
         position_ids: Array | None = None,
-        **ends: Unpack[Ends],
+        **ends: Any,
     ) -> Array:
         """Random answers, int [B, max_length]: each token is drawn from softmax(logits / t).
 
@@ -101,8 +89,9 @@ class Generator(nnx.Module):
             rng: one PRNG key.
             temperature: t, above 0; the smaller, the likelier the likeliest token.
         """
-        find = functools.partial(decoding.sample_search, temperature=temperature)
-        tokens = self._found(find, source, source_lengths, position_ids, rng=rng, **ends)
+        ends |= {"temperature": temperature}
+        search = decoding.sample_search
+        tokens = self._searched(search, source, source_lengths, position_ids, ends, rng)
         return tokens.astype(source.dtype)
 
     def beam_decode(
@@ -113,7 +102,7 @@ class Generator(nnx.Module):
         beams: int,
         length_penalty: float = 0.0,
         position_ids: Array | None = None,
-        **ends: Unpack[Ends],
+        **ends: Any,
     ) -> BeamResult:
         """The best answers of a beam search, best first; see `decoding.beam_search`.
 
@@ -122,44 +111,27 @@ class Generator(nnx.Module):
             beams: hypotheses kept for each row; 1 is greedy decoding.
             length_penalty: the larger, the longer the answers preferred; 0 for no preference.
         """
-        options: Any = {"beams": beams, "length_penalty": length_penalty}
-        find = functools.partial(decoding.beam_search, **options)
-        return self._found(find, source, source_lengths, position_ids, copies=beams, **ends)
+        ends |= {"beams": beams, "length_penalty": length_penalty}
+        return self._searched(decoding.beam_search, source, source_lengths, position_ids, ends)
 
-    def weights_of(
+    def _searched(
         self,
-        source: Array,
-        source_lengths: Array,
-        tokens: Array,
-        *,
-        sos: int | Array,
-        position_ids: Array | None = None,
-    ) -> Array:
-        """The weights [L, B, T, S] of a call whose right answer is `tokens`, int [B, T]."""
-        first = jnp.asarray(sos, tokens.dtype).reshape(-1, 1)  # [1 or B, 1]
-        inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
-        inputs = jnp.where(jnp.arange(tokens.shape[1])[None, :] == 0, first, inputs)
-        options: Any = {"position_ids": position_ids, "return_weights": True}
-        return self(source, source_lengths, inputs, **options)[1]
-
-    def _found(
-        self,
-        find: Callable[..., Any],
+        search: Callable[..., Any],
         source: Array,
         source_lengths: Array,
         position_ids: Array | None,
-        *,
-        copies: int = 1,
-        rng: Array | None = None,
-        **ends: Unpack[Ends],
+        options: dict[str, Any],
+        *rng: Array,
     ) -> Any:
-        """The result of the search `find`, which keeps `copies` prefixes of each row."""
+        """The result of a function of `decoding` with these options."""
         definition, variables = nnx.split(self)
+        copies = options.get("beams", 1)
 
-        def search(variables: Any, source: Array, lengths: Array, ids: Any, *rng: Array) -> Any:
+        def run(variables: Any, source: Array, lengths: Array, ids: Any, *rng: Array) -> Any:
             model = nnx.merge(definition, variables)
-            options: Any = {"max_length": ends["max_length"], "position_ids": ids}
-            state = model.start_decoding(source, lengths, **options)
+            state = model.start_decoding(
+                source, lengths, max_length=options["max_length"], position_ids=ids
+            )
             fixed, *moving = state
             # All prefixes of a row read the same source, so the search need not reorder it.
             fixed = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), fixed)
@@ -168,7 +140,7 @@ class Generator(nnx.Module):
                 logits, (_, *moving) = model.decode_step(type(state)(fixed, *moving), tokens)
                 return logits, moving
 
-            return find(step, moving, *rng, batch_size=source.shape[0], **ends)
+            return search(step, moving, *rng, batch_size=source.shape[0], **options)
 
-        arrays = variables, source, source_lengths, position_ids, *([] if rng is None else [rng])
-        return on_automatic_axes(search, PartitionSpec(explicit_spec(source)[0]), *arrays)
+        arrays = variables, source, source_lengths, position_ids, *rng
+        return on_automatic_axes(run, PartitionSpec(explicit_spec(source)[0]), *arrays)

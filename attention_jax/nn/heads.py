@@ -23,7 +23,7 @@ from attention_jax.nn.parameters import (
     score_params,
     values_of,
 )
-from attention_jax.nn.position_encoding import PositionIds, Rotation
+from attention_jax.nn.positions import check_wavelength, rotary
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.scores import Score, get_score
 
@@ -48,7 +48,6 @@ class Heads(DropoutModule):
         normalizer: NormalizerLike = DEFAULT_NORMALIZER,
         output_gate: bool = False,
         rotary_wavelength: float | None = None,
-        num_position_ids: int = 1,
         dropout_rate: float = 0.0,
         deterministic: bool | None = None,
         implementation: str | None = None,
@@ -74,10 +73,9 @@ class Heads(DropoutModule):
         if num_heads % num_key_heads:
             raise ValueError(f"num_key_heads must divide {num_heads} heads; got {num_key_heads}")
         head_dim = qkv_dim // num_heads
-        self.rotation: Rotation | None = None
         if rotary_wavelength is not None:
-            self.rotation = Rotation(rotary_wavelength, num_position_ids)
-            self.rotation.check_dim(f"qkv_dim {qkv_dim} / num_heads {num_heads}", head_dim)
+            check_wavelength("rotary_wavelength", rotary_wavelength)
+        self.rotary_wavelength = rotary_wavelength
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
 
         dtypes: Any = {"dtype": dtype, "param_dtype": param_dtype}
@@ -109,32 +107,29 @@ class Heads(DropoutModule):
 
     # --- projections: [*B, length, dim] to heads [*B, K, G, length, head_dim], and back ---
 
-    def _queries(self, x: Array, position_ids: PositionIds | None) -> Array:
+    def _queries(self, x: Array, position_ids: Array | None) -> Array:
         heads = self._normalise_and_rotate(self.query(x), self.query_norm, position_ids)
         return group_heads(heads, 2, self.num_key_heads)
 
     def _keys_and_values(
-        self, key: Array, value: Array, position_ids: PositionIds | None
+        self, key: Array, value: Array, position_ids: Array | None
     ) -> tuple[Array, Array]:
         key = checked_tokens("key", key, self.key)
         value = checked_tokens("value", value, self.value)
-        if value.shape[-2] != key.shape[-2]:
-            raise ValueError(
-                f"value must be [*B, {key.shape[-2]}, ...] to match key {list(key.shape)};"
-                f" got {list(value.shape)}"
-            )
         keys = self._normalise_and_rotate(self.key(key), self.key_norm, position_ids)
         values = jnp.swapaxes(self.value(value), -2, -3)
         return keys[..., None, :, :], values[..., None, :, :]
 
     def _normalise_and_rotate(
-        self, heads: Array, norm: nnx.LayerNorm | None, position_ids: PositionIds | None
+        self, heads: Array, norm: nnx.LayerNorm | None, position_ids: Array | None
     ) -> Array:
         """[*B, length, heads, head_dim] -> [*B, heads, length, head_dim], normalised, rotated."""
         if norm is not None:
             heads = norm(heads)
         heads = jnp.swapaxes(heads, -2, -3)
-        return heads if self.rotation is None else self.rotation(heads, position_ids)
+        if self.rotary_wavelength is None:
+            return heads
+        return rotary(heads, position_ids, max_wavelength=self.rotary_wavelength)
 
     def _merged(self, heads: Array, query: Array) -> Array:
         """The output, from heads [*B, K, G, T, head_dim] and the tokens of the query."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import abc
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -10,15 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.checks import check_choice, check_integer, checked_rate
-from attention_jax.functional.centers import (
-    checked_lengths,
-    monotonic_centers,
-    predicted_centers,
-    reversed_centers,
-)
+from attention_jax.functional.centers import monotonic_centers, predicted_centers, reversed_centers
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.local import local_attention, local_attention_weights
-from attention_jax.nn.attention import Attended, CallOptions, ScoreModule
+from attention_jax.nn.attention import Attended, ScoreModule
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -26,12 +21,10 @@ Alignment = Literal["monotonic", "reversed"]
 
 
 class _LocalAttention(ScoreModule):
-    """Attention through windows around centers, for both kinds of local attention.
-
-    `attend` also takes `centers` [*B, T], which replace those of the module. Nothing is carried.
-    """
+    """Attention through windows around centers, for both kinds of local attention."""
 
     sigma: float | None = None
+    _centers: Callable[..., Array]  # of (query, lengths, first): [*B, T] or [T]
 
     def __init__(
         self,
@@ -52,22 +45,18 @@ class _LocalAttention(ScoreModule):
     def _attend(
         self,
         arguments: dict[str, Any],
-        options: CallOptions,
         *,
-        centers: Array | None = None,
+        lengths: Array | None,
+        first: Array | int,
+        rng: Array | None,
+        return_weights: bool,
+        **others: Any,
     ) -> Attended:
-        if centers is None:
-            lengths = options.lengths
-            if lengths is None:
-                lengths = jnp.asarray(arguments["key"].shape[-2])
-            centers = self._centers(arguments["query"], lengths, options.first)
-        arguments |= {"centers": centers, "radius": self.radius, "sigma": self.sigma}
+        lengths = jnp.asarray(arguments["key"].shape[-2]) if lengths is None else lengths
+        arguments["centers"] = self._centers(arguments["query"], lengths, first)
+        arguments |= {"radius": self.radius, "sigma": self.sigma}
         functions = (local_attention, local_attention_weights)
-        return self._dropped(functions, arguments, options)
-
-    @abc.abstractmethod
-    def _centers(self, query: Array, lengths: Array, first: Array | int) -> Array:
-        """The center of each query's window, [*B, T] or [T]."""
+        return self._dropped(functions, arguments, rng, return_weights)
 
 
 class LocalMAttention(_LocalAttention):
@@ -90,7 +79,7 @@ class LocalMAttention(_LocalAttention):
     >>> layer(jnp.ones((1, 4)), jnp.ones((5, 4)), return_weights=True)[1].tolist()
     [[0.5, 0.5, 0.0, 0.0, 0.0]]
 
-    `attend` and a call also take `centers` [*B, T], which replace those of the alignment.
+    For centers of your own, call `attention_jax.local_attention`.
 
     Source: Luong, Pham and Manning 2015, section 3.2, "monotonic alignment (local-m)".
     """
@@ -111,7 +100,6 @@ class LocalMAttention(_LocalAttention):
     def _centers(self, query: Array, lengths: Array, first: Array | int) -> Array:
         if self.alignment == "monotonic":
             return monotonic_centers(query.shape[-2]) + first
-        lengths = checked_lengths(lengths, query.shape[:-2])
         return reversed_centers(query.shape[-2], lengths) - first
 
 
@@ -120,27 +108,24 @@ class LocalPAttention(_LocalAttention):
 
     Besides the score's it has the parameters W [Dq, A] (`position_kernel`) and v [A]
     (`position_v`), whose gradients come through a Gaussian around the predicted position.
+    Its standard deviation is D / 2, as in the paper.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
-        radius: D; a query sees the keys at most D from its center.
+        radius: D, at least 1; a query sees the keys at most D from its center.
         hidden_dim: A; None for `query_dim`.
-        sigma: standard deviation of the Gaussian; None for the paper's D / 2.
         rngs: the stream of the initial parameters.
         options: `dropout_rate`, `implementation`, `dtype` and `param_dtype` as in
             `LocalMAttention`.
 
     Raises:
-        ValueError: there is no such score, a size is below 1, or `sigma` is not above 0 (as its
-            default is with radius 0).
+        ValueError: there is no such score, or a size is below 1.
 
     >>> layer = LocalPAttention("general", 4, 6, radius=2, rngs=nnx.Rngs(0))
     >>> layer(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
     (3, 5, 6)
-
-    `attend` and a call also take `centers` [*B, T], which replace the predicted ones.
 
     Source: Luong, Pham and Manning 2015, section 3.2, "predictive alignment (local-p)".
     """
@@ -153,20 +138,12 @@ class LocalPAttention(_LocalAttention):
         *,
         radius: int,
         hidden_dim: int | None = None,
-        sigma: float | None = None,
         rngs: nnx.Rngs,
         **options: Any,
     ):
-        if sigma is None:
-            if check_integer("radius", radius, 0) == 0:
-                raise ValueError("radius must be at least 1, or sigma given; got radius 0")
-            sigma = radius / 2
-        if not sigma > 0:
-            raise ValueError(f"sigma must be greater than 0; got {sigma}")
+        self.sigma = check_integer("radius", radius) / 2
         super().__init__(score, query_dim, key_dim, radius=radius, rngs=rngs, **options)
-        self.sigma = sigma
         hidden_dim = query_dim if hidden_dim is None else hidden_dim
-        check_integer("hidden_dim", hidden_dim)
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
         # Small, so that every window starts in the middle, where the sigmoid is steepest.
         v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5

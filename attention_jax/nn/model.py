@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +27,9 @@ class Fixed(NamedTuple):
     """The constant part of the state of decoding; every array has the batch axis in front."""
 
     sources: tuple[Source | None, ...]  # for each block, projected
-    position_ids: Array  # int [B, P]
+    position_ids: Array  # int [B, P], for the P tokens that may be read
     padding: Array  # int [B], tokens of padding between source and target, which have no position
-    limit: Array  # int [B], how many tokens may be read
-    visible: Array | None  # bool [B, limit], False for padding; None with an encoder
+    visible: Array | None  # bool [B, P], False for padding; None with an encoder
 
 
 class DecodingState(NamedTuple):
@@ -48,13 +49,11 @@ class Model(Generator):
 
     Args:
         config: the settings.
-        vocabulary_size: V, of the target.
-        source_vocabulary_size: of the source; None for V.
+        vocabulary_size: V, of source and target.
         rngs: the stream of the initial parameters.
 
     Raises:
-        ValueError: a score fails for these sizes; or one table embeds source and target, and their
-            vocabularies have different sizes.
+        ValueError: a score cannot have these sizes.
 
     >>> model = Model(ModelConfig(score="additive"), 11, rngs=nnx.Rngs(0))
     >>> model(jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)).shape
@@ -64,25 +63,11 @@ class Model(Generator):
     (2, 7, 11)
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        vocabulary_size: int,
-        *,
-        source_vocabulary_size: int | None = None,
-        rngs: nnx.Rngs,
-    ):
+    def __init__(self, config: ModelConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
         dim, tie = config.dim, config.tied_embeddings
-        source_size = vocabulary_size if source_vocabulary_size is None else source_vocabulary_size
         self.config, self.has_encoder = config, config.architecture == "encoder-decoder"
-        if source_size != vocabulary_size and (tie == "all" or not self.has_encoder):
-            raise ValueError(
-                f"source_vocabulary_size must be {vocabulary_size}, that of the target, where one"
-                f" table embeds both; got {source_size}"
-            )
-        config.check_scores_run()
         if self.has_encoder:
-            self.source_embedding = nnx.Embed(source_size, dim, rngs=rngs)
+            self.source_embedding = nnx.Embed(vocabulary_size, dim, rngs=rngs)
             self.encoder = nnx.List(Block(config, rngs=rngs) for _ in range(config.encoder_layers))
             self.memory_norm = nnx.LayerNorm(dim, rngs=rngs)
         shares_source = self.has_encoder and tie == "all"
@@ -125,7 +110,7 @@ class Model(Generator):
         Returns:
             logits [B, T, V]; or (logits, weights [L, B, T, S] of each decoder layer).
         """
-        result = self.features(
+        features, weights = self._teacher_forced(
             source,
             source_lengths,
             target_inputs,
@@ -133,11 +118,14 @@ class Model(Generator):
             rng=rng,
             return_weights=return_weights,
         )
-        if not return_weights:
-            return self.logits_of(result)
-        return self.logits_of(result[0]), result[1]
+        logits = self.logits_of(features)
+        return (logits, weights) if return_weights else logits
 
-    def features(
+    def features(self, *inputs: Any, **options: Any) -> Array:
+        """The inputs of the output layer, [B, T, dim]; the arguments are those of a call."""
+        return self._teacher_forced(*inputs, **options)[0]
+
+    def _teacher_forced(
         self,
         source: Array | None,
         source_lengths: Array | None,
@@ -146,41 +134,36 @@ class Model(Generator):
         position_ids: Array | None = None,
         rng: Array | None = None,
         return_weights: bool = False,
-    ) -> Any:
-        """The inputs of the output layer, [B, T, dim]; or (features, weights [L, B, T, S]).
-
-        The arguments are those of a call.
-        """
+    ) -> tuple[Array, Array | None]:
+        """The features [B, T, dim]; and the weights [L, B, T, S], or None."""
         if source is None or source_lengths is None:
             source = jnp.zeros_like(target_inputs[:, :0])
             source_lengths = jnp.zeros_like(target_inputs[:, 0])
         encoder_rng, decoder_rng = split_rng(rng, 2)
         position_rng = None if rng is None else jax.random.fold_in(rng, 2)
-        lengths = source.shape[-1], target_inputs.shape[-1]
-        position_ids = self._position_ids(position_ids, *lengths, position_rng)
+        length, target_length = source.shape[-1], target_inputs.shape[-1]
+        position_ids = self._position_ids(position_ids, length, target_length, position_rng)
         cross, visible, at = self._context(
-            source, source_lengths, position_ids, lengths[1], encoder_rng
+            source, source_lengths, position_ids, target_length, encoder_rng
         )
         mask, tokens = causal_mask(), target_inputs
         if visible is not None:
             mask, tokens = mask & token_mask(visible), jnp.concatenate([source, tokens], axis=-1)
-        rng, *block_rngs = split_rng(decoder_rng, 1 + len(self.decoder))
-        x = self._embed(self.target_embedding, tokens, at, rng=rng)
-        weights: list[Any] = []
-        for index, (block, rng) in enumerate(zip(self.decoder, block_rngs, strict=True)):
-            with jax.named_scope(f"decoder_{index}"):
-                result = block(
-                    x, cross, mask=mask, position_ids=at, rng=rng, return_weights=return_weights
-                )
-            x, own = result if return_weights else (result, None)
-            weights.append(own)
-        if not self.has_encoder:
-            x = x[:, lengths[0] :]
-        features = self.output_norm(x)
+        x, layers = self._blocks(
+            "decoder",
+            tokens,
+            at,
+            sources=[cross] * len(self.decoder),
+            mask=mask,
+            rng=decoder_rng,
+            return_weights=return_weights,
+        )
+        start = 0 if self.has_encoder else length
+        features = self.output_norm(x[:, start:])
         if not return_weights:
-            return features
-        stacked = jnp.stack(weights)
-        return features, stacked if self.has_encoder else stacked[..., lengths[0] :, : lengths[0]]
+            return features, None
+        weights = jnp.stack([layer.weights for layer in layers])
+        return features, weights[..., start:, :length]
 
     def logits_of(self, features: Array) -> Array:
         """The output layer: [..., dim] -> [..., V]."""
@@ -203,20 +186,18 @@ class Model(Generator):
         *,
         position_ids: Array | None = None,
         rng: Array | None = None,
-    ) -> Array:
+    ) -> Source:
         """The memory [B, S, dim] that the decoder of an "encoder-decoder" attends to.
 
         Position ids are not random here: in training, give `position_ids`.
         """
-        position_ids = self._position_ids(position_ids, source.shape[-1], 0)
-        rng, *block_rngs = split_rng(rng, 1 + len(self.encoder))
-        at = self._source_ids(source_lengths, position_ids, source.shape[-1])
-        x = self._embed(self.source_embedding, source, at, rng=rng)
-        mask = self._source_mask(source_lengths)
-        for index, (block, rng) in enumerate(zip(self.encoder, block_rngs, strict=True)):
-            with jax.named_scope(f"encoder_{index}"):
-                x = block(x, mask=mask, position_ids=at, rng=rng)
-        return self.memory_norm(x)
+        length = source.shape[-1]
+        position_ids = self._position_ids(position_ids, length, 0)
+        lengths = self._visible_lengths(source_lengths, length)
+        mask = padding_mask(source_lengths) if self.config.mask_padding else None
+        at = self.placement.source_ids(position_ids, length, lengths)
+        x, _ = self._blocks("encoder", source, at, mask=mask, rng=rng)
+        return Source(self.memory_norm(x), mask, lengths, at[0])
 
     # --- token by token ---
 
@@ -241,15 +222,14 @@ class Model(Generator):
         position_ids = self._position_ids(position_ids, length, max_length)
         cross, visible, at = self._context(source, source_lengths, position_ids, max_length, None)
         room = max_length if self.has_encoder else length + max_length
-        lengths = self._visible_lengths(source_lengths, length)
-        padding = jnp.zeros_like(lengths) if self.has_encoder else length - lengths
+        zeros = jnp.zeros_like(source_lengths)
+        padding = length - self._visible_lengths(source_lengths, length)
         dtype = self.target_embedding.embedding[...].dtype
         starts = [block.start(cross, (batch_size,), room, dtype) for block in self.decoder]
         sources, blocks = (tuple(parts) for parts in zip(*starts, strict=True))
-        position_ids = jnp.broadcast_to(position_ids, (batch_size, *position_ids.shape))
-        limit = jnp.full_like(lengths, room)
-        fixed = Fixed(sources, position_ids, padding, limit, visible)
-        state = DecodingState(fixed, blocks, jnp.zeros_like(lengths))
+        position_ids = jnp.broadcast_to(position_ids[:room], (batch_size, room))
+        fixed = Fixed(sources, position_ids, zeros if self.has_encoder else padding, visible)
+        state = DecodingState(fixed, blocks, zeros)
         if visible is None:
             return state
         return self._extend(state, source, tuple(ids[:, :length] for ids in at))[1]
@@ -259,39 +239,66 @@ class Model(Generator):
 
         The logits are those of a call with all tokens so far; beyond `max_length`, NaN.
         """
+        position_ids = state.fixed.position_ids
         index = (state.step - state.fixed.padding)[:, None]
-        ids = jnp.take_along_axis(state.fixed.position_ids, index, axis=1)
-        x, state = self._extend(state, tokens[:, None], (ids,) * self.config.num_position_ids)
-        return self.logits_of(self.output_norm(x))[:, 0, :], state
+        ids = jnp.take_along_axis(position_ids, index, axis=1)
+        x, after = self._extend(state, tokens[:, None], (ids,) * self.config.num_position_ids)
+        has_room = state.step < position_ids.shape[1]
+        x = jnp.where(has_room[:, None, None], self.output_norm(x), jnp.nan)
+        return self.logits_of(x)[:, 0, :], after
 
     def _extend(
         self, state: DecodingState, tokens: Array, at: PositionIds
     ) -> tuple[Array, DecodingState]:
         """The last block's output for the next tokens, int [B, t], and the state after them."""
-        fixed, step = state.fixed, state.step
-        x = self._embed(self.target_embedding, tokens, at)
-        x = jnp.where((step < fixed.limit)[:, None, None], x, jnp.nan)
+        fixed, first = state.fixed, jnp.max(state.step, initial=0)
         mask = None if fixed.visible is None else token_mask(fixed.visible)
-        first = jnp.max(step, initial=0)
-        blocks = []
-        layers = zip(self.decoder, state.blocks, fixed.sources, strict=True)
-        for index, (block, block_state, source) in enumerate(layers):
-            with jax.named_scope(f"decoder_{index}"):
-                x, block_state = block.extend(
-                    x, block_state, source, first=first, mask=mask, position_ids=at
-                )
-            blocks.append(block_state)
-        return x, DecodingState(fixed, tuple(blocks), step + tokens.shape[-1])
+        x, layers = self._blocks(
+            "decoder",
+            tokens,
+            at,
+            sources=fixed.sources,
+            mask=mask,
+            states=state.blocks,
+            first=first,
+        )
+        blocks = tuple(layer.carry for layer in layers)
+        return x, DecodingState(fixed, blocks, state.step + tokens.shape[-1])
 
     # --- tokens, positions and masks ---
 
-    def _embed(
+    def _blocks(
         self,
-        embedding: nnx.Embed,
+        side: str,
         tokens: Array,
-        position_ids: PositionIds,
+        at: PositionIds,
         *,
+        mask: Mask | None,
+        sources: Sequence[Source | None] = (),
+        states: Sequence[BlockState] = (),
+        first: Array | int = 0,
         rng: Array | None = None,
+        return_weights: bool = False,
+    ) -> tuple[Array, list[Any]]:
+        """The output of the "encoder" or "decoder" for tokens [B, t], and that of each block.
+
+        `sources` and `states` are those of each block; none for blocks without.
+        """
+        blocks, layers = getattr(self, side), []
+        embedding = self.source_embedding if side == "encoder" else self.target_embedding
+        rng, *rngs = split_rng(rng, 1 + len(blocks))
+        x = self._embed(embedding, tokens, at, rng)
+        each = itertools.zip_longest(blocks, sources, states, rngs)
+        for index, (block, source, state, rng) in enumerate(each):
+            options: Any = {"state": state, "first": first, "return_weights": return_weights}
+            with jax.named_scope(f"{side}_{index}"):
+                layer = block.attend(x, source, mask=mask, position_ids=at[0], rng=rng, **options)
+            x = layer.output
+            layers.append(layer)
+        return x, layers
+
+    def _embed(
+        self, embedding: nnx.Embed, tokens: Array, position_ids: PositionIds, rng: Array | None
     ) -> Array:
         # Embeddings start with variance 1 / dim; scaled to variance 1, they weigh as much as
         # position encodings. `nnx.Embed` would cast to the dtype of the table at its creation.
@@ -322,10 +329,6 @@ class Model(Generator):
             )
         return position_ids
 
-    def _source_ids(self, source_lengths: Array, position_ids: Array, length: int) -> PositionIds:
-        lengths = self._visible_lengths(source_lengths, length)
-        return self.placement.source_ids(position_ids, length, lengths)
-
     def _context(
         self,
         source: Array,
@@ -341,26 +344,16 @@ class Model(Generator):
             with a source, bool [B, S + T], False for padding, otherwise None; and the position ids
             of the decoder's tokens.
         """
-        length = source.shape[-1]
+        length, cross = source.shape[-1], None
         if self.has_encoder:
-            memory = self.encode(source, source_lengths, position_ids=position_ids, rng=rng)
-            cross = Source(
-                memory,
-                self._source_mask(source_lengths),
-                self._visible_lengths(source_lengths, length),
-                self._source_ids(source_lengths, position_ids, length),
-            )
+            cross = self.encode(source, source_lengths, position_ids=position_ids, rng=rng)
+        if self.has_encoder or length == 0:
             return cross, None, self.placement.target_ids(position_ids, target_length)
-        if length == 0:
-            return None, None, self.placement.target_ids(position_ids, target_length)
         lengths = self._visible_lengths(source_lengths, length)[:, None]
         index = jnp.arange(length + target_length)[None, :]
         is_target = index >= length
         at = jnp.where(is_target, index - length + lengths, index)
         return None, is_target | (index < lengths), (rows_of(position_ids, at),)
-
-    def _source_mask(self, source_lengths: Array) -> Mask | None:
-        return padding_mask(source_lengths) if self.config.mask_padding else None
 
     def _visible_lengths(self, source_lengths: Array, length: int) -> Array:
         """The source lengths as attention sees them: without masking, padding counts too."""

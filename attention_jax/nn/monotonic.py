@@ -10,7 +10,7 @@ from flax import nnx
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.functional.monotonic import monotonic_attention
-from attention_jax.nn.attention import Attended, CallOptions, ScoreModule
+from attention_jax.nn.attention import Attended, Carry, ScoreModule
 from attention_jax.nn.parameters import Dtype
 from attention_jax.scores import Score
 
@@ -23,16 +23,13 @@ class MonotonicAttention(ScoreModule):
         p_ij = sigmoid(score(query_i, key_j) + offset)
 
     A call with an `rng` adds noise to the logits, for training; a call without one is the paper's
-    form after training. A call with `hard=True` uses the hard form, for decoding. The carry is the
-    weights of the last query.
+    form after training. The carry is the weights of the last query. The offset starts at 0, which
+    moves on by one key per query; `-log(S / T)` would move on by S / T keys.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
         query_dim: Dq.
         key_dim: Dk.
-        initial_offset: initial value of the offset. Before training, 0 moves on by one key per
-            query; -log(S / T) moves on by S / T keys, and so spreads T queries over S keys.
-        noise_scale: standard deviation of the noise on the logits.
         options: `rngs`, `dtype` and `param_dtype`, as in `Attention`.
 
     Raises:
@@ -45,33 +42,27 @@ class MonotonicAttention(ScoreModule):
     Source: Raffel et al. 2017, section 2.4 (their r is the offset).
     """
 
-    def __init__(
-        self,
-        score: str | Score,
-        query_dim: int,
-        key_dim: int,
-        *,
-        initial_offset: float = 0.0,
-        noise_scale: float = 1.0,
-        **options: Any,
-    ):
+    def __init__(self, score: str | Score, query_dim: int, key_dim: int, **options: Any):
         super().__init__(score, query_dim, key_dim, **options)
-        self.offset = nnx.Param(jnp.asarray(initial_offset, self.param_dtype))
-        self.noise_scale = noise_scale
+        self.offset = nnx.Param(jnp.zeros((), self.param_dtype))
 
     def _attend(
-        self, arguments: dict[str, Any], options: CallOptions, *, hard: bool = False
+        self,
+        arguments: dict[str, Any],
+        *,
+        carry: Carry,
+        rng: Array | None,
+        return_weights: bool,
+        **others: Any,
     ) -> Attended:
         output, weights = monotonic_attention(
             **arguments,
             offset=self._cast(self.offset[...]),
-            noise_rng=options.rng,
-            noise_scale=self.noise_scale,
-            hard=hard,
-            initial=options.carry,
-            return_weights=True if options.return_weights else "last",
+            noise_rng=rng,
+            initial=carry,
+            return_weights=True if return_weights else "last",
         )
-        if not options.return_weights:
+        if not return_weights:
             return Attended(output, None, weights)
         weights = weights.astype(arguments["query"].dtype)
         return Attended(output, weights, weights[..., -1, :].astype(accumulator_dtype(weights)))

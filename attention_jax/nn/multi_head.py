@@ -7,20 +7,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_entries
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.functional.memory import Memory, key_and_value, remember
-from attention_jax.nn.attention import Attended, Carry
-from attention_jax.nn.cache import KeyValueCache, appended, check_cache
+from attention_jax.nn.attention import Attended
+from attention_jax.nn.cache import KeyValueCache, appended
 from attention_jax.nn.heads import Heads
-from attention_jax.nn.parameters import Dtype, checked_tokens
-from attention_jax.nn.position_encoding import PositionIds
+from attention_jax.nn.parameters import checked_tokens
 from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
-from attention_jax.pairwise.position_functions import Shifts, broadcasts
+from attention_jax.pairwise.position_functions import Shifts
 
 Array = jax.Array
 
@@ -53,9 +52,7 @@ class MultiHeadAttention(Heads):
         output_gate: whether each feature of each head's output is multiplied by a factor between 0
             and 1 that the query decides: head_n * sigmoid(W_gate,n x).
         rotary_wavelength: the `max_wavelength` with which `rotary` rotates queries and keys by
-            their position ids; None for no rotation.
-        num_position_ids: position ids of each token, 1 or 2; a head needs an even number of
-            features for each.
+            their position ids; None for no rotation. A head has an even number of features.
         dropout_rate: probability that a weight is dropped.
         deterministic: True disables dropout, False enables it; `module.eval()` and `module.train()`
             set it. With None and a `dropout_rate` above 0, each call needs `deterministic` or a
@@ -91,8 +88,7 @@ class MultiHeadAttention(Heads):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        position_ids: PositionIds | None = None,
-        key_position_ids: PositionIds | None = None,
+        position_ids: Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         return_weights: bool = False,
@@ -109,9 +105,9 @@ class MultiHeadAttention(Heads):
             bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
                 or float broadcastable to [*B, N, T, S]; added to the logits. A bias per example,
                 the same for all heads, is [*B, 1, T, S].
-            position_ids: of the queries, for rotation: int [T] or [*B, T] each; None for 0, 1, ...
-            key_position_ids: of the keys, unless `key` is a `Memory`: int [S] or [*B, S] each; None
-                for `position_ids` in self attention, otherwise for 0, 1, 2, ...
+            position_ids: of the queries, and in self attention of the keys, for rotation: int [T],
+                or [*B, T]; None for 0, 1, 2, ... Other keys have 0, 1, 2, ..., or the ids of their
+                `remember`.
             deterministic: True disables dropout, False enables it; None for the module's setting.
             dropout_rng: one PRNG key, which enables dropout whatever the module's setting; None for
                 the next key of the module's stream, if dropout is enabled.
@@ -126,19 +122,13 @@ class MultiHeadAttention(Heads):
         """
         query = checked_tokens("query", query, self.query)
         queries = self._queries(query, position_ids)
-        if key is None:
-            key = query
-            key_position_ids = position_ids if key_position_ids is None else key_position_ids
         if isinstance(key, Memory):
             keys, values = key_and_value(key, value)
         else:
+            key_position_ids = position_ids if key is None else None
+            key = query if key is None else key
             value = key if value is None else value
             keys, values = self._keys_and_values(key, value, key_position_ids)
-        if not broadcasts(keys.shape[:-4], query.shape[:-2]):
-            raise ValueError(
-                f"key must have batch axes that broadcast to {list(query.shape[:-2])}, those of"
-                f" query {list(query.shape)}; got {list(keys.shape[:-4])}"
-            )
         lengths = queries.shape[-2], keys.shape[-2]
         arguments = self._arguments(mask, bias, query.shape[:-2], *lengths)
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
@@ -151,22 +141,32 @@ class MultiHeadAttention(Heads):
     def attend(
         self,
         query: Array,
-        memory: Array | Memory,
+        memory: Array | Memory | None = None,
         *,
         mask: Mask | Array | None = None,
+        bias: Bias | Array | None = None,
+        position_ids: Array | None = None,
         lengths: Array | None = None,
         first: Array | int = 0,
-        position_ids: PositionIds | None = None,
-        carry: Carry = None,
+        carry: KeyValueCache | None = None,
         rng: Array | None = None,
         return_weights: bool = False,
     ) -> Attended:
-        """A call with the arguments of all kinds, see `CrossAttention`, and averaged weights."""
-        del lengths, first, carry  # only other kinds need them
+        """A call, or `extend` if there is a cache to carry, with the arguments of all kinds.
+
+        See `CrossAttention`. The weights are averaged over heads.
+        """
+        del lengths, first  # only other kinds need them
+        if carry is not None:
+            output, carry = self.extend(
+                query, carry, mask=mask, bias=bias, position_ids=position_ids
+            )
+            return Attended(output, None, carry)
         result = self(
             query,
             memory,
             mask=mask,
+            bias=bias,
             position_ids=position_ids,
             deterministic=rng is None,
             dropout_rng=rng,
@@ -175,20 +175,15 @@ class MultiHeadAttention(Heads):
         output, weights = result if return_weights else (result, None)
         return Attended(output, None if weights is None else jnp.mean(weights, axis=-3), None)
 
-    def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Carry:
-        """Heads carry nothing."""
-        del shape, dtype
-        return None
-
     def remember(
-        self, key: Array, value: Array | None = None, *, position_ids: PositionIds | None = None
+        self, key: Array, value: Array | None = None, *, position_ids: Array | None = None
     ) -> Memory:
         """Projects keys and values once, for many calls that take the result as `key`.
 
         Args:
             key: float [*B, S, key_dim].
             value: float [*B, S, key_dim]; None for `key`.
-            position_ids: of the keys, for rotation: int [S] or [*B, S] each; None for 0, 1, 2, ...
+            position_ids: of the keys, for rotation: int [S] or [*B, S]; None for 0, 1, 2, ...
 
         Raises:
             ValueError: an argument has the wrong shape.
@@ -200,14 +195,9 @@ class MultiHeadAttention(Heads):
     def empty_cache(
         self, batch_shape: tuple[int, ...], max_length: int, dtype: Any = jnp.float32
     ) -> KeyValueCache:
-        """A cache for `extend`, for the keys and values of `max_length` tokens [*B] of `dtype`.
-
-        Raises:
-            ValueError: `batch_shape` is not a tuple, or `max_length` is not an integer above 0.
-        """
+        """A cache for `extend`, for the keys and values of `max_length` tokens [*B] of `dtype`."""
         if not isinstance(batch_shape, tuple):
             raise ValueError(f"batch_shape must be a tuple, *B; got {batch_shape!r}")
-        check_integer("max_length", max_length)
         tokens = jnp.zeros((*batch_shape, max_length, self.key.in_features[0]), dtype)
         shapes = jax.eval_shape(self.remember, tokens)
         memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -220,7 +210,7 @@ class MultiHeadAttention(Heads):
         *,
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
-        position_ids: PositionIds | None = None,
+        position_ids: Array | None = None,
     ) -> tuple[Array, KeyValueCache]:
         """Self attention of the next tokens to themselves and all earlier tokens: a decoding step.
 
@@ -232,7 +222,7 @@ class MultiHeadAttention(Heads):
             cache: from `empty_cache` or the previous step.
             mask, bias: as in a call with all tokens: positions count from the first token, and
                 arrays are [max_length, max_length].
-            position_ids: of these tokens, for rotation: int [t] or [*B, t] each; None for
+            position_ids: of these tokens, for rotation: int [t] or [*B, t]; None for
                 `cache.length` and on.
 
         Returns:
@@ -253,15 +243,21 @@ class MultiHeadAttention(Heads):
         (3, True)
         """
         x = checked_tokens("x", x, self.query)
-        check_cache(cache, x, self.num_key_heads, self.head_dim)
-        count, first = x.shape[-2], cache.length
-        if position_ids is None and self.rotation is not None:
-            position_ids = self.rotation.consecutive_ids(count, first)
+        count, first, room = x.shape[-2], cache.length, cache.memory.values.shape[-2]
+        got, expected = cache.memory.values.shape, (*x.shape[:-2], self.num_key_heads, 1, room)
+        if got != (*expected, self.head_dim):
+            raise ValueError(
+                f"cache must be this module's empty_cache({x.shape[:-2]}, ...) for x"
+                f" {list(x.shape)}; got values {list(got)}"
+            )
+        if count > room:
+            raise ValueError(f"x must have at most {room} tokens, as the cache has; got {count}")
+        check_entries(f"cache.length before {count} more of {room} tokens", first, 0, room - count)
+        position_ids = first + jnp.arange(count) if position_ids is None else position_ids
         queries = self._queries(x, position_ids)
         extended = appended(cache, self.remember(x, position_ids=position_ids))
         # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
-        room = extended.memory.values.shape[-2]
         arguments = self._arguments(mask, bias, x.shape[:-2], room, room)
         shifts = Shifts(queries=first[None], keys=jnp.zeros(1, int))
         arguments["mask"] = ShiftedMask(arguments["mask"], shifts)

@@ -1,24 +1,16 @@
-"""The encoding of positions in a model: ids of its tokens, vectors for embeddings, rotations."""
+"""The encoding of positions in a model: ids of its tokens, and vectors for embeddings."""
 
 from __future__ import annotations
-
-import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.checks import check_integer
-from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.positions import (
     anchored_positions,
-    check_wavelength,
-    learned_encoding,
     random_position_ids,
     random_window_position_ids,
-    rotary,
     rows_of,
     sinusoidal_encoding,
 )
@@ -43,9 +35,13 @@ class PositionEncoding(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.config = config
-        is_learned = config.positions == "learned"
-        self.table = nnx.Param(_initial_table(config, rngs)) if is_learned else None
+        self.config, table = config, None
+        self.size = config.dim // config.num_position_ids  # features per position id
+        if config.positions == "learned":
+            # With the variance that sines and cosines have.
+            shape = (config.position_limit, self.size)
+            table = nnx.Param(jax.random.normal(rngs.params(), shape, jnp.float32) * 0.5**0.5)
+        self.table = table
 
     def ids(self, count: int, rng: Array | None = None) -> Array:
         """The ids of the positions 0, 1, 2, ...
@@ -66,9 +62,8 @@ class PositionEncoding(nnx.Module):
             config.check_length(count)
         if config.position_draw == "none" or rng is None:
             return config.first_position_id + jnp.arange(count)
-        draw = (
-            random_position_ids if config.position_draw == "subset" else random_window_position_ids
-        )
+        is_subset = config.position_draw == "subset"
+        draw = random_position_ids if is_subset else random_window_position_ids
         return draw(rng, count, config.position_limit)
 
     def source_ids(self, ids: Array, length: int, lengths: Array) -> PositionIds:
@@ -88,70 +83,15 @@ class PositionEncoding(nnx.Module):
         config = self.config
         if config.positions not in ("sinusoidal", "learned"):
             return None
-        if self.table is not None:
-            parts = [learned_encoding(self.table[...], ids) for ids in position_ids]
-        else:
-            size = config.dim // config.num_position_ids
-            waves = {
-                "max_wavelength": config.max_wavelength,
-                "min_wavelength": config.min_wavelength,
-            }
-            parts = [sinusoidal_encoding(ids, size, **waves) for ids in position_ids]
-        # Over Explicit mesh axes, ids counted from the end are sharded as lengths are; others not.
-        spec = max(map(explicit_spec, parts), key=lambda spec: len(spec) - spec.count(None))
-        join = functools.partial(jnp.concatenate, axis=-1)
-        return config.position_scale * on_automatic_axes(join, spec, parts)
-
-
-def _initial_table(config: ModelConfig, rngs: nnx.Rngs) -> Array:
-    """Random, with the variance that sines and cosines have."""
-    shape = (config.position_limit, config.dim // config.num_position_ids)
-    return jax.random.normal(rngs.params(), shape, jnp.float32) * 0.5**0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class Rotation:
-    """`rotary` for tokens with one position id each, or two that rotate half of the features each.
-
-    Attributes:
-        max_wavelength: as in `rotary`.
-        num_position_ids: position ids of each token, 1 or 2.
-
-    Raises:
-        ValueError: the wavelength is not a finite number above 0, or `num_position_ids` is not 1
-            or 2.
-    """
-
-    max_wavelength: float
-    num_position_ids: int = 1
-
-    def __post_init__(self) -> None:
-        check_wavelength("rotary_wavelength", self.max_wavelength)
-        check_integer("num_position_ids", self.num_position_ids)
-        if self.num_position_ids > 2:
-            raise ValueError(f"num_position_ids must be 1 or 2; got {self.num_position_ids}")
-
-    def check_dim(self, name: str, dim: int) -> None:
-        """Raises ValueError unless `dim` features can be rotated."""
-        if dim % (2 * self.num_position_ids):
-            raise ValueError(
-                f"{name} must be a multiple of {2 * self.num_position_ids} to be rotated; got {dim}"
+        parts = [
+            rows_of(self.table[...], ids)
+            if self.table is not None
+            else sinusoidal_encoding(
+                ids,
+                self.size,
+                max_wavelength=config.max_wavelength,
+                min_wavelength=config.min_wavelength,
             )
-
-    def consecutive_ids(self, length: int, first: Array | int = 0) -> PositionIds:
-        """The default ids of `length` tokens: `first`, `first` + 1, ..."""
-        return (first + jnp.arange(length),) * self.num_position_ids
-
-    def __call__(self, x: Array, position_ids: PositionIds | None) -> Array:
-        """Rotates x [*B, T, D] by the ids of its tokens; None for 0, 1, 2, ..."""
-        if position_ids is None:
-            position_ids = self.consecutive_ids(x.shape[-2])
-        if not isinstance(position_ids, tuple) or len(position_ids) != self.num_position_ids:
-            came = f"{len(position_ids)} of them" if isinstance(position_ids, tuple) else "no tuple"
-            raise ValueError(
-                f"position_ids must be a tuple of {self.num_position_ids} arrays of integers;"
-                f" got {came}"
-            )
-        parts = zip(jnp.split(x, len(position_ids), axis=-1), position_ids, strict=True)
-        rotated = [rotary(part, ids, max_wavelength=self.max_wavelength) for part, ids in parts]
-        return jnp.concatenate(rotated, axis=-1)
+            for ids in position_ids
+        ]
+        return config.position_scale * jnp.concatenate(parts, axis=-1)

@@ -1,8 +1,8 @@
 """Position ids, and how they enter attention.
 
 A position id is the number that encodes the position of a token. It becomes a vector that is added
-to the token's embedding (`sinusoidal_encoding`, `learned_encoding`), or a rotation of the token's
-features (`rotary`). Positions are counted from the start or the end of the sequence
+to the token's embedding (`sinusoidal_encoding`, or a row of a learned table), or a rotation of the
+token's features (`rotary`). Positions are counted from the start or the end of the sequence
 (`anchored_positions`), and in training their ids may be random (`random_position_ids`,
 `random_window_position_ids`).
 """
@@ -66,32 +66,15 @@ def sinusoidal_encoding(
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-def learned_encoding(table: Array, position_ids: Array) -> Array:
-    """Rows of a table, one for each position id.
-
-    Args:
-        table: float [P, D].
-        position_ids: int [...].
-
-    Returns:
-        encodings [..., D] in the table's dtype. An id of P or more has an encoding of NaN, because
-        the table has no row for it.
-
-    >>> learned_encoding(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2]))
-    Array([[ 2.],
-           [ 1.],
-           [nan]], dtype=float32)
-
-    Source: Gehring et al. 2017, section 3.1.
-    """
-    return rows_of(table, position_ids)
-
-
 def rows_of(table: Array, ids: Array) -> Array:
     """`jnp.take(table, ids, axis=0)`; on a mesh with Explicit axes, sharded as `ids` are.
 
-    >>> rows_of(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([1, 0, 1])).tolist()
-    [[3.0, 4.0], [1.0, 2.0], [3.0, 4.0]]
+    A row that the table does not have is NaN.
+
+    >>> rows_of(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2]))
+    Array([[ 2.],
+           [ 1.],
+           [nan]], dtype=float32)
     """
     take = functools.partial(jnp.take, axis=0)
     return on_automatic_axes(take, explicit_spec(ids), table, ids)
@@ -104,7 +87,9 @@ def check_wavelength(name: str, value: float) -> None:
         raise ValueError(f"{name} must be a finite number above 0; got {value!r}")
 
 
-def rotary(x: Array, position_ids: Array, *, max_wavelength: float = 10_000.0) -> Array:
+def rotary(
+    x: Array, position_ids: Array | None = None, *, max_wavelength: float = 10_000.0
+) -> Array:
     """Rotates pairs of features by angles that grow with the position id.
 
         (x_n, x_{n + D/2}) -> rotated by the angle i w_n,  w_n = max_wavelength^(-2n/D)
@@ -113,7 +98,8 @@ def rotary(x: Array, position_ids: Array, *, max_wavelength: float = 10_000.0) -
 
     Args:
         x: float [..., T, D], D even.
-        position_ids: i, int [T]; or [*B, T], where *B are the first axes of `x`.
+        position_ids: i, int [T]; or [*B, T], where *B are the first axes of `x`; None for 0, 1, 2,
+            ...
         max_wavelength: the slowest rotation repeats after about 2 pi times this many positions.
 
     Returns:
@@ -133,6 +119,7 @@ def rotary(x: Array, position_ids: Array, *, max_wavelength: float = 10_000.0) -
     *batch, length, dim = x.shape
     if dim % 2:
         raise ValueError(f"x must have an even number of features to rotate in pairs; got {dim}")
+    position_ids = jnp.arange(length) if position_ids is None else position_ids
     *lead, last = position_ids.shape or (0,)
     if last != length or lead != batch[: len(lead)]:
         raise ValueError(
@@ -182,10 +169,10 @@ def anchored_positions(length: int, lengths: Array, anchor: Anchor) -> tuple[Arr
     letter that it becomes: letter n - 1 - i is written as letter i.
     """
     check_choice("anchor", anchor, Anchor)
-    positions = jnp.arange(length)
-    from_start = jnp.broadcast_to(positions, (*lengths.shape, length))
-    positions = pad_rank(positions, lengths.ndim + 1)
-    from_end = jnp.maximum(lengths[..., None].astype(positions.dtype) - 1 - positions, 0)
+    positions = pad_rank(jnp.arange(length), lengths.ndim + 1)
+    lengths = lengths[..., None].astype(positions.dtype)
+    # Both are sharded as the lengths are, over Explicit mesh axes.
+    from_start, from_end = positions + 0 * lengths, jnp.maximum(lengths - 1 - positions, 0)
     return {"start": (from_start,), "end": (from_end,), "both": (from_start, from_end)}[anchor]
 
 

@@ -14,44 +14,31 @@ from attention_jax.nn.model import Model
 Array = jax.Array
 
 
-def initial_params(
-    config: ModelConfig, vocabulary_size: int, rng: Array, source_vocabulary_size: int | None = None
-) -> Any:
+def initial_params(config: ModelConfig, vocabulary_size: int, rng: Array) -> Any:
     """The initial parameters of a model, as a pure dict.
 
     Args:
-        config, vocabulary_size, source_vocabulary_size: as in `Model`.
+        config, vocabulary_size: as in `Model`.
         rng: one PRNG key.
 
     >>> params = initial_params(ModelConfig(dim=4), 11, jax.random.key(0))
     >>> params["source_embedding"]["embedding"].shape
     (11, 4)
     """
-    sizes: Any = {"source_vocabulary_size": source_vocabulary_size}
-    model = Model(config, vocabulary_size, **sizes, rngs=nnx.Rngs(params=rng))
+    model = Model(config, vocabulary_size, rngs=nnx.Rngs(params=rng))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
-def bind(
-    config: ModelConfig,
-    params: Any,
-    vocabulary_size: int,
-    source_vocabulary_size: int | None = None,
-) -> Model:
+def bind(config: ModelConfig, params: Any, vocabulary_size: int) -> Model:
     """The model with the parameters `params`, the pure dict of a checkpoint.
 
     >>> config = ModelConfig(dim=4)
     >>> bind(config, initial_params(config, 11, jax.random.key(0)), 11).config == config
     True
     """
-    return nnx.merge(_graphdef(config.known(), vocabulary_size, source_vocabulary_size), params)
+    return nnx.merge(_graphdef(config.known(), vocabulary_size), params)
 
 
 @functools.lru_cache(maxsize=64)
-def _graphdef(
-    config: ModelConfig, vocabulary_size: int, source_vocabulary_size: int | None
-) -> nnx.GraphDef:
-    sizes: Any = {"source_vocabulary_size": source_vocabulary_size}
-    return nnx.graphdef(
-        nnx.eval_shape(lambda: Model(config, vocabulary_size, **sizes, rngs=nnx.Rngs(0)))
-    )
+def _graphdef(config: ModelConfig, vocabulary_size: int) -> nnx.GraphDef:
+    return nnx.graphdef(nnx.eval_shape(lambda: Model(config, vocabulary_size, rngs=nnx.Rngs(0))))

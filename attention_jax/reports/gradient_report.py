@@ -32,21 +32,15 @@ def report(runs: Sequence[JSON], *, command: str) -> str:
         runs: the numbers of each run, as `tasks.gradients.analyze_run` returns them.
         command: the command line that makes the page again.
     """
-    labels = [run["label"] for run in runs]
-    runs = [
-        run
-        if labels.count(run["label"]) == 1
-        else {**run, "label": f"{run['label']} ({run['workdir']})"}
-        for run in runs
-    ]
+    runs = [{**run, "label": f"{run['label']} ({run['workdir']})"} for run in runs]
     return html_page.page("Gradients of attention", list(_parts(runs, command)))
 
 
 def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
     yield html_page.command(command)
     yield html_page.table(
-        ("run", "folder", "seeds", "step"),
-        [(run["label"], run["workdir"], str(run["seeds"]), str(run["step"])) for run in runs],
+        ("run (folder)", "seeds", "step"),
+        [(run["label"], str(run["seeds"]), str(run["step"])) for run in runs],
     )
     yield html_page.paragraph(
         "Lines are means over seeds, bands are one standard deviation. Statistics are taken on the"
@@ -96,54 +90,51 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
 def norms_by_step(runs: Sequence[JSON]) -> Figure:
     """One panel per group of parameters, one line per run."""
     groups = list(dict.fromkeys(group for run in runs for group in run["gradient_norms"]))
-    columns = min(4, len(groups))
     series = [run["gradient_norms"] for run in runs]
-    figure = _by_step(runs, series, groups, columns=columns, log=groups)
-    for ax, group in zip(figure.axes, groups, strict=True):
-        ax.set_title(group, fontsize=10)
-    for ax in figure.axes[::columns]:
-        ax.set_ylabel("gradient norm")
-    return figure
+    return _by_step(runs, series, {group: group for group in groups}, columns=4, log="")
 
 
 def statistics_by_step(runs: Sequence[JSON]) -> Figure:
     """One row per attention, one column per statistic, one line per run."""
     attentions = list(dict.fromkeys(name for run in runs for name in run["attentions"]))
-    names = [f"{attention}/{statistic}" for attention in attentions for statistic in _STATISTICS]
-    columns = len(_STATISTICS)
-    log = [name for name in names if name.endswith("/dlogits_norm")]
-    figure = _by_step(runs, [run["by_step"] for run in runs], names, columns=columns, log=log)
-    for ax, label in zip(figure.axes, _STATISTICS.values(), strict=False):
-        ax.set_title(label, fontsize=10)
-    for ax, attention in zip(figure.axes[::columns], attentions, strict=True):
-        ax.set_ylabel(attention.replace("/", "\n"))
-        ax.figure.axes[names.index(f"{attention}/saturation")].set_ylim(-0.05, 1.05)
-    return figure
+    titles = {
+        f"{attention}/{statistic}": f"{attention}\n{label}"
+        for attention in attentions
+        for statistic, label in _STATISTICS.items()
+    }
+    series = [run["by_step"] for run in runs]
+    return _by_step(runs, series, titles, columns=len(_STATISTICS), log="/dlogits_norm")
 
 
 def _by_step(
     runs: Sequence[JSON],
     series: Sequence[Mapping[str, Any]],
-    names: Sequence[str],
+    titles: Mapping[str, str],
     *,
     columns: int,
-    log: Sequence[str],
+    log: str,
 ) -> Figure:
-    """One panel per name, one line per run whose series has it: numbers [steps, seeds]."""
-    rows = -(-len(names) // columns)
+    """One panel per title, one line per run whose series has its name: numbers [steps, seeds].
+
+    Panels whose name ends in `log` are logarithmic.
+    """
+    rows = -(-len(titles) // columns)
     figure, axes = plotting.new_figure(11.5, 2.3 * rows + 0.6, rows=rows, columns=columns)
-    for unused in axes[len(names) :]:
+    for unused in axes[len(titles) :]:
         unused.remove()
     lines: dict[int, Any] = {}
-    for ax, name in zip(axes, names, strict=False):
+    for ax, (name, title) in zip(axes, titles.items(), strict=False):
         for index, run in enumerate(runs):
             if name in series[index]:
                 values = np.array(series[index][name], float)  # NaN for numbers that are not finite
-                steps, label = run["by_step"]["steps"], run["label"]
-                plotting.draw_band(ax, steps, values, index=index, label=label, log=name in log)
+                options: Any = {"label": run["label"], "log": name.endswith(log)}
+                plotting.draw_band(ax, run["by_step"]["steps"], values, index=index, **options)
                 lines[index] = ax.lines[-1]
-        if name in log:
+        if name.endswith(log):
             ax.set_yscale("log")
+        if name.endswith("/saturation"):
+            ax.set_ylim(-0.05, 1.05)
+        ax.set_title(title, fontsize=9)
         ax.grid(alpha=0.3)
         ax.set_xlabel("step")
     _legend(figure, [lines[index] for index in sorted(lines)])

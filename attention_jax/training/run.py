@@ -168,7 +168,7 @@ def _checked_start(
             f"log_gradients must be a positive multiple of log_every {every}; got {log_gradients}"
         )
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
-    task.model.check_scores_run()  # before the data is read, which may take seconds
+    task.model.describe_parts()  # traces the scores before the data is read, which may take seconds
     feed = task.feed(folder, multiple_of=mesh.data)
     of_one_device = feed
     if mesh.data > 1 and not is_of_this_package(type(task)):

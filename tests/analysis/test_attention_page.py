@@ -109,22 +109,6 @@ def test_rollout_of_the_encoder_and_through_the_cross_attention(captured):
     assert "rollout" not in found["decoder_0/self_attention"]["arrays"]
 
 
-def test_a_model_and_its_inputs(model, captured):
-    shown = view(model, SEQ2SEQ_TOKENS, inputs=(SOURCE, LENGTHS, INPUTS))
-    cross = attentions_of(shown)["decoder_0/cross_attention"]
-    expected = captured.attentions["decoder_0/cross_attention"].weights[0, :, :4]
-    np.testing.assert_allclose(numbers(cross, "weights")[0], expected, atol=1e-6)
-    assert "dlogits" not in cross["arrays"]
-
-
-def test_axes_that_are_left_are_heads():
-    weights = random_weights((2, N, 2, T, S))
-    shown = view({"a": {"weights": weights}}, example=(1, slice(None), 0))
-    found = attentions_of(shown)["a"]
-    np.testing.assert_allclose(numbers(found, "weights"), weights[1, :, 0], atol=1e-6)
-    assert found["key_tokens"] == [str(index) for index in range(S)]
-
-
 def test_masks_as_bits():
     weights = random_weights()
     mask = np.array(causal_mask(1).materialize(T, S))
@@ -156,24 +140,6 @@ def test_infinite_logits_and_nan_weights_survive():
         shown = view({"a": {"logits": logits}}, example=(), precision=precision)
         np.testing.assert_array_equal(numbers(attentions_of(shown)["a"], "logits"), logits)
         json.loads(json.dumps(shown.data, allow_nan=False))
-
-
-def test_twelve_heads_of_64_tokens_fit_in_a_megabyte():
-    weights = random_weights((12, 64, 64))
-    mask = np.broadcast_to(np.tri(64, dtype=bool), weights.shape)
-    arrays = {"weights": weights, "logits": weights, "dlogits": weights, "mask": mask}
-    shown = view({"layer_0": arrays}, tokens("subword", 64), example=())
-    assert attentions_of(shown)["layer_0"]["arrays"]["weights"]["dtype"] == "float32"
-    assert set(attentions_of(shown)["layer_0"]["arrays"]) == set(page_data.QUANTITIES)
-    assert len(shown.to_html().encode()) <= 1_000_000
-
-
-def test_numbers_without_a_label_do_not_count_for_the_precision():
-    for labels, dtype in ((10, "float32"), (500, "float16")):
-        shown = view(
-            {"a": {"weights": np.full((500, 500), 0.002)}}, tokens("t", labels), example=()
-        )
-        assert attentions_of(shown)["a"]["arrays"]["weights"]["dtype"] == dtype
 
 
 # --- several views on one page ---
@@ -252,9 +218,3 @@ def test_saving_where_no_page_can_be(name, tmp_path):
     with pytest.raises(ValueError, match="html must be a file"):
         small_view().save(tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_saving(tmp_path):
-    path = small_view().save(tmp_path / "page.html")
-    assert path.read_text(encoding="utf-8") == small_view().to_html()
-    assert [each.name for each in tmp_path.iterdir()] == ["page.html"]

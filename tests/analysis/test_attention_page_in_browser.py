@@ -169,14 +169,6 @@ def test_entropy_and_rollout(opened):
     np.testing.assert_allclose(opened.numbers(), (cross @ mixture)[2], rtol=1e-3)
 
 
-def test_another_layer_has_its_own_tokens(opened):
-    opened.click("button[data-place='0,1']")
-    opened.hover(opened.token("queries", 6))
-    row = expected("dot", "7", "weights", LAYERS[0])[1, 6]
-    np.testing.assert_allclose(opened.numbers(), row, rtol=1e-3)
-    assert "encoder_0" in opened.all("button[aria-pressed=true]")[0].get_attribute("aria-label")
-
-
 def test_the_slider_goes_through_the_steps(opened):
     opened.all("input[type=range]")[0].send_keys(opened.keys.ARROW_LEFT)
     opened.hover_pair(1, 2, (T, S))
@@ -217,16 +209,6 @@ def test_keys_alone(opened):
     assert "head 1" in opened.all("button[aria-pressed=true]")[0].get_attribute("aria-label")
 
 
-def test_the_largest_first(opened):
-    opened.choose("dlogits")
-    opened.all("input[type=checkbox]")[0].click()
-    opened.hover(opened.token("queries", 1))
-    row = expected("dot", "7", "dlogits")[0, 1]
-    order = np.argsort(-np.abs(row))
-    assert [int(position) for position, _, _ in opened.bars()] == order.tolist()
-    np.testing.assert_allclose(opened.numbers(), row[order], rtol=1e-3)
-
-
 def test_markup_in_tokens_is_text(opened):
     assert opened.token("keys", 1).text.startswith("<img src=x")
     assert [token for _, token, _ in opened.bars()][1] == EVIL
@@ -261,42 +243,6 @@ def test_masked_pairs_differ_from_weight_0_in_light_and_dark(opened, scheme):
     assert np.abs(np.array(pixel(opened, i, j, shape)) - dark_violet).max() < 12
     background = opened.all("body")[0].value_of_css_property("background-color")
     assert ("255" in background) == (scheme == "light")
-
-
-def test_a_tap_pins(opened):
-    opened.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": True})
-    box = opened.token("queries", 3).rect
-    point = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-    for kind, points in (("touchStart", [point]), ("touchEnd", [])):
-        event = {"type": kind, "touchPoints": points}
-        opened.browser.execute_cdp_cmd("Input.dispatchTouchEvent", event)
-    opened.browser.execute_cdp_cmd("Emulation.setTouchEmulationEnabled", {"enabled": False})
-    row = expected("dot", "7", "weights")[0, 3]
-    np.testing.assert_allclose(opened.numbers(), row, rtol=1e-3)
-    assert opened.readout().endswith("pinned")
-
-
-def test_512_tokens_stay_usable(browser, tmp_path):
-    weights = np.random.default_rng(3).dirichlet(np.full(512, 0.01), size=(1, 512))
-    page = view({"a": {"weights": weights}}, [f"t{index}" for index in range(512)], example=())
-    browser.get_log("browser")
-    browser.get(page.save(tmp_path / "page.html").as_uri())
-    opened = Opened(browser)
-    strongest = int(np.argmax(weights[0, 300]))
-    script = """
-        const start = performance.now();
-        for (let query = 291; query <= 300; query++) {
-          setFocus({side: "queries", index: query, other: null});
-        }
-        return (performance.now() - start) / 10;
-    """
-    assert browser.execute_script(script) < 1000  # milliseconds; 30 on an idle core
-    np.testing.assert_allclose(opened.numbers(), weights[0, 300], rtol=1e-3, atol=1e-7)
-    assert opened.token("keys", strongest).text == f"t{strongest}"
-    labels = opened.all(".lines .keys .token")
-    tops = sorted(label.rect["y"] for label in labels)
-    assert np.all(np.diff(tops) > 10)  # no two labels cover each other
-    assert browser.get_log("browser") == []
 
 
 def test_a_notebooks_frame_runs_alone(browser, tmp_path):

@@ -100,24 +100,6 @@ def test_nan_in_padding_reaches_nothing():
         close(got.gradients, expected.gradients)
 
 
-def test_without_matrices():
-    def loss(query):
-        return number_of(aj.attention(query, query, query))
-
-    query = normal(0, T, D)
-
-    @quick_jit
-    def both(query):
-        return [capture_gradients(loss, query, matrices=matrices) for matrices in (False, True)]
-
-    lean, full = both(query)
-    gradient = lean.gradients["attention"]
-    assert (gradient.dweights, gradient.dlogits) == (None, None)
-    close(gradient.doutput, full.gradients["attention"].doutput, 1e-6)
-    close(lean.dparams, full.dparams, 1e-5)
-    assert lean.auxiliary is None
-
-
 # --- attention inside of transformations: a bias of zeros for each call is the other side ---
 
 
@@ -190,6 +172,3 @@ def test_a_gradient_rule_of_ones_own_is_kept():
         found, dquery, dbias = all_ways(normal(0, T, D), jnp.zeros((T, T)))
         close(found.dparams, dquery)
         close(found.gradients["attention"].dlogits, dbias)
-
-
-# --- losses ---

@@ -2,7 +2,6 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import attention_jax as aj
 from attention_jax import nn
 from attention_jax.analysis import capture, capture_gradients
 from attention_jax.functional.centers import monotonic_centers
-from attention_jax.functional.interop import flax_attention_fn
 
 B, T, S, D = 2, 5, 7, 6
 LENGTHS = jnp.array([7, 4])
@@ -58,29 +56,6 @@ def test_grouped_heads():
     close(seen.key, np.repeat(keys, 3, axis=1))
     assert seen.query.shape == seen.output.shape == (B, 6, T, 1)
     close(seen.output, jnp.matmul(seen.weights, seen.value))
-
-
-def test_inside_of_flaxs_multi_head_attention():
-    """Flax's own weights, of a layer with the same parameters, are the other side."""
-    theirs, ours = (
-        nnx.MultiHeadAttention(3, D, num_kv_heads=1, decode=False, rngs=nnx.Rngs(0), **own)
-        for own in ({}, {"attention_fn": flax_attention_fn()})
-    )
-    x, y = normal(0, B, T, D), normal(1, B, S, D)
-    mask = np.random.default_rng(2).random((B, 3, T, S)) < 0.6
-    mask[..., 0] = True  # no row without keys: there the two differ
-
-    @quick_jit
-    def both(x, y):
-        found = capture(ours, x, y, mask=mask)
-        copied = nnx.clone(theirs)  # what Flax changes has to be made while tracing
-        return found, nnx.capture(copied, nnx.Intermediate)(x, y, mask=mask, sow_weights=True)
-
-    with jax.numpy_rank_promotion("allow"):  # Flax relies on it
-        (output, attentions), (expected, sown) = both(x, y)
-    close(output, expected)
-    (weights,) = jax.tree.leaves(sown)
-    close(attentions["attention"].weights, weights)
 
 
 # --- other kinds of attention ---

@@ -119,21 +119,4 @@ def test_what_stands_in_padding_does_not_matter():
         assert_close(got, expected, 1e-12)
 
 
-def test_mapped_over_seeds():
-    """Parameters and queries differ, keys and masks are shared."""
-    with jax.enable_x64(True):
-        (query, key), (allowed, counted) = inputs(), masks(True)
-        factors = (1.0, 0.25, 0.5)
-
-        def of_seed(factor):
-            return jax.tree.map(lambda leaf: factor * leaf, params()), query + factor
-
-        stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *map(of_seed, factors))
-        one = functools.partial(learning_statistics, loss)
-        mapped = quick_jit(jax.vmap(one, (0, 0, None, None, None)))(*stacked, key, allowed, counted)
-        for index, factor in enumerate(factors):
-            expected = by_hand(*of_seed(factor), key, allowed, counted)
-            assert_close({name: of[index] for name, of in mapped.items()}, expected, 1e-10)
-
-
 # --- the reversal task ---

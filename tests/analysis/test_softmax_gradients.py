@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from finite_differences import check_derivatives
 
 from attention_jax import analysis
 
@@ -93,46 +92,7 @@ def test_norm_of_saturated_rows_keeps_its_digits():
     np.testing.assert_array_equal(softmax_jacobian(one_hot), np.zeros((S, S, S)))
 
 
-def test_uniform_rows_and_rows_without_keys():
-    # J = (I - 1 1^T / S) / S, whose norm is sqrt(S - 1) / S.
-    uniform = np.full(S, 1 / S, np.float32)
-    np.testing.assert_allclose(softmax_jacobian_norm(uniform), np.sqrt(S - 1) / S, rtol=1e-6)
-    zeros = np.zeros((T, S), np.float32)
-    for got in (softmax_jacobian(zeros), softmax_jacobian_norm(zeros), softmax_vjp(zeros, zeros)):
-        assert not np.any(got)
-    for function in (analysis.softmax_jacobian_norm, analysis.softmax_jacobian):
-        assert np.all(np.isfinite(quick_jit(jax.jacrev(function))(zeros)))
-    assert softmax_jacobian(np.zeros((T, 0), np.float32)).shape == (T, 0, 0)
-    assert softmax_jacobian_norm(np.zeros((T, 0), np.float32)).shape == (T,)
-
-
 # --- vector products ---
-
-
-def test_finite_differences():
-    rng = np.random.default_rng(4)
-    weights, dweights = rows(T, S), rng.normal(size=(T, S))
-    functions = {
-        "softmax_jacobian": analysis.softmax_jacobian,
-        "softmax_jacobian_norm": analysis.softmax_jacobian_norm,
-    }
-    with jax.enable_x64(True):
-        check_derivatives(functions, weights, forward=False)
-        check_derivatives(analysis.softmax_vjp, weights, dweights, forward=False)
-
-        # `softmax_vjp` is the gradient of the softmax itself.
-        logits, along = rng.normal(size=(2, T, S))
-
-        @quick_jit
-        def products(logits):
-            return analysis.softmax_vjp(jax.nn.softmax(logits), dweights)
-
-        step = 1e-5
-        difference = (softmax(logits + step * along) - softmax(logits - step * along)) / (2 * step)
-        expected = np.sum(difference * dweights, -1)
-        np.testing.assert_allclose(
-            np.sum(products(logits) * along, -1), expected, atol=1e-7, rtol=1e-7
-        )
 
 
 def test_a_cotangent_of_a_masked_weight_may_be_anything():
@@ -141,6 +101,3 @@ def test_a_cotangent_of_a_masked_weight_may_be_anything():
     np.testing.assert_array_equal(
         softmax_vjp(weights, dweights), [[-0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0]]
     )
-
-
-# --- transformations, dtypes, errors ---

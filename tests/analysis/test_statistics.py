@@ -2,15 +2,12 @@
 
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
 from statistics_cases import (
     ALIGNMENT,
     COUNTED,
-    FUNCTIONS,
     MASK,
     WEIGHTS,
     B,
@@ -85,20 +82,6 @@ def test_means_over_queries(counted):
         np.testing.assert_allclose(found, error, atol=1e-6)
         found = expected_distance(held, ALIGNMENT, rows=counted)
         np.testing.assert_allclose(found, distance, atol=1e-5)
-
-
-def test_no_query_counts():
-    nothing, none = np.zeros((T, S), np.float32), np.zeros(T, bool)
-    for weights, options in [(nothing, {}), (WEIGHTS[0], {"rows": none})]:
-        assert saturation(weights, **options) == 0
-        for function in (analysis.alignment_error, analysis.expected_distance):
-            both = quick_jit(jax.value_and_grad(function))
-            value, gradient = both(weights, ALIGNMENT[0], **options)
-            assert value == 0
-            assert not np.any(gradient)
-    for function in (alignment_error, expected_distance):
-        assert function(WEIGHTS[0], np.full(T, S)) == 0
-        assert function(WEIGHTS[0], np.full(T, -1)) == 0
 
 
 def test_logit_variance():
@@ -177,62 +160,3 @@ def test_summary():
     assert plain.alignment_error is None
     assert plain.expected_distance is None
     np.testing.assert_allclose(plain.saturation, saturation(WEIGHTS))
-
-
-# --- transformations and dtypes ---
-
-
-def each_function(*arguments):
-    return {name: function(*arguments) for name, function in FUNCTIONS.items()}
-
-
-def test_jit_vmap_and_dtypes():
-    arguments = (WEIGHTS, MASK, COUNTED, ALIGNMENT)
-
-    def agree(one, other, tolerance=1e-6):
-        assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(one))
-        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=tolerance), one, other)
-
-    @quick_jit
-    def all_ways(narrow, *arguments):
-        each = [each_function(*(argument[b] for argument in arguments)) for b in range(B)]
-        return (
-            each_function(*arguments),
-            jax.vmap(each_function)(*arguments),
-            jax.tree.map(lambda *leaves: jnp.stack(leaves), *each),
-            each_function(narrow, *arguments[1:]),
-            each_function(narrow.astype(jnp.float32), *arguments[1:]),
-        )
-
-    together, *same, narrow, widened = all_ways(WEIGHTS.astype(jnp.bfloat16), *arguments)
-    for one in same:
-        agree(one, together)
-    for name in ("attention_summary", "logit_variance", "jensen_shannon"):
-        agree(FUNCTIONS[name](*arguments), together[name])
-    agree(narrow, widened)
-    agree(narrow, together, 0.05)
-    with jax.enable_x64(True):
-        wide = quick_jit(each_function)(WEIGHTS.astype(np.float64), *arguments[1:])
-        assert all(leaf.dtype == np.float64 for leaf in jax.tree.leaves(wide))
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=5e-6), wide, together)
-
-
-@pytest.mark.parametrize("shape", [(B, 0, S), (B, T, 0), (0, T, S)])
-def test_nothing_at_all(shape):
-    arguments = (np.zeros(shape, np.float32), np.ones(shape, bool))
-    arguments += (np.ones(shape[:-1], bool), np.zeros(shape[:-1], np.int32))
-    for path, leaf in jax.tree.leaves_with_path(quick_jit(each_function)(*arguments)):
-        assert leaf.shape in (shape[:1], shape[:2]), path
-        assert not np.any(leaf), path
-
-
-def test_nan_is_not_hidden():
-    weights = rows(B, T, S)
-    weights[0, 2, 3] = np.nan
-    everywhere = np.ones((B, T, S), bool)
-    alignment = np.full((B, T), 3, np.int32)
-    found = quick_jit(each_function)(weights, everywhere, everywhere[..., 0], alignment)
-    del found["attention_summary"]
-    for name, values in found.items():
-        assert np.any(np.isnan(values[0])), name
-        assert not np.any(np.isnan(values[1])), name

@@ -8,7 +8,6 @@ from conformance import quick_jit
 from finite_differences import check_derivatives
 from statistics_cases import ALIGNMENT, COUNTED, FUNCTIONS, MASK, WEIGHTS, B, S, T, rows
 
-from attention_jax import attention, attention_weights
 from attention_jax.analysis import (
     attention_summary,
     effective_keys,
@@ -30,26 +29,6 @@ def test_gradients():
     functions = {name: masked(FUNCTIONS[name]) for name in set(FUNCTIONS) - {"saturation"}}
     with jax.enable_x64(True):
         check_derivatives(functions, weights, forward=False)
-
-
-def test_gradients_through_the_softmax():
-    """The entropy of weights has the gradient of the entropy of logits, which nothing clips."""
-    rng = np.random.default_rng(9)
-    query = rng.normal(size=(B, T, 3)).astype(np.float32)
-    key = rng.normal(size=(B, S, 3)).astype(np.float32)
-
-    def of_weights(query):
-        return jnp.sum(weight_entropy(attention_weights(query, key, score="dot", mask=MASK)))
-
-    def of_logits(query):
-        options = {"score": "dot", "mask": MASK, "return_statistics": True}
-        return jnp.sum(attention(query, key, key, **options)[1].entropy)
-
-    @quick_jit
-    def both(query):
-        return jax.grad(of_weights)(query), jax.grad(of_logits)(query)
-
-    np.testing.assert_allclose(*both(query), atol=2e-6)
 
 
 @quick_jit

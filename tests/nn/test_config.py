@@ -1,38 +1,23 @@
 """The settings of a model: mistakes, what follows from them, labels."""
 
 import dataclasses
-import math
 
 import pytest
 
 from attention_jax.nn import ANY_LENGTH, ModelConfig
 
-ABOVE_0 = "must be a finite number above 0; got"
-
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"architecture": "encoder"}, "architecture must be one of encoder-decoder, decoder; got"),
-        ({"positions": "cosine"}, "positions must be one of sinusoidal, .*; got 'cosine'"),
-        ({"positions": {"kind": "rotary"}}, "positions must be one of .*; got {'kind': 'rotary'}"),
-        ({"position_anchor": "middle"}, "position_anchor must be one of start, end, both; got"),
-        ({"position_draw": "all"}, "position_draw must be one of none, subset, window; got 'all'"),
-        ({"position_limit": 0}, "position_limit must be at least 1; got 0"),
-        ({"max_wavelength": 0.0}, f"max_wavelength {ABOVE_0} 0.0"),
-        ({"max_wavelength": math.inf}, f"max_wavelength {ABOVE_0} inf"),
-        ({"max_wavelength": "30"}, f"max_wavelength {ABOVE_0} '30'"),
         ({"max_wavelength": 0.5}, "max_wavelength must be at least min_wavelength 1.0; got 0.5"),
-        ({"position_scale": -1}, f"position_scale {ABOVE_0} -1"),
-        ({"position_scale": math.nan}, f"position_scale {ABOVE_0} nan"),
-        ({"position_scale": True}, f"position_scale {ABOVE_0} True"),
         (
             {"architecture": "decoder", "attention": "coverage"},
             "attention must be global with architecture 'decoder'; got 'coverage'",
         ),
         ({"architecture": "decoder", "encoder_layers": 3}, "encoder_layers must be 0 or 1 with"),
         ({"mask_padding": "x"}, "mask_padding must be one of True, False; got 'x'"),
-        ({"score": "x"}, "^score must be one of"),
+        ({"score": "x"}, "^score is not valid: score must be one of"),
         ({"self_attention_score": "x"}, "self_attention_score is not valid: score must be one of"),
         (
             {"self_attention_normalizer": "x"},
@@ -49,6 +34,10 @@ def test_bad_settings(settings, message):
 @pytest.mark.parametrize("anchor", ["start", "end", "both"])
 def test_sizes_that_can_be_encoded(positions, anchor):
     """Each id needs pairs of features: a sine and a cosine, or two features to rotate."""
+    if (positions, anchor) == ("rotary", "both"):
+        with pytest.raises(ValueError, match="position_anchor must be start or end with rotary"):
+            ModelConfig(positions=positions, position_anchor=anchor)
+        return
     for dim in (2, 3, 6, 8, 10):
         settings = {"dim": dim, "positions": positions, "position_anchor": anchor}
         if positions == "none" or dim % (4 if anchor == "both" else 2) == 0:
@@ -56,12 +45,6 @@ def test_sizes_that_can_be_encoded(positions, anchor):
             continue
         with pytest.raises(ValueError, match=f"{positions} positions anchored at {anchor}; got"):
             ModelConfig(**settings)
-
-
-@pytest.mark.parametrize("name", ["heads", "block", "with_settings"])
-def test_settings_that_do_not_exist(name):
-    with pytest.raises(TypeError, match=name):
-        dataclasses.replace(ModelConfig(), **{name: 1})
 
 
 def test_scores_and_normalizers_of_self_attention():

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.nn.decoding import BeamResult, beam_search, greedy_search, sample_search
+from attention_jax.nn.decoding import beam_search, greedy_search, sample_search
 
 B, V, L, EOS, PAD = 3, 5, 7, 1, -1
 SOS = 0
@@ -217,39 +217,6 @@ def test_one_beam_is_greedy(alpha):
         )
 
 
-def test_two_beams_beat_greedy():
-    """0.6 for the first token, but nothing likely after it; 0.4 and then 0.9 is more than 0.6 / 3.
-
-    Tokens: 0 SOS, 1 EOS, 2 and 3.
-    """
-    table = np.array([[0, 0, 0.6, 0.4], [1, 0, 0, 0], [0, 0.34, 0.33, 0.33], [0, 0.9, 0.1, 0]])
-
-    def step(state, tokens):
-        return jnp.log(jnp.asarray(table, jnp.float32))[tokens], state
-
-    numbers = {"batch_size": 1, "max_length": 3, "sos": 0, "eos": 1, "pad": 0}
-    assert greedy((), step, **numbers).tolist() == [[2, 1, 0]]
-    found = search((), step, beams=2, **numbers)
-    assert found.tokens.tolist() == [[[3, 1, 0], [2, 1, 0]]]
-    np.testing.assert_allclose(np.exp(found.scores), [[0.36, 0.204]], rtol=1e-5)
-    assert found.lengths.tolist() == [[2, 2]]
-
-
-def test_the_penalty_prefers_long_hypotheses():
-    # EOS at once with 0.5; otherwise 2 for ever, which costs 0.5 once.
-    def step(state, tokens):
-        first = jnp.array([0.0, 0.5, 0.5])[None, :]
-        later = jnp.array([0.0, 0.2, 0.8])[None, :]
-        return jnp.log(jnp.where(tokens[:, None] == SOS, first, later)), state
-
-    numbers = {"batch_size": 1, "max_length": 3, "sos": SOS, "eos": EOS, "pad": PAD, "beams": 2}
-    short = search((), step, **numbers)
-    long = search((), step, length_penalty=7.0, **numbers)
-    assert short.tokens.tolist()[0][0] == [EOS, PAD, PAD]
-    assert long.tokens.tolist()[0][0] == [2, 2, 2]
-    np.testing.assert_allclose(long.scores[0, 0], np.log(0.32) / (8 / 6) ** 7, rtol=1e-5)
-
-
 @pytest.mark.parametrize(("alpha", "steps", "best"), [(0.0, 2, [2, EOS]), (1.0, 11, [2] * 11)])
 def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best):
     """Of two beams, "EOS" ends with 0.3 and "2 EOS" with 0.42; "2 2 2 ..." lives on with 0.28.
@@ -271,52 +238,6 @@ def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best
     assert len(calls) == steps
     assert hypotheses(found, 0)[0][2] == best
     assert len(hypotheses(found, 0)) == 2
-
-
-def test_rows_do_not_depend_on_each_other():
-    table = tables(5, seed=3)
-    options = {"beams": 3, "length_penalty": 0.6}
-    together = jax.tree.map(np.asarray, search(chain_state(table), batch_size=5, **options))
-    for row in range(5):
-        alone = search(chain_state(table[row : row + 1]), batch_size=1, **options)
-        for ours, theirs in zip(together, alone, strict=True):
-            np.testing.assert_allclose(ours[row], np.asarray(theirs)[0], rtol=1e-6)
-
-
-def test_jit_and_vmap():
-    many = tables(2 * B, seed=4).reshape(2, B, V, V, V)
-
-    def both(table):
-        state = chain_state(table)
-        first = greedy_search(chain, state, **NUMBERS)
-        return first, beam_search(chain, state, beams=3, **NUMBERS)
-
-    mapped = jax.tree.map(np.asarray, jax.jit(jax.vmap(both))(many))
-    for index in range(2):
-        expected = both(many[index])
-        for ours, theirs in zip(jax.tree.leaves(mapped), jax.tree.leaves(expected), strict=True):
-            np.testing.assert_allclose(ours[index], theirs, rtol=1e-6)
-    assert isinstance(mapped[1], BeamResult)
-
-
-def test_narrow_logits_and_impossible_tokens():
-    table = tables(seed=8)
-    table[..., 3] = -np.inf
-    table = table.astype(jnp.bfloat16)
-    found = search(chain_state(table), beams=3)
-    assert found.scores.dtype == jnp.float32
-    assert np.all(np.isfinite(found.scores))
-    assert not np.any(np.asarray(found.tokens) == 3)
-    for row in range(B):
-        wide = table[row].astype(np.float32)
-        _, log_p, tokens = hypotheses(found, row)[0]
-        assert log_p == pytest.approx(log_probability(wide, tokens), rel=2e-2)
-
-
-def test_pad_may_be_eos():
-    table = tables(seed=2)
-    found = search(chain_state(table), beams=1, pad=EOS)
-    np.testing.assert_array_equal(found.tokens[:, 0], greedy(chain_state(table), pad=EOS))
 
 
 # --- samples ---
@@ -356,7 +277,6 @@ def test_samples_have_their_probabilities_and_end():
         ({"beams": 0}, "beams must be at least 1; got 0"),
         ({"beams": 1.5}, "beams must be an integer; got 1.5"),
         ({"max_length": 0}, "max_length must be at least 1; got 0"),
-        ({"batch_size": 2}, r"state\['previous'\] must have 2 rows on its first axis; got \[3\]"),
         ({"eos": 5}, "eos must be from 0 to 4, a token; got 5"),
         ({"sos": None}, "sos must be an integer; got None"),
         ({"length_penalty": -0.5}, "length_penalty must be at least 0"),

@@ -42,7 +42,7 @@ CASES = {  # the settings, and the position ids that are given
                     "normalizer": "log_scaled(start=3)", "tied_embeddings": "output"}, None),
     "learned": ({"positions": "learned", "position_draw": "subset", "encoder_layers": 0,
                  "position_anchor": "both", "decoder_self_attention": False}, None),
-    "rotary": ({"positions": "rotary", "position_anchor": "both", "score": "general",
+    "rotary": ({"positions": "rotary", "position_anchor": "end", "score": "general",
                 "normalizer": "log_scaled(start=2)"}, GAPS),
     "unmasked": ({"mask_padding": False, "encoder_layers": 0, "tied_embeddings": "all",
                   "positions": "none"}, None),
@@ -200,14 +200,6 @@ def test_beyond_max_length_there_is_no_number():
         assert np.all(np.isnan(logits[:, -1]))
 
 
-def test_no_examples():
-    for architecture in ("encoder-decoder", "decoder"):
-        model, _ = make(config_of(architecture=architecture))
-        none = jnp.zeros((0, S), int), jnp.zeros(0, int), jnp.zeros((0, T), int)
-        assert jax.jit(model)(*none).shape == (0, T, V)
-        assert jax.jit(functools.partial(stepped, model))(*none).shape == (0, T, V)
-
-
 def test_position_ids_that_are_too_few():
     model, _ = make(config_of())
     source, lengths = tokens(S, 4), jnp.array(LENGTHS)
@@ -242,41 +234,29 @@ def test_source_and_target_share_the_drawn_ids():
 
 # --- parameters ---
 
-TABLES = {  # of each tie, for a source vocabulary of 13
-    "none": {"source_embedding": (13, 8), "target_embedding": (V, 8), "logits": (8, V)},
-    "output": {"source_embedding": (13, 8), "target_embedding": (V, 8)},
+TABLES = {  # of each tie
+    "none": {"source_embedding": (V, 8), "target_embedding": (V, 8), "logits": (8, V)},
+    "output": {"source_embedding": (V, 8), "target_embedding": (V, 8)},
     "all": {"source_embedding": (V, 8)},
 }
 
 
 @pytest.mark.parametrize("tie", TABLES)
 def test_initial_and_bound_parameters(tie):
-    config, size = config_of(tied_embeddings=tie, **BARE), None if tie == "all" else 13
-    params = initial_params(config, V, jax.random.key(7), size)
+    config = config_of(tied_embeddings=tie, **BARE)
+    params = initial_params(config, V, jax.random.key(7))
     tables = {
         name: next(leaf.shape for leaf in jax.tree.leaves(params[name]) if leaf.ndim == 2)
         for name in ("source_embedding", "target_embedding", "logits")
         if name in params
     }
     assert tables == TABLES[tie]
-    model = Model(config, V, source_vocabulary_size=size, rngs=nnx.Rngs(params=jax.random.key(7)))
-    for found in (model, bind(config, params, V, size)):
+    model = Model(config, V, rngs=nnx.Rngs(params=jax.random.key(7)))
+    for found in (model, bind(config, params, V)):
         jax.tree.map(
             np.testing.assert_array_equal, nnx.to_pure_dict(nnx.state(found, nnx.Param)), params
         )
-    other = initial_params(config, V, jax.random.key(8), size)
-    table = params["source_embedding"]["embedding"]
-    assert np.all(table != other["source_embedding"]["embedding"])
-    assert 0.5 < np.std(table) * 8**0.5 < 1.5  # of variance 1 / dim
-    kernel, bias = model.output_layer()
-    assert kernel.shape == (8, V)
-    assert (bias is None) == (tie != "none")
-
-
-def test_a_shared_table_needs_one_vocabulary():
-    for settings in ({"tied_embeddings": "all"}, {"architecture": "decoder"}):
-        with pytest.raises(ValueError, match=r"source_vocabulary_size must be 11, .*; got 13"):
-            initial_params(config_of(**settings), V, jax.random.key(0), 13)
+    assert 0.5 < np.std(params["source_embedding"]["embedding"]) * 8**0.5 < 1.5  # of 1 / dim
 
 
 @pytest.mark.parametrize("tie", ["output", "all"])

@@ -94,17 +94,6 @@ def test_as_flaxs_layers(name):
         plain(*arguments)
 
 
-def test_the_share_that_is_dropped():
-    """With the unit vectors as values, the output is the weights that dropout left."""
-    module = Attention("scaled", D, D, dropout_rate=0.9, rngs=nnx.Rngs(0))
-    tokens = normal(1, 300, D) / 100
-    module.train()
-    left = np.asarray(module(tokens, tokens, np.eye(300, dtype=np.float32)[None]))
-    kept = left != 0
-    assert abs(kept.mean() - 0.1) < 0.01
-    np.testing.assert_allclose(left[kept], 10 / 300, rtol=0.02)
-
-
 def test_which_streams_there_must_be():
     make = functools.partial(Attention, "dot", D, D, dropout_rate=0.5)
     with pytest.raises(ValueError, match=r"rngs must have a stream 'dropout'.*got \['params'\]"):
@@ -160,26 +149,6 @@ def test_every_dropout_of_a_model_has_a_key_of_its_own():
     assert len({*drawn}) == len(drawn)
 
 
-def test_seeds_side_by_side():
-    """`jax.vmap` over parameters and streams is a loop over modules."""
-    make = MODULES["multi-head"][0]
-    modules = [make(rngs=nnx.Rngs(seed), deterministic=False) for seed in range(3)]
-    graph, params, rest = nnx.split(modules[0], nnx.Param, ...)
-    states = [nnx.state(module, nnx.Param, ...) for module in modules]
-    params, rest = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
-
-    def run(params, rest):
-        module = nnx.merge(graph, params, rest)
-        outputs = module(QUERY), module(QUERY)
-        return outputs, nnx.state(module, nnx.RngCount)
-
-    outputs, counts = jax.jit(jax.vmap(run))(params, rest)
-    np.testing.assert_array_equal(jax.tree.leaves(counts)[0], [2, 2, 2])
-    for index, module in enumerate(modules):
-        for call in range(2):
-            np.testing.assert_allclose(outputs[call][index], module(QUERY), atol=1e-5)
-
-
 @pytest.mark.parametrize(("features", "weights"), [(0.5, 0.0), (0.0, 0.5), (0.5, None)])
 def test_weights_may_have_a_rate_of_their_own(features, weights):
     config = dataclasses.replace(BLOCK, dropout_rate=features, attention_dropout_rate=weights)
@@ -226,17 +195,3 @@ def test_every_layer_of_a_block_drops_and_keeps_the_expectation(layer):
     else:
         kept = np.where(dropped[:, 0, 0], np.nan, outputs[:, 0, 0])
         assert len(np.unique(kept[~np.isnan(kept)].round(4))) > 5
-
-
-def test_dropout_of_embeddings():
-    model = Model(dataclasses.replace(MODEL, encoder_layers=0), V, rngs=nnx.Rngs(0))
-    model.memory_norm = lambda x: x
-    source, lengths = (
-        jnp.asarray(np.random.default_rng(1).integers(3, V, (B, S))),
-        jnp.array([4, 7]),
-    )
-    whole = np.asarray(model.encode(source, lengths))
-    dropped = np.asarray(model.encode(source, lengths, rng=jax.random.key(0)))
-    kept = dropped != 0
-    assert 0.3 < kept.mean() < 0.7
-    np.testing.assert_allclose(dropped[kept], 2 * whole[kept], atol=1e-5)

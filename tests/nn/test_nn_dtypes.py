@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from numpy_model import normal, run_jit, scrambled
-from products import product_dtypes
 
 from attention_jax.nn import (
     Attention,
@@ -18,7 +17,7 @@ from attention_jax.nn import (
     MultiHeadAttention,
 )
 
-B, T, S, D, V = 2, 5, 7, 12, 11
+B, T, S, D = 2, 5, 7, 12
 QUERY, MEMORY = normal(B, T, D), normal(B, S, D, seed=3)
 INITS = {"kernel_init": nnx.initializers.normal(0.3), "bias_init": nnx.initializers.normal(0.5)}
 
@@ -92,23 +91,6 @@ def test_every_module_takes_dtypes(name):
     assert np.any(one != other)
 
 
-def test_a_memory_and_a_cache_are_of_the_dtype():
-    attend = Attention("additive", D, D, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-
-    def calls(x, y):
-        memory = attend.remember(y)
-        return memory.values, attend(x, memory), attend(x, y)
-
-    values, *outputs = run_jit(calls, QUERY, MEMORY)
-    assert values.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(*outputs)
-    heads = MultiHeadAttention("scaled", D, num_heads=2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
-    cache = heads.empty_cache((B,), T)
-    assert cache.memory.values.dtype == jnp.bfloat16
-    assert jax.eval_shape(heads.extend, jnp.asarray(QUERY), cache)[0].dtype == jnp.bfloat16
-    assert product_dtypes(heads.extend, QUERY, cache) == {("bfloat16", "bfloat16")}
-
-
 def test_initializers_reach_every_projection():
     """Each kernel and bias, and nothing else, is what the initializers make it."""
     ones = {"kernel_init": nnx.initializers.ones, "bias_init": nnx.initializers.constant(2.0)}
@@ -122,8 +104,3 @@ def test_initializers_reach_every_projection():
             assert np.any(np.asarray(param[...]) != 2.0), path
     names = ("query", "key", "value", "output", "gate")
     assert expected == {name: {"kernel", "bias"} for name in names}
-
-
-def test_a_module_without_projections_has_no_initializer():
-    with pytest.raises(TypeError, match="kernel_init"):
-        Attention("additive", D, D, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0))

@@ -3,12 +3,9 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
-from quick_compilation import quick_jit
 
-from attention_jax import analysis, attention, attention_weights, causal_mask, nn, padding_mask
-from attention_jax.nn.config import ModelConfig
+from attention_jax import attention, attention_weights, nn, padding_mask
 from attention_jax.nn.parameters import values_of
 
 B, T, S, D, N = 2, 5, 7, 8, 4
@@ -59,33 +56,6 @@ def test_each_head_has_a_sink_of_its_own():
     assert np.all(heads[:, :, 1] == 0)
 
 
-def test_other_parameters_do_not_depend_on_a_normalizer():
-    plain = parameters(multi_head())
-    for normalizer in ("entmax", "softmax(sink=True)"):
-        got = parameters(multi_head(normalizer, output_gate=True))
-        for path, leaf in plain.items():
-            np.testing.assert_array_equal(got[path][...], leaf[...])
-    assert parameters(multi_head("entmax")).keys() == plain.keys()
-
-
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_token_by_token_as_all_at_once(normalizer):
-    """n counts the tokens so far, in both."""
-    attend = multi_head(normalizer, output_gate=True)
-    definition, state = nnx.split(attend)
-
-    def both(state):
-        attend = nnx.merge(definition, state)
-        cache, outputs = attend.empty_cache((B,), T + 1), []
-        for step in range(T):
-            output, cache = attend.extend(QUERY[:, step : step + 1], cache)
-            outputs.append(output)
-        return jnp.concatenate(outputs, axis=1), attend(QUERY, mask=causal_mask())
-
-    step_by_step, at_once = quick_jit(both)(state)
-    np.testing.assert_allclose(step_by_step, at_once, atol=2e-6)
-
-
 def test_output_gate():
     """Each feature of a head is multiplied by the sigmoid of a projection of the query."""
     gated, plain = multi_head(output_gate=True), multi_head()
@@ -112,80 +82,3 @@ def test_a_gate_keeps_padding_out():
     dstate, dkey = pull_back(doutput)
     assert np.isfinite(dkey).all()
     assert np.isfinite(dict(nnx.to_flat_state(dstate))["output", "kernel"][...]).all()
-
-
-@pytest.mark.parametrize("num_heads", [1, 2])
-def test_a_model(num_heads):
-    """Settings by their names reach both attentions; all parameters have gradients."""
-    config = nn.ModelConfig(
-        dim=8,
-        hidden_dim=8,
-        num_heads=num_heads,
-        normalizer="log_scaled(normalizer=entmax, learned=True)",
-        self_attention_normalizer="softmax(sink=True)",
-        output_gate=True,
-    )
-    model = nn.Model(config, 11, rngs=nnx.Rngs(0))
-    definition, state = nnx.split(model)
-    source, lengths, target = jnp.ones((2, 7), int), jnp.array([4, 7]), jnp.ones((2, 8), int)
-
-    def loss(state):
-        return jnp.sum(nnx.merge(definition, state)(source, lengths, target) ** 2)
-
-    gradients = dict(nnx.to_flat_state(quick_jit(jax.grad(loss))(state)))
-    names = {path[-1]: leaf[...] for path, leaf in gradients.items() if "attention" in str(path)}
-    assert {"sink", "scale"} <= names.keys()
-    assert any("gate" in path for path in gradients)
-    assert all(np.isfinite(leaf[...]).all() for leaf in gradients.values())
-    assert "entmax" in config.label
-
-
-def test_mistakes_in_settings():
-    with pytest.raises(ValueError, match=r"normalizer must be one of .*'softmx'"):
-        ModelConfig(normalizer="softmx")
-    with pytest.raises(ValueError, match="alpha must be above 1"):
-        ModelConfig(self_attention_normalizer="entmax(alpha=0.5)")
-    with pytest.raises(ValueError, match="normalizer must be"):
-        multi_head("nothing")
-
-
-def test_capture():
-    """Weights of every normaliser; gradients of logits of those alone whose weights have them."""
-    for normalizer in ("entmax", "ssmax", "softmax(sink=True)"):
-        attend = nn.Attention("dot", D, D, normalizer=normalizer, rngs=nnx.Rngs(0))
-
-        def loss(key, attend=attend):
-            return jnp.sum(attend(QUERY, key, mask=MASK) ** 2)
-
-        captured = analysis.capture_gradients(loss, KEY, matrices=True)
-        (attention,), (gradient,) = captured.attentions.values(), captured.gradients.values()
-        _, weights = attend(QUERY, KEY, mask=MASK, return_weights=True)
-        np.testing.assert_allclose(attention.weights, weights, atol=1e-6)
-        assert (attention.statistics is None) == (normalizer == "entmax")
-        assert (gradient.dlogits is None) == (normalizer == "entmax")
-
-
-def test_captured_logits_are_those_of_the_softmax():
-    """They have the factor of log n, and a gradient in logits is that of a bias by the factor."""
-    lengths = np.array([4, 7])
-    factor = 1.5 * np.maximum(np.log1p(lengths) / np.log1p(5), 1)[:, None, None]
-    assert factor.min() == 1.5 < factor.max()
-
-    def loss(bias):
-        normalizer = "log_scaled(scale=1.5, start=5)"
-        output = attention(
-            QUERY, KEY, KEY, mask=MASK, bias=bias, score="dot", normalizer=normalizer
-        )
-        return jnp.sum(output**3)
-
-    captured = analysis.capture_gradients(loss, jnp.zeros((B, T, S)))
-    seen = captured.attentions["attention"]
-    real = np.broadcast_to(np.arange(S) < lengths[:, None, None], (B, T, S))
-    logits = np.where(real, factor * np.einsum("btd,bsd->bts", QUERY, KEY), -np.inf)
-    np.testing.assert_allclose(seen.logits, logits, rtol=1e-5, atol=1e-5)
-    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
-    np.testing.assert_allclose(
-        seen.weights, exponentials / exponentials.sum(-1, keepdims=True), atol=1e-6
-    )
-    dlogits = captured.gradients["attention"].dlogits
-    np.testing.assert_allclose(factor * dlogits, captured.dparams, rtol=1e-4, atol=1e-5)

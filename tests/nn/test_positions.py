@@ -1,73 +1,34 @@
 """Encodings, rotations, anchored positions and random ids against loops over their formulas."""
 
-import functools
 import itertools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy_model
 import pytest
 
 from attention_jax.nn.positions import (
     anchored_positions,
-    learned_encoding,
     random_position_ids,
     random_window_position_ids,
     rotary,
+    rows_of,
     sinusoidal_encoding,
 )
 
 
-@pytest.mark.parametrize("max_wavelength", [10_000.0, 50.0])
-def test_is_the_formula(max_wavelength):
-    encodings = np.asarray(sinusoidal_encoding(jnp.arange(13), 6, max_wavelength=max_wavelength))
-    assert encodings.shape == (13, 6)
+def test_sines_and_cosines():
+    ids = np.array([[0, 5, 3, 2.5], [11, 1, 7, 101]])
+    waves = {"max_wavelength": 50.0, "min_wavelength": 0.5}
+    encodings = np.asarray(jax.jit(lambda ids: sinusoidal_encoding(ids, 6, **waves))(ids))
     assert encodings.dtype == np.float32
-    for position in range(13):
-        for n in range(3):
-            angle = position / max_wavelength ** (2 * n / 6)
-            assert encodings[position, n] == pytest.approx(math.sin(angle), abs=2e-6)
-            assert encodings[position, 3 + n] == pytest.approx(math.cos(angle), abs=2e-6)
-
-
-def test_a_position_does_not_depend_on_the_length():
-    np.testing.assert_array_equal(
-        sinusoidal_encoding(jnp.arange(5), 4), sinusoidal_encoding(jnp.arange(11), 4)[:5]
-    )
-
-
-def test_every_position_differs():
-    encodings = np.asarray(sinusoidal_encoding(jnp.arange(101), 8))
-    distances = np.linalg.norm(encodings[:, None] - encodings[None], axis=-1)
-    assert np.min(distances[~np.eye(101, dtype=bool)]) > 0.1
-
-
-def test_odd_sizes_are_refused():
+    angles = ids[..., None] / (0.5 * 100 ** (np.arange(3) / 3))
+    expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
+    np.testing.assert_allclose(encodings, expected, atol=2e-5)
     with pytest.raises(ValueError, match=r"dim must be even.*; got 7"):
         sinusoidal_encoding(jnp.arange(3), 7)
-
-
-def test_encodings_of_given_ids_known_or_traced():
-    table = np.asarray(sinusoidal_encoding(jnp.arange(13), 6, max_wavelength=50.0))
-    positions = jnp.array([11, 0, 7])
-    encodings = jax.jit(lambda positions: sinusoidal_encoding(positions, 6, max_wavelength=50.0))
-    np.testing.assert_allclose(encodings(positions), table[np.array([11, 0, 7])], atol=1e-6)
-    half = sinusoidal_encoding(jnp.array([2.5]), 2)  # between positions
-    np.testing.assert_allclose(half, [[math.sin(2.5), math.cos(2.5)]], atol=1e-6)
-    with pytest.raises(ValueError, match=r"dim must be even.*; got 5"):
-        sinusoidal_encoding(positions, 5)
-
-
-def test_encodings_keep_the_axes_of_their_ids():
-    positions = np.array([[0, 5, 3], [11, 1, 7]], np.int32)
-    encodings = sinusoidal_encoding(jnp.asarray(positions), 4, max_wavelength=30.0)
-    assert encodings.shape == (2, 3, 4)
-    for index in np.ndindex(2, 3):
-        for n in range(2):
-            angle = positions[index] / 30.0 ** (n / 2)
-            assert encodings[index][n] == pytest.approx(math.sin(angle), abs=2e-6)
-            assert encodings[index][2 + n] == pytest.approx(math.cos(angle), abs=2e-6)
 
 
 # --- a learned table ---
@@ -77,27 +38,14 @@ def table():
     return jnp.asarray(np.random.default_rng(3).normal(size=(5, 3)), jnp.float32)
 
 
-def test_learned_encodings_are_rows_of_the_table():
+def test_rows_of_a_table():
     positions = np.array([[4, 0, 4, 1], [2, 5, 97, 3]], np.int32)
-    encodings = jax.jit(learned_encoding)(table(), positions)
+    encodings = jax.jit(rows_of)(table(), positions)
     assert encodings.shape == (2, 4, 3)
     for index in np.ndindex(2, 4):
         at = positions[index]
         expected = np.asarray(table())[at] if at < 5 else [math.nan] * 3
         np.testing.assert_array_equal(encodings[index], expected)
-
-
-def test_gradients_of_learned_encodings_reach_the_rows_that_were_used():
-    positions = np.array([[4, 0, 4, 1], [4, 5, 97, 0]], np.int32)
-    # Small integers: their sums are exact in any order.
-    dencodings = np.random.default_rng(4).integers(1, 17, size=(2, 4, 3)).astype(np.float32)
-    _, vjp = jax.vjp(lambda rows: learned_encoding(rows, positions), table())
-    expected = np.zeros((5, 3))
-    for index in np.ndindex(2, 4):
-        if positions[index] < 5:
-            expected[positions[index]] += dencodings[index]
-    np.testing.assert_array_equal(vjp(jnp.asarray(dencodings))[0], expected)
-    np.testing.assert_array_equal(np.any(expected != 0, axis=1), [True, True, False, False, True])
 
 
 # --- rotations ---
@@ -140,15 +88,6 @@ def test_dot_products_depend_on_the_distance_alone():
     assert np.std([same[0] for same in dots.values()]) > 0.1  # and on the distance it does
 
 
-def test_rotary_keeps_dtypes_and_takes_angles_in_float32():
-    x = jnp.ones((1, 4), jnp.bfloat16)
-    found = rotary(x, jnp.array([1001]))
-    assert found.dtype == jnp.bfloat16
-    expected = [math.cos(angle) - math.sin(angle) for angle in (1001, 10.01)]
-    expected += [math.cos(angle) + math.sin(angle) for angle in (1001, 10.01)]
-    np.testing.assert_allclose(found[0].astype(jnp.float32), expected, atol=0.01)
-
-
 def test_what_cannot_be_rotated():
     with pytest.raises(ValueError, match=r"x must have an even number of features .*; got 3"):
         rotary(jnp.ones((5, 3)), jnp.arange(5))
@@ -169,15 +108,16 @@ def test_what_cannot_be_rotated():
 def test_every_example_has_positions_of_its_own():
     rng = np.random.default_rng(5)
     x = rng.normal(size=(2, 3, 5, 4)).astype(np.float32)  # [B, N, T, D]
-    positions = rng.integers(0, 23, size=(2, 5)).astype(np.int32)
-    found = np.asarray(rotary(jnp.asarray(x), jnp.asarray(positions), max_wavelength=50.0))
-    for b, n, t in np.ndindex(2, 3, 5):
-        for pair in range(2):
-            angle = positions[b, t] / 50.0 ** (pair / 2)
-            turned = complex(x[b, n, t, pair], x[b, n, t, 2 + pair])
-            turned *= complex(math.cos(angle), math.sin(angle))
-            assert found[b, n, t, pair] == pytest.approx(turned.real, abs=1e-5)
-            assert found[b, n, t, 2 + pair] == pytest.approx(turned.imag, abs=1e-5)
+    ids = rng.integers(0, 23, size=(2, 5)).astype(np.int32)
+    found, by_default, consecutive = numpy_model.run_jit(
+        lambda x, ids: (rotary(x, ids, max_wavelength=50.0), rotary(x), rotary(x, jnp.arange(5))),
+        x,
+        ids,
+    )
+    np.testing.assert_array_equal(by_default, consecutive)
+    for b, n in np.ndindex(2, 3):
+        expected = numpy_model.rotated(np.float64(x[b, n]), ids[b], 50.0)
+        np.testing.assert_allclose(found[b, n], expected, atol=1e-5)
 
 
 # --- anchored positions ---
@@ -246,17 +186,6 @@ def test_random_ids_increase_within_the_limit(draw):
 
 
 @every_draw
-def test_one_key_draws_the_same_in_a_loop_under_jit_and_vmap(draw):
-    rngs = jax.random.split(jax.random.key(2), 3)
-    jitted = jax.jit(functools.partial(draw, count=5, limit=101))
-    batch = np.asarray(jax.jit(jax.vmap(jitted))(rngs))
-    np.testing.assert_array_equal(draw(rngs[0], 5, 101), batch[0])
-    for rng, row in zip(rngs, batch, strict=True):
-        np.testing.assert_array_equal(jitted(rng), row)
-    assert len({tuple(row) for row in batch.tolist()}) == 3
-
-
-@every_draw
 @pytest.mark.parametrize("count", [0, -1, 8])
 def test_more_ids_than_there_are_cannot_be_drawn(draw, count):
     with pytest.raises(ValueError, match=rf"count must be from 1 to 7, .*; got {count}"):
@@ -286,23 +215,3 @@ def window_probabilities(limit):
 def test_windows_have_log_uniform_widths_and_uniform_starts():
     (drawn,) = many(random_window_position_ids, (2, 7), keys=20_011)
     assert_drawn_with(window_probabilities(7), drawn)
-
-
-def test_neighbours_and_tokens_far_apart_are_both_drawn():
-    limit, keys = 1009, 5003
-    (drawn,) = many(random_window_position_ids, (2, limit), keys=keys)
-    gaps = drawn[:, 1] - drawn[:, 0]
-    # Of a width w: two equal numbers of w - 1 make neighbours, 1 / (w - 1) of all.
-    widths = np.arange(2, limit + 1)
-    of_width = np.log1p(1 / widths) / math.log((limit + 1) / 2)
-    neighbours = (of_width / (widths - 1)).sum()
-    # ... and (w - 1 - d)(w - d) ordered pairs of (w - 1)^2 are d or more apart.
-    rest = np.maximum(widths - 100, 0)
-    far = (of_width * rest * (rest + 1) / (widths - 1.0) ** 2).sum()
-    assert 0.1 < neighbours < 0.5
-    assert 0.1 < far < 0.5
-    for found, expected in ((gaps == 1, neighbours), (gaps > 100, far)):
-        assert found.mean() == pytest.approx(expected, abs=4 / math.sqrt(4 * keys))
-    # In subsets of the whole range hardly any are neighbours.
-    (subsets,) = many(random_position_ids, (2, limit), keys=503)
-    assert np.mean(np.diff(subsets, axis=1) == 1) < 0.02

@@ -1,7 +1,5 @@
 """Pages that need no other file."""
 
-import base64
-
 import numpy as np
 import pytest
 from html_reader import Reader
@@ -29,16 +27,6 @@ def test_what_users_wrote_is_text_and_not_markup():
     assert not page.attributes("script")
     assert page.text.count(evil) == 8  # title, h1, the five parts (a table has two)
     assert page.attributes("img")[0]["alt"] == evil
-
-
-def test_figures_are_in_the_page_itself():
-    page = Reader(html_page.page("title", [html_page.figure(drawn(), "what is seen")]))
-    (image,) = page.attributes("img")
-    kind, data = image["src"].split(",")
-    assert kind == "data:image/png;base64"
-    assert base64.b64decode(data)[:4] == b"\x89PNG"
-    addresses = [a for _, attributes in page.elements for a in attributes.values() if a]
-    assert not any("http" in address for address in addresses)
 
 
 @pytest.mark.parametrize(

@@ -30,19 +30,6 @@ def test_gradients_are_white_at_zero(gradients):
     assert high[0] > high[2] + 0.2  # red
 
 
-@pytest.mark.parametrize(
-    ("labels", "rotation"),
-    [(["a", "b", "EOS"], 0), (["ein", "Haus", "."], 90), (["a", "longer", "EOS"], 90)],
-)
-@pytest.mark.parametrize("draw", [plotting.draw_weights, plotting.draw_gradients])
-def test_words_stand_upright_and_letters_do_not(draw, labels, rotation):
-    _, (axes,) = plotting.new_figure(2, 2)
-    draw(axes, np.full((2, len(labels)), 0.25), ["a", "longer than others"], labels)
-    assert [label.get_text() for label in axes.get_xticklabels()] == labels
-    assert {label.get_rotation() for label in axes.get_xticklabels()} == {float(rotation)}
-    assert {label.get_rotation() for label in axes.get_yticklabels()} == {0.0}
-
-
 def test_loss_curves_are_geometric_means_over_seeds():
     figure = plotting.loss_curves([1, 2], {"dot": np.array([[1.0, 4.0], [9.0, 9.0]])}, title="t")
     axes = figure.axes[0]
@@ -57,13 +44,6 @@ def test_bands_end_at_the_limits_of_what_can_be():
     edges = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert edges.min() == 0
     assert edges.max() == 1
-
-
-def test_save_makes_the_folder_and_a_readable_png(tmp_path):
-    figure, (axes,) = plotting.new_figure(2, 1)
-    axes.plot([0, 1])
-    path = plotting.save(figure, tmp_path / "new" / "figure.png")
-    assert matplotlib.image.imread(path).shape == (120, 240, 4)
 
 
 def test_a_saved_figure_has_the_colors_that_were_drawn(tmp_path):

@@ -46,11 +46,3 @@ def test_a_point_per_seed(counts, tmp_path):
     (legend,) = figure.legends
     assert legend.get_window_extent(renderer).y0 >= shares.get_window_extent().y1
     assert legend.get_window_extent(renderer).width <= figure.bbox.width
-
-
-def test_diverged_and_missing_runs_have_no_point(tmp_path):
-    by_seed = {("dot", "dim 4"): [1.0, np.nan], ("scaled", "dim 8"): [np.nan, np.nan]}
-    figure = results_by_setting([Panel("loss", by_seed)])
-    _, numbers = points_of(figure.axes[0])
-    assert [number for number in numbers if np.isfinite(number)] == [1.0]
-    save(figure, tmp_path / "figure.png")

@@ -75,17 +75,11 @@ def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Array
 
 def _arrays(name: str, arrays: Any) -> Arrays:
     """The quantities and the mask that are there, as NumPy arrays."""
-    if not isinstance(arrays, Mapping) or not set(arrays) <= {*_CAPTURED, "mask"}:
-        got = list(arrays) if isinstance(arrays, Mapping) else type(arrays).__name__
-        raise ValueError(
-            f"attentions[{name!r}] must map some of {', '.join(_CAPTURED)} and mask to arrays;"
-            f" got {got}"
-        )
     present = {key: np.asarray(array) for key, array in arrays.items() if array is not None}
-    if not set(present) & set(_CAPTURED):
+    if not set(present) & set(_CAPTURED) or not set(present) <= {*_CAPTURED, "mask"}:
         raise ValueError(
             f"attentions[{name!r}] must have weights, logits or dlogits, captured with"
-            f" matrices=True; got {sorted(present)}"
+            f" matrices=True, and perhaps a mask; got {sorted(present)}"
         )
     return {
         key: array.astype(bool if key == "mask" else np.float32) for key, array in present.items()
@@ -155,8 +149,6 @@ def _labels_of(name: str, arrays: Arrays, tokens: Tokens) -> tuple[list[str], li
         pair = next((tokens[key] for key in tokens if fnmatch.fnmatchcase(name, key)), None)
         if pair is None:
             raise ValueError(f"tokens must have a pattern that fits {name!r}; got {list(tokens)}")
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or isinstance(pair[0], str):
-            raise ValueError(f"tokens must be pairs (of queries, of keys); got {pair!r}")
     sides = []
     for side, size, labels in zip(("queries", "keys"), (rows, columns), pair, strict=True):
         labels = range(size) if labels is None else labels
