@@ -180,7 +180,7 @@ def script(monkeypatch, capsys, tmp_path):
         ),
         (["--distributed"], "the processes of this run cannot be joined"),
         (["--keep-best", "-1"], "keep_best must be at least 0; got -1"),
-        (["--log-gradients", "every=often"], "--log-gradients"),
+        (["--log-gradients", "every=often"], "log_gradients"),
         (["--log-gradients", "every=30"], "log_gradients must be a positive multiple of log_every"),
         (["--task", "reversl"], "did you mean 'reversal'?"),
         (["--task", "nowhere:Task"], "cannot import module 'nowhere'"),
