@@ -111,12 +111,13 @@ def parse(
     chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
     takes_others = hasattr(chosen, "with_other_options")
     settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "return_unknown_args": takes_others}
+    settings |= shown
     # tyro breaks lines at the width of the terminal; a message stays whole on a wide one.
     wide = mock.patch.object(shutil, "get_terminal_size", return_value=os.terminal_size((10**5, 9)))
     printed = io.StringIO()
     try:
         with nullcontext() if {"-h", "--help"} & {*words} else wide, redirect_stderr(printed):
-            parsed = tyro.cli(chosen, args=words, **settings, **shown)
+            parsed = tyro.cli(chosen, args=words, **settings)
     except SystemExit as stop:
         if stop.code != 2:
             raise
