@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import dis
 import io
 import os
+import re
+import shutil
 import sys
-import types
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from unittest import mock
 
 import jax
 import tyro
-from option_errors import option_error
 
+import attention_jax
 from attention_jax.core.programs import one_line
 from attention_jax.runs import processes
 from attention_jax.tasks import TASKS
@@ -38,7 +40,7 @@ ScoreNames = Annotated[
 TaskName = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(TASKS)},module:Name}}")]
 
 _SCRIPTS = Path(__file__).parent
-_PROJECT = tuple(_SCRIPTS.parent / name for name in ("attention_jax", "scripts", "experiments"))
+_PROJECT = (Path(attention_jax.__file__).parent, _SCRIPTS, _SCRIPTS.parent / "experiments")
 
 
 def run_command(
@@ -64,7 +66,8 @@ def run_command(
         status = main(parse(arguments, sys.argv[1:], **shown))
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         if is_users_mistake(error):
-            print(f"error: {_in_options(str(error))}", file=sys.stderr)
+            message = str(error).replace("resume=True", "--resume")
+            print(f"error: {message}", file=sys.stderr)
             status = 2
         elif processes.are_lost(error):
             print(
@@ -106,67 +109,46 @@ def parse(
         ValueError: a word is wrong; the message is one line.
     """
     chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
-    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), **shown}
-    with _mistakes_in_one_line(words):
-        if not hasattr(chosen, "with_other_options"):
-            return tyro.cli(chosen, args=words, **settings)
-        parsed, others = tyro.cli(chosen, args=words, return_unknown_args=True, **settings)
-    return parsed.with_other_options(others)
-
-
-@contextlib.contextmanager
-def _mistakes_in_one_line(words: list[str]) -> Iterator[None]:
-    """Raises ValueError with one line where tyro prints a box and exits."""
-    printed, width = io.StringIO(), os.environ.get("COLUMNS")
-    if not {"-h", "--help"} & {*words}:
-        # tyro breaks lines at the width of the terminal: a wide one keeps each sentence in one.
-        os.environ["COLUMNS"] = "100000"
+    takes_others = hasattr(chosen, "with_other_options")
+    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "return_unknown_args": takes_others}
+    settings |= shown
+    # tyro breaks lines at the width of the terminal; a message stays whole on a wide one.
+    wide = mock.patch.object(shutil, "get_terminal_size", return_value=os.terminal_size((10**5, 9)))
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(printed):
-            yield
+        with nullcontext() if {"-h", "--help"} & {*words} else wide, redirect_stderr(printed):
+            parsed = tyro.cli(chosen, args=words, **settings)
     except SystemExit as stop:
-        if stop.code == 2 and (box := printed.getvalue()):
-            printed = io.StringIO()
-            refused = stop.__context__  # what tyro caught, perhaps in an error of its own
-            if refused and type(refused).__module__.startswith("tyro."):
-                refused = refused.__context__
-            if refused and _raised_in_project(refused) and not _raised_by_statement(refused):
-                raise refused from None
-            raise ValueError(option_error(box, words)) from None
-        raise
-    finally:
-        os.environ.pop("COLUMNS", None)
-        if width is not None:
-            os.environ["COLUMNS"] = width
-        sys.stderr.write(printed.getvalue())  # what the code of a user's score printed
+        if stop.code != 2:
+            raise
+        error = stop.__context__  # what tyro caught, perhaps in an error of its own
+        while error is not None and type(error).__module__.startswith("tyro."):
+            error = error.__context__
+        if error is not None and _origin(error)[0]:
+            raise error from None
+        raise ValueError(_squeezed(printed.getvalue())) from None
+    sys.stderr.write(printed.getvalue())  # what the code of a user's score printed
+    return parsed[0].with_other_options(parsed[1]) if takes_others else parsed
 
 
-def _in_options(message: str) -> str:
-    """The library's message with arguments named as command-line options."""
-    return message.replace("resume=True", "--resume")
+def _squeezed(box: str) -> str:
+    """The message that tyro frames, in one line, without what it explains of options."""
+    text = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", "", box).partition("For full helptext")[0]
+    lines = [line for line in text.splitlines()[1:] if not re.match(r" {5,}[^-\s]", line)]
+    sections = re.split(r"\n[ ─-]*\n", "\n".join(["", *lines, ""]))
+    return "; ".join(" ".join(text.split()).rstrip(".") for text in sections if text.strip())
 
 
 def is_users_mistake(error: BaseException) -> bool:
     """Whether a check of this project raised the error: a `raise ValueError` statement."""
-    statement = _raised_in_project(error) and _raised_by_statement(error)
-    return statement and isinstance(error, ValueError)
+    return isinstance(error, ValueError) and all(_origin(error))
 
 
-def _raised_in_project(error: BaseException) -> bool:
-    folders = Path(_origin(error).tb_frame.f_code.co_filename).parents
-    return any(folder in folders for folder in _PROJECT)
+def _origin(error: BaseException) -> tuple[bool, bool]:
+    """Whether an error comes from this project, and whether a `raise` statement raised it.
 
-
-def _raised_by_statement(error: BaseException) -> bool:
-    """False for an error of a builtin function, which has no frame of its own."""
-    origin = _origin(error)
-    return origin.tb_frame.f_code.co_code[origin.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-
-
-def _origin(error: BaseException) -> types.TracebackType:
-    """The innermost frame of an error that was raised."""
-    origin = error.__traceback__
-    assert origin is not None
-    while origin.tb_next is not None:
-        origin = origin.tb_next
-    return origin
+    An error of a builtin function is raised where the function is called.
+    """
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    of_project = any(folder in Path(frame.filename).parents for folder in _PROJECT)
+    return of_project, (frame.line or "").startswith("raise ")

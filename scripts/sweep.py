@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import hashlib
+import io
+import itertools
+import re
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
+import rich.console
+import rich.table
+import train
 import tyro
-from command_line import ScoreNames, TaskName, is_users_mistake, run_command
-from sweep_combinations import Combination, combinations_of
-from sweep_table import rows_of, write_table
+from command_line import ScoreNames, TaskName, is_users_mistake, parse, run_command
 
+from attention_jax.reports import plotting
+from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption
+from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.progress import warn
-from attention_jax.runs.run_folder import check_folder, make_folder
+from attention_jax.runs.run_folder import check_folder, make_folder, write_json, write_text, writing
 from attention_jax.scores import DEFAULT_SCORE
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
-from attention_jax.training.run_results import FinishedRun, check_lengths, finished_run
-from attention_jax.training.settings import name_of
-from attention_jax.training.task import Task
+from attention_jax.training.run_results import (
+    FinishedRun,
+    Summary,
+    check_lengths,
+    finished_run,
+    summary_of,
+)
+from attention_jax.training.task import Result
+
+
+class Combination(NamedTuple):
+    """One score with one value of every setting."""
+
+    label: str  # "additive, dim 32"
+    arguments: Any  # `train.Arguments`; its workdir is the folder of this run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,29 +101,119 @@ class Arguments:
         if self.workdir is None:
             raise ValueError("workdir must name the folder of the sweep; got none")
         check_lengths(task_of(self.task), self.lengths)
-        made = combinations_of(self.task, self.scores, self.settings, self.workdir, words)
+        made = _combinations(self, self.workdir, words)
         return dataclasses.replace(self, combinations=tuple(made))
 
 
+def _combinations(sweep: Arguments, workdir: Path, common: list[str]) -> list[Combination]:
+    """The product of the scores and of all values of all settings, the last setting fastest."""
+    settings = [_parsed_setting(text) for text in sweep.settings]
+    names = [name for name, _ in settings]
+    given = [word[2:].split("=")[0].replace("-", "_") for word in common if word[:2] == "--"]
+    given = [*names, *(name.removeprefix("no_") for name in given)]
+    for name in given:
+        if name in ("score", "distributed"):
+            raise ValueError(f"{name} must be left out: a sweep has --scores, and one process")
+        if name in names and given.count(name) > 1:
+            raise ValueError(f"{name} must be given once, to --set or as an option")
+    combinations = []
+    for score, *values in itertools.product(sweep.scores, *(values for _, values in settings)):
+        words = ["--task", sweep.task, "--workdir", str(workdir), "--score", score, *common]
+        for name, value in zip(names, values, strict=True):
+            words += _option_words(name, value)
+        try:
+            combinations.append(_combination(words, names, workdir))
+        except ValueError as error:
+            if not is_users_mistake(error):
+                raise
+            raise ValueError(f"combination {', '.join([score, *values])}: {error}") from error
+    folders = [combination.arguments.workdir for combination in combinations]
+    if not 0 < len({*folders}) == len(folders):
+        raise ValueError("scores and set must be one or more different combinations")
+    return combinations
+
+
+def _parsed_setting(text: str) -> tuple[str, list[str]]:
+    """The name and the values of NAME=VALUE,VALUE, split at the commas outside of parentheses."""
+    path, _, values = text.partition("=")
+    pieces, depth = [""], 0
+    for letter in values:
+        depth += (letter == "(") - (letter == ")")
+        if letter == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    if depth or not path or not all(piece.strip() for piece in pieces):
+        raise ValueError(f"set must be NAME=VALUE,VALUE; got {text!r}")
+    return path.split(".")[-1].replace("-", "_"), pieces
+
+
+def _option_words(name: str, value: str) -> list[str]:
+    """["--dim", "32"]; ["--no-mask-padding"] for a setting that is True or False."""
+    option = name.replace("_", "-")
+    if value.lower() in ("true", "false"):
+        return [f"--{option}" if value.lower() == "true" else f"--no-{option}"]
+    try:
+        return [f"--{option}", *shlex.split(value)]
+    except ValueError as error:
+        raise ValueError(f"set {name}: {value!r} has no closing quotation mark") from error
+
+
+def _combination(words: list[str], names: list[str], workdir: Path) -> Combination:
+    arguments = parse(train.arguments_of, words)
+    settings = options_of(arguments.settings)
+    if unknown := set(names) - settings.keys():
+        raise ValueError(f"set must name settings of the task; got {', '.join(unknown)}")
+    # In the order of the settings, whatever the order of the command line: the folder is the same.
+    values = {name: settings[name] for name in settings if name in names}
+    label = ", ".join([settings["score"], *(f"{name} {value}" for name, value in values.items())])
+    folder = workdir / folder_name(settings["score"], values)
+    return Combination(label, dataclasses.replace(arguments, workdir=folder))
+
+
+def options_of(config: Any) -> dict[str, Any]:
+    """The value of each setting of a task, by the name of its option of scripts/train.py."""
+    settings: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            settings |= options_of(value)
+        else:
+            settings[field.name] = str(value) if isinstance(value, Path) else value
+    return settings
+
+
+def folder_name(score: str, values: Mapping[str, Any]) -> str:
+    """A file name for a combination, different for different combinations.
+
+    >>> folder_name("additive", {"dim": 32, "learning_rate": 1e-3})
+    'additive,dim=32,learning_rate=0.001'
+    """
+    text = ",".join([score, *(f"{name}={value}" for name, value in values.items())])
+    safe = re.sub(r"[^\w.,=+-]+", "-", text, flags=re.ASCII)
+    if safe == text and len(text) <= 100 and not text.startswith((".", "-")):
+        return text
+    # The digest keeps apart what would be the same without the replaced or cut letters.
+    readable = safe.strip(".-")[:90] or "score"
+    return f"{readable}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+# --- training ---
+
+
 def main(arguments: Arguments) -> int:
-    if arguments.table:
-        files = [path for path in arguments.table if path.is_file()]
-        if files:
-            warn(f"left out of --table: {', '.join(map(str, files))}: no folder of a run")
-        folders = [path for path in arguments.table if path not in files]
-        into = arguments.workdir or arguments.table[0].parent
-        make_table(folders, into, arguments.lengths, name="--table")
-        return 0
-    workdir = arguments.workdir
-    assert workdir is not None  # `with_other_options` has checked it
-    check_sweep(workdir, arguments.combinations)
-    status = train_combinations(arguments.combinations, arguments.lengths)
-    if status:
-        print("stopped by a signal; the same command goes on from here", file=sys.stderr)
-        return status
-    folders = [combination.arguments.workdir for combination in arguments.combinations]
-    others = sorted(path for path in workdir.iterdir() if path.is_dir() and path not in folders)
-    make_table([*folders, *others], workdir, arguments.lengths, name="the table")
+    folders = list(arguments.table)
+    workdir = arguments.workdir or folders[0].parent
+    if not folders:
+        check_sweep(workdir, arguments.combinations)
+        status = train_combinations(arguments.combinations, arguments.lengths)
+        if status:
+            print("stopped by a signal; the same command goes on from here", file=sys.stderr)
+            return status
+        trained = [combination.arguments.workdir for combination in arguments.combinations]
+        others = (path for path in workdir.iterdir() if path.is_dir() and path not in trained)
+        folders = [*trained, *sorted(others)]
+    make_table(folders, workdir, arguments.lengths)
     return 0
 
 
@@ -112,106 +224,164 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
         raise ValueError(
             f"workdir must be a folder of run folders; {workdir} is the folder of one run"
         )
-    for label, arguments in combinations:
-        try:
-            training.check_run(
-                arguments.settings,
-                arguments.workdir,
-                resume=True,
-                **_options(arguments),
-            )
-        except Exception as error:
-            error.add_note(f"in the combination {label}")  # shown with a traceback
-            raise
+    for _, arguments in combinations:
+        training.check_run(arguments.settings, arguments.workdir, **_options(arguments))
     make_folder("workdir", workdir)
+
+
+def _options(arguments: Any) -> dict[str, Any]:
+    """What `train_run` takes besides the settings and the folder."""
+    names = ("tensorboard", "log_gradients", "mesh")
+    return {"resume": True, **{name: getattr(arguments, name) for name in names}}
 
 
 def train_combinations(combinations: Sequence[Combination], lengths: Sequence[int]) -> int:
     """Trains what is not finished; returns the exit status, 0 if all combinations are finished."""
-    finished: list[FinishedRun] = []
     with Interruption() as interruption:  # between two runs too
         for index, (label, arguments) in enumerate(combinations):
+            task, folder = arguments.settings, arguments.workdir
             title = f"combination {index + 1} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
-                run = finished_run(arguments.workdir, lengths)
-                if run.task == arguments.settings:  # or else this command asks for more steps
-                    finished.append(run)
+                if finished_run(folder, lengths).task == task:  # or else there are more steps now
                     print(f"{title}: finished", flush=True)
                     continue
             if interruption.requested is not None:
                 return interruption.exit_status
-            print(title + _time_left(finished, combinations[index:]), flush=True)
-            trained = training.train_run(
-                arguments.settings,
-                arguments.workdir,
-                resume=True,
-                interruption=interruption,
-                **_options(arguments),
-            )
-            if trained.step < trained.task.train.steps and not trained.exhausted:
-                return trained.interrupted
-            finished.append(finished_run(arguments.workdir, lengths))
+            print(title, flush=True)
+            options = _options(arguments)
+            run = training.train_run(task, folder, interruption=interruption, **options)
+            if run.step < task.train.steps and not run.exhausted:
+                return run.interrupted
+            finished_run(folder, lengths)  # keeps its results
     return 0
 
 
-def _options(arguments: Any) -> dict[str, Any]:
-    """What `train_run` takes besides the settings."""
-    return {name: getattr(arguments, name) for name in ("log_gradients", "mesh")}
+# --- the table ---
 
 
-def _time_left(finished: Sequence[FinishedRun], left: Sequence[Combination]) -> str:
-    """Estimates the time of the combinations that are left by the mean of those that are finished,
-    per step and seed.
-    """
-    done = sum(_work(run.task) for run in finished)
-    if not done:
-        return ""
-    rate = sum(run.seconds for run in finished) / done
-    seconds = rate * sum(_work(combination.arguments.settings) for combination in left)
-    if not seconds >= 0:  # NaN: a run was killed before it wrote its time
-        return ""
-    return (
-        f"; about {seconds:.0f} s left" if seconds < 100 else f"; about {seconds / 60:.0f} min left"
-    )
+class Row(NamedTuple):
+    """A run, and the settings that tell it from the other runs of the table."""
+
+    run: FinishedRun
+    settings: dict[str, Any]  # the score first
 
 
-def _work(task: Task) -> int:
-    return task.train.steps * task.train.seeds
-
-
-def make_table(
-    folders: Sequence[Path], workdir: Path, lengths: Sequence[int], *, name: str
-) -> None:
-    """Makes the table of the finished runs in folders, and says why it leaves out the others.
-
-    Args:
-        folders: of runs, or others.
-        workdir: the folder to write to.
-        lengths: also the results at these lengths of strings.
-        name: what warnings call the table.
+def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -> None:
+    """Prints the table of the finished runs in folders, and writes its files to `workdir`.
 
     Raises:
-        ValueError: there is no finished run, or the runs are of several tasks.
+        ValueError: there is no finished run, the runs are of several tasks, or a file cannot be
+            written.
     """
     runs: list[FinishedRun] = []
-    tasks: dict[str, Path] = {}
     for folder in folders:
         try:
-            run = finished_run(folder)
+            runs.append(finished_run(folder, lengths))
         except ValueError as error:
             if not is_users_mistake(error):
                 raise
-            reason = str(error).removeprefix("workdir must be the folder of a training run; ")
-            warn(f"left out of {name}: {reason.removeprefix('workdir ')}")
-            continue
-        runs.append(finished_run(folder, lengths) if lengths else run)
-        tasks.setdefault(name_of(type(run.task)), folder)
-    if len(tasks) > 1:
-        named = " and ".join(f"{name} ({folder})" for name, folder in tasks.items())
-        raise ValueError(f"table must be of runs of one task; got {named}")
+            warn(f"left out of the table: {error}")
     if not runs:
         raise ValueError("table must be of one or more finished runs; got none")
-    write_table(rows_of(runs), workdir)
+    if other := [run for run in runs if type(run.task) is not type(runs[0].task)]:
+        raise ValueError(
+            f"table must be of runs of one task; got {runs[0].task.name} ({runs[0].workdir})"
+            f" and {other[0].task.name} ({other[0].workdir})"
+        )
+    rows = rows_of(runs)
+    records = [_record(row, metric) for row in rows for metric in row.run.results]
+    environments = {str(run.workdir): run.environment for run in runs}
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = 1000  # a file has room for every column
+    console.print(_terminal_table(rows))
+    make_folder("workdir", workdir)
+    with writing("workdir", workdir):
+        write_text(workdir / "table.csv", _csv(rows, records))
+        write_json(workdir / "table.json", {"results": records, "environments": environments})
+        plotting.save(_figure(rows), workdir / "sweep.png")
+    for name in ("table.csv", "table.json", "sweep.png"):
+        print(workdir / name)
+
+
+def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
+    """The runs with their score and all settings that vary among them.
+
+    Runs that do not differ in any setting are told apart by their folders, as the setting "run".
+    """
+    settings = [options_of(run.task) for run in runs]
+    varying = [name for name in settings[0] if any(s[name] != settings[0][name] for s in settings)]
+    names = dict.fromkeys(["score", *varying])
+    rows = [Row(run, {n: s[n] for n in names}) for run, s in zip(runs, settings, strict=True)]
+    if len({tuple(row.settings.values()) for row in rows}) < len(rows):
+        rows = [Row(run, {**of_run, "run": str(run.workdir)}) for run, of_run in rows]
+    return rows
+
+
+def _metrics(rows: Sequence[Row]) -> list[str]:
+    """The names of the results of all runs, in order and without repetition."""
+    return list(dict.fromkeys(name for row in rows for name in row.run.results))
+
+
+def _terminal_table(rows: Sequence[Row]) -> rich.table.Table:
+    metrics = _metrics(rows)
+    table = rich.table.Table(title="mean ± standard deviation over seeds (worst seed)")
+    for name in (*rows[0].settings, *metrics, "seconds"):
+        text = name in ("score", "run")
+        table.add_column(name, justify="left" if text else "right", overflow="fold")
+    for run, settings in rows:
+        cells = [_cell(run.results[name]) if name in run.results else "-" for name in metrics]
+        table.add_row(*map(str, settings.values()), *cells, f"{run.seconds:.0f}")
+    return table
+
+
+def _cell(result: Result) -> str:
+    summary = summary_of(result)
+    form = ".2f" if result.high == 100 else "#.3g"
+    if len(result.by_seed) == 1:
+        return f"{summary.mean:{form}}"
+    return f"{summary.mean:{form}} ± {summary.deviation:{form}} ({summary.worst:{form}})"
+
+
+def _record(row: Row, metric: str) -> dict[str, Any]:
+    """One result of a run, with null for what is not finite."""
+    run, result = row.run, row.run.results[metric]
+    numbers = {**summary_of(result)._asdict(), "step": run.step, "seconds": run.seconds}
+    return {
+        "run": str(run.workdir),
+        "settings": row.settings,
+        "metric": metric,
+        "by_seed": [*map(finite_or_null, result.by_seed)],
+        **{name: finite_or_null(number) for name, number in numbers.items()},
+    }
+
+
+def _csv(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
+    """A line per run; a cell is empty where a run lacks a result, or where it is not finite."""
+    lines = {str(run.workdir): {"run": str(run.workdir), **settings} for run, settings in rows}
+    for record in records:
+        numbers = {f"{record['metric']} {part}": record[part] for part in Summary._fields}
+        lines[record["run"]] |= numbers
+    for run, _ in rows:
+        about = {"seeds": run.task.train.seeds, "steps": run.step}
+        lines[str(run.workdir)] |= about | {"seconds": finite_or_null(run.seconds)}
+    file = io.StringIO()
+    names = list(dict.fromkeys(name for line in lines.values() for name in line))
+    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines.values())
+    return file.getvalue()
+
+
+def _figure(rows: Sequence[Row]) -> Any:
+    panels: dict[str, Panel] = {}
+    for run, settings in rows:
+        others = "\n".join(f"{name} {settings[name]}" for name in settings if name != "score")
+        for metric, result in run.results.items():
+            panel = panels.setdefault(metric, Panel(metric, {}, result.low, result.high))
+            by_seed = {**panel.by_seed, (str(settings["score"]), others): result.by_seed}
+            panels[metric] = panel._replace(by_seed=by_seed)
+    return results_by_setting(list(panels.values()))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def _every(words: list[str]) -> int:
         return 100
     name, _, steps = words[0].rpartition("=")
     if len(words) > 1 or name not in ("", "every") or not steps.isdecimal():
-        raise ValueError(f"expected nothing or every=STEPS; got {' '.join(words)}")
+        raise ValueError(f"log_gradients must be nothing or every=STEPS; got {' '.join(words)}")
     return int(steps)
 
 

@@ -123,28 +123,16 @@ def _written(path: Path | None) -> Iterator[TextIO]:
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal; at the end one line with the speed, compilation included."""
-    console = rich.console.Console(stderr=True)
-    begun, done = time.monotonic(), 0
-    with rich.progress.Progress(
-        *rich.progress.Progress.get_default_columns(),
-        "{task.fields[speed]}",
-        console=console,
-        disable=not console.is_terminal,
-        transient=True,
-    ) as bar:
-        task = bar.add_task("translating", total=total, speed="")
-
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            speed = done / max(time.monotonic() - begun, 1e-9)
-            bar.update(task, advance=count, speed=f"{speed:.1f} sentences/s")
-
-        yield advance
+    console, begun = rich.console.Console(stderr=True), time.monotonic()
+    hidden = not console.is_terminal
+    with rich.progress.Progress(console=console, disable=hidden, transient=True) as bar:
+        task = bar.add_task("translating", total=total)
+        yield lambda count: bar.advance(task, count)
+        done = int(bar.tasks[task].completed)
     if done:
         seconds = max(time.monotonic() - begun, 1e-9)
-        told = f"{done} sentences in {seconds:.1f} s, {done / seconds:.1f} sentences/s"
-        print(f"{told}, compilation included", file=sys.stderr)
+        speed = f"{done} sentences in {seconds:.1f} s, {done / seconds:.1f} sentences/s"
+        print(f"{speed}, compilation included", file=sys.stderr)
 
 
 if __name__ == "__main__":

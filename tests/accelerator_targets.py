@@ -16,22 +16,6 @@ from compilation import targets
 import attention_jax as aj
 
 
-def tpu_devices(count: int) -> list[Any]:
-    """The devices of a slice of v5e."""
-    return _devices("v5e", count)
-
-
-def h100_devices(count: int = 1) -> list[Any]:
-    """The devices of a node of H100s."""
-    return _devices(targets.H100, count)
-
-
-def _devices(target: str, count: int) -> list[Any]:
-    if reason := targets.missing_compiler(target):
-        pytest.skip(reason)
-    return targets.devices(target, count)
-
-
 def custom_calls(compiled: Any) -> list[str]:
     """The targets of the custom calls of a compiled program."""
     return re.findall(r'custom_call_target="([^"]*)"', compiled.as_text())
@@ -50,7 +34,9 @@ def gradient_on_h100(
         value_dim: Dv.
         **options: further ones of `attention`.
     """
-    (device,) = h100_devices()
+    if reason := targets.missing_compiler(targets.H100):
+        pytest.skip(reason)
+    device = targets.device(targets.H100)
     dim = tokens.shape[-1]
     params = jax.eval_shape(lambda rng: score.init(rng, dim, dim), jax.random.key(0))
     values = jax.ShapeDtypeStruct((*tokens.shape[:-1], value_dim), tokens.dtype)

@@ -175,6 +175,7 @@ OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
                             combinations=()),
     "reproduce.Arguments": dict(names=(), quick=False, force=False),
     "compile_report.Arguments": dict(part="kernels", only=""),
+    "reference.Arguments": dict(out=Path("build/docs")),
     "benchmark.Arguments": dict(benchmarks=("attention", "local", "decoding", "reversal",
                                             "translation")),
     "benchmark.Options": dict(scores=("additive", "dot", "general", "scaled"), works=(), shrink=1,

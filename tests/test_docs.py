@@ -1,11 +1,10 @@
 """Every public name has a docstring; those of the library name shapes and have an example.
 
-The public names are those of the pages of the API reference (`scripts/reference/pages.py`). The
-rules, for the functions and classes on the pages of the library:
+The public names are those of the pages of the API reference (`scripts/reference.py`). The rules,
+for the functions and classes on the pages of the library:
 
-- *docstring*: each has its own, and each public method has one, its own or an inherited one. A
-  constant or type alias has a comment beside it, which the reference shows. This rule holds for the
-  pages of training, tasks, runs and reports too.
+- *docstring*: each has its own, and each public method has one, its own or an inherited one. This
+  rule holds for the pages of training, tasks, runs and reports too.
 - *shapes*: whatever takes, returns or holds arrays names a shape: a bracket such as [*B, T, S], or
   the word "scalar". In a function each array argument does so in its entry of `Args`, unless the
   entry refers to another ("as in", "as for", "like") or is a PRNG key. The comments beside fields
@@ -27,11 +26,7 @@ from typing import NamedTuple
 
 import jax
 import pytest
-from flax import nnx
-from reference.comments import defining_module, variable_comments
-from reference.docstrings import docstring_markdown
-from reference.examples import imports_of
-from reference.pages import LIBRARY_PAGES, PAGES, PROGRAM_PAGES, public_links, public_names
+from reference import LIBRARY_PAGES, PROGRAM_PAGES, markdown, with_comments
 
 import attention_jax
 
@@ -39,17 +34,31 @@ ROOT = Path(__file__).parent.parent
 NO_EXAMPLE = {
     "Inputs": "attention makes it; only an implementation reads it",
     "Options": "attention makes it; only an implementation reads it",
+    "is_dot_product": "implementations ask it",
+    "known_score": "attention asks it",
     "WrappedScore": "a base class; `SoftCap` is its example",
 }
 
 
-def public_objects(pages: dict) -> dict:
-    """The functions, classes and constants of pages, by their full names."""
-    modules = [importlib.import_module(page) for names in pages.values() for page in names]
+def public_names(module) -> list[str]:
+    """`__all__`, or the functions and classes that a module defines; no modules."""
+    defined = [
+        name
+        for name, value in vars(module).items()
+        if getattr(value, "__module__", "") == module.__name__ and not name.startswith("_")
+    ]
+    names = getattr(module, "__all__", defined)
+    return [name for name in names if not inspect.ismodule(getattr(module, name))]
+
+
+def public_objects(pages: tuple) -> dict:
+    """The functions and classes on pages, by their full names."""
+    modules = [importlib.import_module(page) for page in pages]
     return {
         f"{module.__name__}.{name}": getattr(module, name)
         for module in modules
         for name in public_names(module)
+        if not is_constant(getattr(module, name))
     }
 
 
@@ -133,7 +142,7 @@ def class_shape_mistake(value) -> str:
     functions = methods_and_functions(value)
     holders = [*map(inspect.get_annotations, value.__mro__), *map(annotations_of, functions)]
     annotations = [annotation for holder in holders for annotation in holder.values()]
-    texts = [own_docstring(value), *variable_comments(value).values()]
+    texts = [own_docstring(value), *with_comments(value).var_docstrings.values()]
     texts += [inspect.getdoc(function) or "" for function in functions]
     return "names no shape" if has_array(annotations) and not any(map(has_shape, texts)) else ""
 
@@ -177,17 +186,11 @@ def is_returned(value, others: list) -> bool:
 
 
 def mistakes(named: dict, library: bool = True) -> list[str]:
-    others = [value for value in named.values() if not is_constant(value)]
     all_mistakes = []
     for full_name, value in named.items():
-        if is_constant(value):
-            page, _, name = full_name.rpartition(".")
-            module = defining_module(importlib.import_module(page), name)
-            of_value = ["" if variable_comments(module).get(name) else "has no comment beside it"]
-        else:
-            of_value = [docstring_mistake(value)]
-            if library:
-                of_value += [shape_mistake(value), example_mistake(value, others)]
+        of_value = [docstring_mistake(value)]
+        if library:
+            of_value += [shape_mistake(value), example_mistake(value, list(named.values()))]
         all_mistakes += [f"{full_name} {mistake}" for mistake in of_value if mistake]
     return all_mistakes
 
@@ -263,80 +266,23 @@ def test_start_page_names_everything():
 # --- the pages ---
 
 
-def test_markdown_of_a_docstring():
-    markdown = docstring_markdown(inspect.getdoc(attention_jax.attention))
-    assert "- **query:** float `[*B, T, Dq]`. Heads, if any, are one more batch axis." in markdown
-    assert "```text\nlogits_ij = score(query_i, key_j) + bias_ij\nweights_i" in markdown
-    assert "0 &lt;= rate &lt; 1" in markdown
-    assert "**Example**\n\n```pycon\n>>> import jax.numpy as jnp\n" in markdown
-    assert "- **ValueError:** an argument has the wrong shape, dtype or structure." in markdown
-    assert markdown.endswith(
-        "**Source:** Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V)."
-    )
-
-
-def test_examples_open_with_the_imports_that_they_lack():
-    example = (
-        ">>> import jax\n>>> tokens = jnp.ones(3)\n>>> [len(n) for n in rotary(nnx, tokens)]\n"
-    )
-    written_in = vars(sys.modules["attention_jax.nn.positions"]) | {"nnx": nnx}
-    assert imports_of(example, written_in, public_links()) == [
-        "import jax.numpy as jnp",
-        "from flax import nnx",
-        "from attention_jax.nn import rotary",
-    ]
-
-
-def test_imports_of_examples_are_those_of_their_modules():
-    links = public_links()
-    for name, value in public_objects(PAGES).items():
-        functions = [] if is_constant(value) else [value, *public_methods(value).values()]
-        for text in (inspect.getdoc(function) or "" for function in functions):
-            written_in = vars(sys.modules[value.__module__])
-            imported: dict = {}
-            exec("\n".join(imports_of(text, written_in, links)), imported)
-            imported.pop("__builtins__", None)
-            assert all(imported[each] is written_in[each] for each in imported), name
-
-
-def test_the_formula_of_a_score_is_code():
-    for docstring, formula in {
-        inspect.getdoc(attention_jax.Additive): "`e(q, k) = v . tanh(Wq q + Wk k)`: a network",
-        inspect.getdoc(attention_jax.ScaledDot): "`e(q, k) = scale (q . k)`, by default with",
-        inspect.getdoc(attention_jax.Dot): "`e(q, k) = q . k`\n",
-    }.items():
-        assert docstring_markdown(docstring).startswith(formula)
-
-
-def docs(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [ROOT / "scripts" / "docs", *arguments], capture_output=True, text=True, check=False
-    )
-
-
-def test_options_of_the_script():
-    help_, refusal = docs("--help"), docs("--fast")
-    assert (help_.returncode, help_.stderr, help_.stdout.count("\n")) == (0, "", 1)
-    assert (refusal.returncode, refusal.stdout) == (2, "")
-    assert refusal.stderr == "error: scripts/docs takes no options; got --fast\n"
+def test_shapes_are_code_on_the_pages():
+    text = markdown(inspect.getdoc(attention_jax.attention))
+    assert "float `[*B, T, Dq]`" in text
+    assert "broadcast to `*B`" in text
+    assert ">>> query, key, value = jnp.ones((1, 2))" in text  # examples stay as they are
+    assert with_comments(attention_jax.AttentionStatistics).var_docstrings["entropy"]
 
 
 @pytest.mark.slow
 def test_pages_are_built(tmp_path):
-    pytest.importorskip("pdoc")
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{ROOT}:{ROOT / 'scripts'}"}
-    subprocess.run(
-        [sys.executable, "-m", "reference", tmp_path], cwd=ROOT, env=environment, check=True
-    )
-    start = (tmp_path / "attention_jax.html").read_text()
+    script = ROOT / "scripts" / "reference.py"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, script, "--out", tmp_path]
+    subprocess.run(words, env=environment, check=True, stderr=subprocess.DEVNULL)
+    pages = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.html")}
+    files = [f"{name.replace('.', '/')}.html" for name in (*LIBRARY_PAGES, *PROGRAM_PAGES)]
+    assert sorted([*files, "index.html"]) == sorted(map(str, pages))
     for name in public_names(attention_jax):
-        assert f'<section id="{name}">' in start
-    for names in PAGES.values():
-        for page in names:
-            text = (tmp_path / f"{page.replace('.', '/')}.html").read_text()
-            assert not re.findall(r'(?:src|href)="https?://(?!pdoc\.dev)', text)
-            for path, name in re.findall(r'<a[^>]* href="([\w./]*)#([\w.]+)"', text):
-                target = tmp_path / f"{page.replace('.', '/')}.html"
-                target = target.parent / path if path else target
-                assert f'id="{name}"' in target.read_text(), (page, path, name)
+        assert f'id="{name}"' in pages[Path("attention_jax.html")]
     assert "capture_gradients" in (tmp_path / "search.js").read_text()

@@ -1,1 +1,1 @@
-"""Programs compiled for accelerators that are not there, and what their compilers say of them."""
+"""Attention compiled for accelerators that are not there, and what their compilers say of it."""

@@ -1,46 +1,80 @@
-"""Attention compiled for an H100: the additive kernels, and the calls of cuDNN."""
+"""Attention compiled for an H100: the additive kernels of Mosaic GPU, and the calls of cuDNN.
+
+The CUDA plugin of JAX (the extra `[cuda12]`) compiles them, and no GPU is needed. It tells the
+registers and spills of a kernel, and the instructions too if the package triton is installed, which
+has `nvdisasm`.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
+import os
 import re
-from collections.abc import Callable
-from typing import Any
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import attention_jax as aj
-from attention_jax.core.programs import one_line
-from compilation import h100, targets
-from compilation.tables import Rows, target_row
+from compilation import targets
+from compilation.targets import Rows, target_row
 
-SIZES = {"batch": 2, "length": 2048, "features": 128, "values": 64}
+BATCH, LENGTH, DIM, FEATURES = 2, 2048, 64, 128
 CUDNN_SCORES = ("dot", "scaled", "general", "cosine", "distance")
 MOST_SPECIAL = 0.6  # special functions per pair and feature, of the forward kernel
 
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)([^;/]*)")
 
-def rows() -> Rows:
-    """The additive kernels, which are the same for 16-bit inputs, and each score by cuDNN."""
-    found = _row_or_error({"program": "additive"}, _additive)
+
+class Loop(NamedTuple):
+    """The instructions of an innermost loop over features, for one thread."""
+
+    instructions: int
+    features_of_pairs: int  # 1 + x y, which is computed once for each feature of each pair
+    special: int  # of the special function unit (MUFU)
+
+    @property
+    def special_per_feature(self) -> float:
+        """Operations of the special function unit per pair and feature."""
+        return self.special / self.features_of_pairs
+
+
+class Kernel(NamedTuple):
+    """One kernel: what the assembler says, and its loops of products."""
+
+    registers: int
+    spills: int  # bytes that are stored and loaded
+    loops: list[Loop]  # for features that are not large; [] without `nvdisasm`
+
+
+def reports() -> dict[str, Rows]:
+    """The additive kernels, which are the same for 16-bit inputs, each score by cuDNN; targets."""
+    rows = targets.rows_or_error({"program": "additive"}, _additive)
     for score in CUDNN_SCORES:
-        program = {"program": f"{score}, cuDNN"}
-        found += _row_or_error(program, functools.partial(_cudnn, score))
-    return found
+        rows += targets.rows_or_error(
+            {"program": f"{score}, cuDNN"}, functools.partial(_cudnn, score)
+        )
+    return {"compiled-h100": rows, "compiled-h100-targets": targets_of(rows)}
 
 
-def _row_or_error(row: dict[str, Any], compiled: Callable[[], Rows]) -> Rows:
-    if reason := targets.missing_compiler(targets.H100):
-        return [{**row, "error": f"not compiled here: {reason}"}]
-    try:
-        return [{**row, **numbers} for numbers in compiled()]
-    except Exception as error:
-        return [{**row, "error": f"{type(error).__name__}: {one_line(error)}"}]
+def targets_of(rows: Rows) -> Rows:
+    """The targets, which were set before the kernels were written, and whether they are met."""
+    checks: Rows = []
+    for row in (row for row in rows if "registers" in row):
+        claim = f"{row['program']}, {row['kernel']}, H100"
+        checks.append(target_row(claim, "bytes of spilled registers", 0, row["spills"]))
+        if row["kernel"] == "attention_forward" and row["special"]:
+            what = "special functions per pair and feature"
+            checks.append(target_row(claim, what, MOST_SPECIAL, max(row["special"])))
+    return checks
 
 
 def _additive() -> Rows:
-    score = aj.Additive(hidden_dim=SIZES["features"])
-    function, args = _gradient(score, "float32", "mosaic_gpu")
+    function, args = _gradient(aj.Additive(hidden_dim=FEATURES), "float32", "mosaic_gpu")
     return [
         {
             "kernel": name,
@@ -49,7 +83,7 @@ def _additive() -> Rows:
             "special": [loop.special_per_feature for loop in kernel.loops],
             "instructions": [loop.instructions for loop in kernel.loops],
         }
-        for name, kernel in h100.kernels_of(function, *args).items()
+        for name, kernel in kernels_of(function, *args).items()
     ]
 
 
@@ -62,40 +96,62 @@ def _cudnn(score: str) -> Rows:
 
 def _gradient(score: Any, dtype: str, implementation: str) -> tuple[Any, tuple[Any, ...]]:
     """(the jitted gradient of a sum of outputs, the types of its arguments)."""
-    (device,) = targets.devices(targets.H100)
-    dim = SIZES["values"]
-    shapes = jax.eval_shape(lambda: score.init(jax.random.key(0), dim, dim))
-    params = jax.tree.map(lambda leaf: targets.array(leaf.shape, leaf.dtype, device), shapes)
-    shape = SIZES["batch"], SIZES["length"], dim
-    tokens = targets.array(shape, jnp.dtype(dtype), device)
+    array = functools.partial(targets.array, device=targets.device(targets.H100))
+    shapes = jax.eval_shape(lambda: score.init(jax.random.key(0), DIM, DIM))
+    params = jax.tree.map(lambda leaf: array(leaf.shape, leaf.dtype), shapes)
+    tokens = array((BATCH, LENGTH, DIM), jnp.dtype(dtype))
+    attend = functools.partial(
+        aj.attention, score=score, mask=aj.causal_mask(), implementation=implementation
+    )
 
-    def loss(params: Any, query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-        output = aj.attention(
-            query,
-            key,
-            value,
-            score=score,
-            params=params,
-            mask=aj.causal_mask(),
-            implementation=implementation,
-        )
-        return jnp.sum(output.astype(jnp.float32))
+    def loss(params: Any, *tokens: jax.Array) -> jax.Array:
+        return attend(*tokens, params=params).astype(jnp.float32).sum()
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))), (params, tokens, tokens, tokens)
 
 
-def targets_of(found: Rows) -> Rows:
-    """The targets, which were set before the kernels were written, and whether they are met."""
-    checks: Rows = []
+def kernels_of(function: Any, *args: Any) -> dict[str, Kernel]:
+    """Compiles a jitted function for the device of its arguments: its Mosaic GPU kernels."""
+    importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # it sets MOSAIC_GPU_CUDA_ROOT
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {f"MOSAIC_GPU_DUMP_{name}": "1" for name in ("PTXAS", "SASS")}
+        variables["MOSAIC_GPU_DUMP_TO"] = folder
+        if triton := importlib.util.find_spec("triton"):
+            toolkit = Path(triton.origin or "").parent / "backends" / "nvidia"
+            variables["MOSAIC_GPU_CUDA_ROOT"] = str(toolkit)
+        with mock.patch.dict(os.environ, variables):
+            function.lower(*args).compile()
+        files = sorted(Path(folder).glob("*.ptxas"))
+        return {re.sub(r"_\d+$", "", file.stem): _kernel(file) for file in files}
 
-    def add(claim: str, what: str, target: float, number: float) -> None:
-        checks.append(target_row(claim, what, target, number))
 
-    for row in found:
-        if "registers" in row:
-            claim = f"{row['program']}, {row['kernel']}, H100"
-            add(claim, "bytes of spilled registers", 0, row["spills"])
-            if row["kernel"] == "attention_forward" and row["special"]:
-                what = "special functions per pair and feature"
-                add(claim, what, MOST_SPECIAL, max(row["special"]))
-    return checks
+def _kernel(file: Path) -> Kernel:
+    text = file.read_text()
+    (registers,) = re.findall(r"Used (\d+) registers", text)
+    spills = sum(map(int, re.findall(r"(\d+) bytes spill", text)))
+    listings = (listing.read_text() for listing in file.parent.glob(f"{file.stem}.sass*"))
+    return Kernel(int(registers), spills, _loops_of_products(next(listings, "")))
+
+
+def _loops_of_products(listing: str) -> list[Loop]:
+    """The innermost loops that compute 1 + x y and its reciprocal, and no exponential."""
+    labels: dict[str, int] = {}
+    instructions: list[tuple[str, str]] = []
+    spans: list[tuple[int, int]] = []
+    for line in listing.splitlines():
+        if label := re.match(r"\s*\.(L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := _INSTRUCTION.search(line):
+            instructions.append((found[1], found[2].strip()))
+            target = re.search(r"BRA `\(\.(L_x_\d+)\)", line)
+            if target and target[1] in labels:
+                spans.append((labels[target[1]], len(instructions)))
+    loops = []
+    for first, end in spans:
+        inside = [span for span in spans if first <= span[0] and span[1] <= end]
+        body = instructions[first:end]
+        products = sum(name == "FFMA" and rest.endswith(", 1") for name, rest in body)
+        special = [name for name, _ in body if name.startswith("MUFU")]
+        if len(inside) == 1 and products and "MUFU.RCP" in special and "MUFU.EX2" not in special:
+            loops.append(Loop(len(body), products, len(special)))
+    return loops

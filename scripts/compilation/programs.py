@@ -1,38 +1,57 @@
-"""The programs of the report. To add a program, write a function that makes it and list it here."""
+"""The programs for TPUs. To add a program, add it to `programs`."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 import attention_jax as aj
 from compilation import targets
-from compilation.tables import FUSED, TILES
 
 DIM = 128
-BLOCKS = 512, 512  # queries and keys of a tile, for our kernels and their peers
+ADDITIVE = aj.Additive(hidden_dim=DIM)
+TILE = 512  # queries and keys of a tile, for our kernel of scaled dot and its peers
+TILE_SIZES = ((128, 128), (256, 256), (256, 512), (512, 512), (512, 1024), (1024, 1024))
+KERNELS = ("attention_forward", "attention_backward")
+PEERS = ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv")
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """A program for one target.
+class Program(NamedTuple):
+    """A program for one target."""
 
-    Attributes:
-        name: what it computes, and of which sizes.
-        target: the device that it is compiled for.
-        kernels: the names of the kernels whose bundles are counted.
-        make: target -> (function, arguments).
-    """
+    name: str  # what it computes, and of which sizes
+    target: str  # the device that it is compiled for
+    kernels: tuple[str, ...]  # the names of the kernels whose bundles are counted
+    make: Callable[[str], tuple[Callable[..., Any], tuple[Any, ...]]]  # (function, arguments)
+    tile: tuple[int, int] | None = None  # of a program that compares sizes of tiles
 
-    name: str
-    target: str
-    kernels: tuple[str, ...]
-    make: Callable[[str], tuple[Callable[..., Any], tuple[Any, ...]]]
+
+def programs() -> Iterator[Program]:
+    """All programs of the report; by those with a tile the default sizes were chosen."""
+    of = functools.partial(functools.partial, attention, dtype=jnp.bfloat16)
+    for target in targets.TARGETS:
+        make = of(score="scaled", length=4096, blocks=(TILE, TILE))
+        yield Program("scaled dot, T 4,096", target, KERNELS, make)
+        for name in ("splash attention", "splash attention with its fused backward"):
+            peer = functools.partial(splash, length=4096, fused="fused" in name)
+            yield Program(f"{name}, T 4,096", target, PEERS, peer)
+        make = of(score=ADDITIVE, length=4096, blocks=(256, 512))
+        yield Program("additive, T 4,096", target, KERNELS, make)
+    for name, score in (("scaled dot", aj.get_score("scaled")), ("additive", ADDITIVE)):
+        make = of(score=score, length=16384, blocks=(256, 512))
+        yield Program(f"{name}, T 16,384", "v5e", (), make)
+        for tile in TILE_SIZES:
+            yield Program(name, "v5e", KERNELS, of(score=score, length=4096, blocks=tile), tile)
+    small = {"length": 2048, "dtype": jnp.float32, "blocks": (128, 128)}
+    make = of(score=distance, **small)
+    yield Program("a user's squared distance, T 2,048", "v5e", KERNELS, make)
+    params = {"forms": 8 * [jnp.zeros((DIM, DIM))], "weights": 8 * [jnp.zeros((1, 1))]}
+    make = of(score=bilinear_network, params=params, **small)
+    yield Program("a user's bilinear network, T 2,048", "v5e", KERNELS, make)
 
 
 def distance(query: jax.Array, key: jax.Array) -> jax.Array:
@@ -49,38 +68,29 @@ def bilinear_network(params: Any, query: jax.Array, key: jax.Array) -> jax.Array
 
 
 def attention(
-    target: str,
-    score: Any,
-    length: int,
-    dtype: Any,
-    blocks: tuple[int, int] | None,
-    params: Any = None,
-    implementation: str = "mosaic_tpu",
+    target: str, score: Any, length: int, dtype: Any, blocks: tuple[int, int], params: Any = None
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Our attention, forward and backward."""
-    device = targets.devices(target)[0]
+    array = functools.partial(targets.array, device=targets.device(target))
     score = aj.get_score(score)
     if params is None:
         params = jax.eval_shape(lambda: score.init(jax.random.key(0), DIM, DIM))
-    params = jax.tree.map(lambda leaf: targets.array(leaf.shape, jnp.float32, device), params)
-    tokens = targets.array((length, DIM), dtype, device)
+    params = jax.tree.map(lambda leaf: array(leaf.shape, jnp.float32), params)
+    attend = functools.partial(
+        aj.attention,
+        score=score,
+        implementation="mosaic_tpu",
+        block_sizes=aj.BlockSizes(*blocks),
+    )
 
     def forward_and_backward(params, query, key, value, doutput):
-        def attend(params, query, key, value):
-            return aj.attention(
-                query,
-                key,
-                value,
-                score=score,
-                params=params,
-                implementation=implementation,
-                block_sizes=None if blocks is None else aj.BlockSizes(*blocks),
-            )
+        def attend_with(params, *tokens):
+            return attend(*tokens, params=params)
 
-        output, pull_back = jax.vjp(attend, params, query, key, value)
+        output, pull_back = jax.vjp(attend_with, params, query, key, value)
         return output, pull_back(doutput)
 
-    return forward_and_backward, (params, tokens, tokens, tokens, tokens)
+    return forward_and_backward, (params, *4 * [array((length, DIM), dtype)])
 
 
 def splash(target: str, length: int, fused: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -92,71 +102,18 @@ def splash(target: str, length: int, fused: bool) -> tuple[Callable[..., Any], t
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    device = targets.devices(target)[0]
-    t, s = BLOCKS
-    sizes = kernel.BlockSizes(
-        block_q=t,
-        block_kv=s,
-        block_kv_compute=s,
-        block_q_dkv=t,
-        block_kv_dkv=s,
-        block_kv_dkv_compute=s,
-        block_q_dq=None if fused else t,
-        block_kv_dq=None if fused else s,
-        use_fused_bwd_kernel=fused,
-    )
+    names = ["q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq"]
+    sizes: Any = {f"block_{name}": TILE for name in names}
+    if fused:
+        sizes |= {"block_q_dq": None, "block_kv_dq": None, "use_fused_bwd_kernel": True}
     mask = masks.MultiHeadMask([masks.FullMask((length, length))])
-    attend = kernel.make_splash_mha(mask=mask, block_sizes=sizes, head_shards=1, q_seq_shards=1)
-    tokens = targets.array((1, length, DIM), jnp.bfloat16, device)
+    attend = kernel.make_splash_mha(
+        mask=mask, block_sizes=kernel.BlockSizes(**sizes), head_shards=1, q_seq_shards=1
+    )
 
     def forward_and_backward(query, key, value, doutput):
         output, pull_back = jax.vjp(attend, query, key, value)
         return output, pull_back(doutput)
 
+    tokens = targets.array((1, length, DIM), jnp.bfloat16, targets.device(target))
     return forward_and_backward, (tokens,) * 4
-
-
-def programs() -> list[Program]:
-    """All programs of the report."""
-    ours = ("attention_forward", "attention_backward")
-    peer = ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv")
-    of = functools.partial
-    listed = []
-    for target in targets.TARGETS:
-        make = of(attention, score="scaled", length=4096, dtype=jnp.bfloat16, blocks=BLOCKS)
-        listed.append(Program("scaled dot, T 4,096", target, ours, make))
-        for name, fused in (("splash attention", False), (FUSED, True)):
-            make = of(splash, length=4096, fused=fused)
-            listed.append(Program(f"{name}, T 4,096", target, peer, make))
-        additive = aj.Additive(hidden_dim=DIM)
-        make = of(attention, score=additive, length=4096, dtype=jnp.bfloat16, blocks=(256, 512))
-        listed.append(Program("additive, T 4,096", target, ours, make))
-        make = of(make, blocks=None, implementation="tiled")
-        listed.append(Program(TILES, target, (), make))
-    for name, score in (("scaled dot", "scaled"), ("additive", aj.Additive(hidden_dim=DIM))):
-        make = of(attention, score=score, length=16384, dtype=jnp.bfloat16, blocks=(256, 512))
-        listed.append(Program(f"{name}, T 16,384", "v5e", (), make))
-    small = {"length": 2048, "dtype": jnp.float32, "blocks": (128, 128)}
-    make = of(attention, score=distance, **small)
-    listed.append(Program("a user's squared distance, T 2,048", "v5e", ours, make))
-    params = {"forms": 8 * [jnp.zeros((DIM, DIM))], "weights": 8 * [jnp.zeros((1, 1))]}
-    make = of(attention, score=bilinear_network, params=params, **small)
-    listed.append(Program("a user's bilinear network, T 2,048", "v5e", ours, make))
-    return listed
-
-
-TILE_SIZES = ((128, 128), (256, 256), (256, 512), (512, 512), (512, 1024), (1024, 1024))
-
-
-def tile_programs() -> list[tuple[str, tuple[int, int], Program]]:
-    """(score, tile, program) for a v5e: by them the default sizes of tiles were chosen."""
-    listed = []
-    for tile in TILE_SIZES:
-        for name, score in (("scaled dot", "scaled"), ("additive", aj.Additive(hidden_dim=DIM))):
-            make = functools.partial(
-                attention, score=score, length=4096, dtype=jnp.bfloat16, blocks=tile
-            )
-            program = f"{name}, tiles of {tile[0]} x {tile[1]}"
-            kernels = ("attention_forward", "attention_backward")
-            listed.append((name, tile, Program(program, "v5e", kernels, make)))
-    return listed

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,39 +17,15 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from attention_jax.core.programs import one_line
+
+Rows = list[dict[str, Any]]
 TARGETS = ("v5e", "v6e", "tpu7x")  # the TPUs
 H100 = "H100"
+_H100 = Path(__file__).with_name("h100.textproto")
 _ONE_CHIP = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
-_SLICES = {("v5e", 8): "v5e:2x4", ("v5e", 256): "v5e:16x16"}
 # No metadata server is asked, and two processes may load libtpu at once.
 _ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-
-# What XLA reads of an H100, from its data sheet and the CUDA programming guide.
-_H100 = """gpu_device_info {
-  threads_per_block_limit: 1024
-  threads_per_warp: 32
-  shared_memory_per_block: 49152
-  shared_memory_per_core: 233472
-  threads_per_core_limit: 2048
-  core_count: 132
-  fpus_per_core: 128
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000
-  l2_cache_size: 52428800
-  clock_rate_ghz: 1.98
-  device_memory_size: 84942979072
-  shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 }
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 }
-runtime_version { major: 12 minor: 9 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
 
 
 def missing_compiler(target: str) -> str:
@@ -58,12 +36,8 @@ def missing_compiler(target: str) -> str:
     return "" if importlib.util.find_spec("libtpu") is not None else "libtpu is not installed"
 
 
-def devices(target: str, count: int = 1) -> list[Any]:
-    """Devices of a target, which programs can be compiled for but not run on.
-
-    Args:
-        target: one of `TARGETS`, or `H100`.
-        count: 1 for any target; 8 or 256 chips of a v5e; GPUs of one node for an H100.
+def device(target: str) -> Any:
+    """A device of a target, one of `TARGETS` or `H100`: programs compile for it and do not run.
 
     Raises:
         RuntimeError: the compiler for the target is not installed.
@@ -71,19 +45,30 @@ def devices(target: str, count: int = 1) -> list[Any]:
     if reason := missing_compiler(target):
         raise RuntimeError(f"cannot compile for {target}: {reason}")
     if target == H100:
-        description = topologies.get_topology_desc(
-            "h100", "cuda", target_config=_H100, topology=f"1x1x{count}"
-        )
-        return list(description.devices)
+        options: Any = {"target_config": _H100.read_text(), "topology": "1x1x1"}
+        return topologies.get_topology_desc("h100", "cuda", **options).devices[0]
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if count == 1:
-        one_chip: Any = {"chips_per_host_bounds": (1, 1, 1)}
-        return [topologies.get_topology_desc(_ONE_CHIP[target], "tpu", **one_chip).devices[0]]
-    return list(topologies.get_topology_desc(_SLICES[target, count], "tpu").devices)
+    options = {"chips_per_host_bounds": (1, 1, 1)}
+    return topologies.get_topology_desc(_ONE_CHIP[target], "tpu", **options).devices[0]
 
 
 def array(shape: tuple[int, ...], dtype: Any, device: Any) -> jax.ShapeDtypeStruct:
     """The type of an array on the device."""
     mesh = Mesh(np.array([device]), ("device",))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+
+
+def rows_or_error(about: dict[str, Any], compiled: Callable[[], Rows]) -> Rows:
+    """The rows of a program, each with the entries `about`; "error" says why there are none."""
+    try:
+        return [about | row for row in compiled()]
+    except Exception as error:
+        return [about | {"error": f"{type(error).__name__}: {one_line(error)}"}]
+
+
+def target_row(claim: str, what: str, most: float, number: float) -> dict[str, Any]:
+    """A number that was to be at most so much, and whether it is."""
+    met = "yes" if number <= most else "MISS"
+    target = f"at most {most:g}"
+    return {"claim": claim, "what": what, "target": target, "found": number, "met": met}

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from accelerator_targets import gradient_on_h100
-from compilation import h100
+from compilation import gpu_kernels
 
 import attention_jax as aj
 
@@ -28,7 +28,7 @@ def test_no_spills_and_half_a_reciprocal_for_each_pair_and_feature(dtype, statis
         "mosaic_gpu", SCORE, tokens, lambda lengths: aj.causal_mask(), value_dim,
         return_statistics=statistics,
     )  # fmt: skip
-    kernels = h100.kernels_of(gradient, *arguments)
+    kernels = gpu_kernels.kernels_of(gradient, *arguments)
     assert sorted(kernels) == NAMES
     for name, kernel in kernels.items():
         assert kernel.spills == 0, name

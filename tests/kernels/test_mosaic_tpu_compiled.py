@@ -53,7 +53,7 @@ MASKS = {
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask_with_statistics(mask):
     """A length that is no multiple of a tile, and heads."""
-    array = functools.partial(targets.array, dtype=jnp.bfloat16, device=targets.devices("v5e")[0])
+    array = functools.partial(targets.array, dtype=jnp.bfloat16, device=targets.device("v5e"))
 
     def loss(query, key, value):
         output, statistics = aj.attention(

@@ -1,19 +1,19 @@
-"""The command lines that read a run: evaluate.py and answers.py, and the experiment on top."""
+"""What all command lines share, and evaluate.py and answers.py, which read a run."""
 
 import dataclasses
-import importlib
+import io
 import json
 import re
 import shutil
-import subprocess
 import sys
-import typing
+from pathlib import Path
+from typing import Literal
 
+import command_line
 import numpy as np
 import pytest
-from benchmarks.measure import Options
-from command_line import ScoreNames, run_command
-from command_lines import ROOT, call, load
+from command_line import run_command
+from command_lines import call, load
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.config import ModelConfig
@@ -21,13 +21,132 @@ from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import load_run, train_run
 from attention_jax.training.task import TrainConfig
-from experiments import catalogue
-from experiments.experiment import conduct
 
 evaluate_script = load("scripts/evaluate.py")
 answers_script = load("scripts/answers.py")
-comparison = importlib.import_module("experiments.reversal.reversal_comparison")
-padding_mask = importlib.import_module("experiments.reversal.padding_mask")
+
+
+# --- a wrong word ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """A command.
+
+    Attributes:
+        workdir: the folder of a run.
+        dim: a size.
+    """
+
+    workdir: Path
+    dim: int = 64
+    step: Literal["newest", "best"] | int = "newest"
+    lengths: tuple[int, ...] = (3,)
+    mask: bool = True
+    schedule: Literal["cosine", "constant"] = "cosine"
+
+    def __post_init__(self):
+        if self.dim == 10:
+            print("from a module of the user", file=sys.stderr)
+
+
+class Terminal(io.TextIOWrapper):
+    """Standard output; tyro uses colours on it where the variable TERM names a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(params=["utf-8", "ascii"])  # tyro draws other boxes with other encodings
+def run(request, monkeypatch, capsys):
+    def of_words(*words, term="xterm"):
+        out = Terminal(io.BytesIO(), encoding=request.param)
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setenv("COLUMNS", "40")
+        monkeypatch.setattr(sys, "argv", ["script.py", *words])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as exited:
+            run_command(Arguments, lambda arguments: print(arguments.dim))
+        out.seek(0)
+        return exited.value.code or 0, out.read(), capsys.readouterr().err
+
+    return of_words
+
+
+LONG = "/a/rather/long/folder" * 8
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["--dim", "wide"], ["--dim", "INT", "'wide'"]),
+        (["--dim", LONG], ["--dim", "INT", LONG]),
+        (["--step", "old"], ["--step", "newest", "best", "INT", "'old'"]),
+        (["--lengths", "3", "b"], ["--lengths", "INT", "'b'"]),
+        (["--schedule", "up"], ["--schedule", "cosine", "constant", "'up'"]),
+        (["--dim"], ["--dim"]),
+        (["--dimm", "8"], ["--dimm", "--dim INT"]),
+        (["--bogus", "8", "--zzz=3"], ["--bogus", "--zzz"]),
+        (["--dim", "4", "6"], ["6"]),
+        (["--mask", "yes"], ["yes"]),
+    ],
+)
+@pytest.mark.parametrize("term", ["xterm", "dumb"])
+def test_a_wrong_word_is_one_line_that_names_it(run, words, named, term):
+    status, out, err = run("--workdir", "run", *words, term=term)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert all(name in err for name in named)
+    assert not re.search("[\x1b─│]|---", err)
+
+
+def test_an_option_that_must_be_given(run):
+    for words in ([], ["--workdr", "run"]):
+        status, out, err = run(*words)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert all(name in err for name in ("--workdir PATH", *words[:1]))
+
+
+def test_good_words_and_help(run, monkeypatch):
+    assert run("--workdir", "run", "--dim", "6") == (0, "6\n", "")
+    status, out, err = run("--help", term="dumb")
+    assert (status, err) == (0, "")
+    assert "--workdir PATH" in out
+    assert max(map(len, out.splitlines())) <= 40
+    assert run("--workdir", "run", "--dim", "10") == (0, "10\n", "from a module of the user\n")
+
+
+# --- mistakes of the user, and of ours ---
+
+CHECKS = ["raise ValueError('sizes must agree')"]
+CHECKS += [f"try:\n            int('three')\n        except ValueError:\n            {CHECKS[0]}"]
+BUGS = ["list(zip([1], [], strict=True))", "one, = 1, 2", "int('three')"]
+
+
+@pytest.mark.parametrize("statement", [*CHECKS, *BUGS])
+@pytest.mark.parametrize("while_parsing", [False, True])
+def test_a_check_is_one_line_and_a_builtins_error_in_our_code_keeps_its_traceback(
+    statement, while_parsing, monkeypatch, capsys, tmp_path
+):
+    source = f"def main(_):\n        {statement}\nclass Arguments:\n    pass"
+    if while_parsing:
+        source = f"class Arguments:\n    def __post_init__(self):\n        {statement}"
+    (tmp_path / "ours.py").write_text(source)
+    names = {"__name__": __name__}
+    exec(compile(source, tmp_path / "ours.py", "exec"), names)
+    monkeypatch.setattr(command_line, "_PROJECT", (tmp_path,))
+    monkeypatch.setattr(sys, "argv", ["script"])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    expected = SystemExit if statement in CHECKS else ValueError
+    with pytest.raises(expected) as raised:
+        run_command(dataclasses.dataclass(names["Arguments"]), names.get("main"))
+    if statement in CHECKS:
+        assert raised.value.code == 2
+        assert capsys.readouterr().err == "error: sizes must agree\n"
+
+
+# --- commands that read a run ---
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +154,7 @@ def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     task = Reversal(
         ModelConfig(
-            score="general",
-            dim=8,
-            hidden_dim=12,
-            encoder_layers=0,
-            decoder_self_attention=False,
+            score="general", dim=8, hidden_dim=12, encoder_layers=0, decoder_self_attention=False
         ),
         TrainConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2, batch_size=3),
     )
@@ -54,7 +169,6 @@ def test_evaluate_prints_a_row_per_result_and_writes_every_seed(
     arguments = ["--workdir", workdir, "--lengths", "3", "5", "--out", out]
     assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 0
     printed = capsys.readouterr().out
-    assert "general, softmax, positions sinusoidal, step 4, 2 seeds" in " ".join(printed.split())
     written = json.loads(out.read_text())
     names = ["exact match (%)", "exact match, length 3 (%)", "exact match, length 5 (%)"]
     assert list(written["results"]) == names
@@ -78,19 +192,14 @@ def test_answers_are_printed_and_drawn(workdir, tmp_path, monkeypatch, capsys):
     assert (workdir / "figures" / "answers.png").exists()
 
 
-def captures_of(page):
-    (data,) = re.findall(r'id="data">(.*?)</script>', page.read_text())
-    return json.loads(data)["captures"]
-
-
 def test_answers_write_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypatch, capsys):
     page, figure = tmp_path / "page.html", tmp_path / "figure.png"
     words = ["--inputs", "hello", "abc", "--workdir", workdir, "--figure", figure]
     options = ["--html", page, "--all-steps", "--compare", workdir]
     assert call(answers_script, *words, *options, monkeypatch=monkeypatch) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[-1] == str(page)
-    captures = captures_of(page)
+    assert capsys.readouterr().out.splitlines()[-1] == str(page)
+    (data,) = re.findall(r'id="data">(.*?)</script>', page.read_text())
+    captures = json.loads(data)["captures"]
     run = load_run(workdir)
     assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
         (panel, step, word)
@@ -101,8 +210,7 @@ def test_answers_write_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypatc
     (cross,) = captures[-1]["attentions"]  # the model has no other
     params = run.params_of(0)
     answers = run.task.answers(params, ["hello", "abc"])
-    panels = cross_attention(run.task, params, answers.batch, answers.labels)
-    weights, rows, columns = panels["abc"]
+    weights, rows, columns = cross_attention(run.task, params, answers.batch, answers.labels)["abc"]
     assert cross["key_tokens"] == columns == ["SOS", "a", "b", "c"]
     assert cross["query_tokens"] == rows
     shown = decoded_numbers(cross["arrays"]["weights"])[0]
@@ -110,44 +218,31 @@ def test_answers_write_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("module", "arguments", "message"),
+    ("module", "words", "named"),
     [
-        (evaluate_script, ["--workdir", "nowhere"], "nowhere has no config.json"),
-        (
-            evaluate_script,
-            ["--workdir", "RUN", "--lengths", "0"],
-            "lengths must be at least 1; got 0",
-        ),
-        (evaluate_script, ["--workdir", "RUN", "--average", "0"], "average must be at least 1"),
-        (evaluate_script, ["--workdir", "RUN", "--out", "no/x"], "out must be a file in a folder"),
-        (evaluate_script, ["--workdr", "RUN"], "--workdir"),
-        (answers_script, ["--workdir", "RUN", "--inputs", "Hello"], "got 'H' in 'Hello'"),
-        (answers_script, ["--workdir", "RUN", "--inputs", ""], "none of them empty"),
-        (
-            answers_script,
-            ["--workdir", "RUN", "--seed-index", "2"],
-            "seed_index must be from 0 to 1; got 2",
-        ),
-        (answers_script, ["--workdir", "nowhere"], "nowhere has no config.json"),
-        (answers_script, ["--workdir", "RUN", "--figure", "a.jpg"], "ends in .png; got a.jpg"),
-        (answers_script, ["--workdir", "RUN", "--html", "a.htm"], "ends in .html; got a.htm"),
-        (answers_script, ["--workdir", "RUN", "--html", "no/a.html"], "folder that exists"),
-        (answers_script, ["--workdir", "RUN", "--all-steps"], "belong to a page, html"),
-        (evaluate_script, ["--workdir", "RUN", "--out", "RUN"], "out must be a file in a folder"),
-        (comparison, ["--scores", "dot", "sclaed"], "did you mean 'scaled'?"),
-        (comparison, ["--word", "Hello"], "got 'H' in 'Hello'"),
-        (comparison, ["--strings", "0"], "strings must be at least 1; got 0"),
-        (comparison, ["--results", __file__], "results must be a folder"),
+        (evaluate_script, ["--workdir", "nowhere"], "nowhere"),
+        (evaluate_script, ["--lengths", "0"], "lengths"),
+        (evaluate_script, ["--average", "0"], "average"),
+        (evaluate_script, ["--out", "no/x"], "out"),
+        (evaluate_script, ["--out", "RUN"], "out"),
+        (answers_script, ["--workdir", "nowhere"], "nowhere"),
+        (answers_script, ["--inputs", "Hello"], "'Hello'"),
+        (answers_script, ["--inputs", ""], "empty"),
+        (answers_script, ["--seed-index", "2"], "seed_index"),
+        (answers_script, ["--figure", "a.jpg"], "a.jpg"),
+        (answers_script, ["--html", "a.htm"], "a.htm"),
+        (answers_script, ["--html", "no/a.html"], "no"),
+        (answers_script, ["--all-steps"], "html"),
     ],
 )
-def test_a_mistake_is_one_message_and_status_2(
-    module, arguments, message, workdir, monkeypatch, capsys
-):
-    arguments = [workdir if argument == "RUN" else argument for argument in arguments]
-    assert call(module, *arguments, monkeypatch=monkeypatch) == 2
+def test_a_mistake_is_one_line_and_status_2(module, words, named, workdir, monkeypatch, capsys):
+    words = [str(workdir) if word == "RUN" else word for word in words]
+    arguments = [] if "--workdir" in words else ["--workdir", workdir]
+    assert call(module, *arguments, *words, monkeypatch=monkeypatch) == 2
     out, err = capsys.readouterr()
-    assert message in err
     assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("error: ")
+    assert named in err
 
 
 def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys):
@@ -159,125 +254,12 @@ def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys
             path.write_text("")
 
     damage(4)
-    arguments = ("--workdir", damaged)
-    assert not call(evaluate_script, *arguments, monkeypatch=monkeypatch)
+    assert not call(evaluate_script, "--workdir", damaged, monkeypatch=monkeypatch)
     captured = capsys.readouterr()
-    assert captured.err.startswith("warning: the checkpoint of step 4 is damaged (")
-    assert captured.err.endswith("; that of step 2 is used\n")
+    assert captured.err.startswith("warning: ")
+    assert (captured.err.count("\n"), "step 4" in captured.err) == (1, True)
     assert "step 2, 2 seeds" in captured.out
     damage(2)
-    assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 2
+    assert call(evaluate_script, "--workdir", damaged, monkeypatch=monkeypatch) == 2
     printed = capsys.readouterr().err
-    assert f"error: no checkpoint in {damaged}/checkpoints can be used: step 4: " in printed
-    assert "; step 2: " in printed
-
-
-def test_a_value_error_from_elsewhere_keeps_its_traceback(monkeypatch):
-    def main(_):  # stands where a user's score would fail
-        int("three")
-
-    monkeypatch.setattr(sys, "argv", ["script"])
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(ValueError, match="invalid literal"):
-        run_command(comparison.Config, main)
-
-
-CHECKS = ("raise ValueError('sizes must agree')",)
-CHECKS += (f"try: int('three')\n        except ValueError: {CHECKS[0]}",)
-BUGS = ("list(zip([1], [], strict=True))", "[pair for pair in zip([1], [], strict=True)]")
-BUGS += ("one, = 1, 2", "int('three')")
-
-
-@pytest.mark.parametrize("statement", [*CHECKS, *BUGS])
-@pytest.mark.parametrize("while_parsing", [False, True])
-def test_a_check_is_one_line_and_a_builtins_error_in_our_code_is_ours(
-    statement, while_parsing, monkeypatch, capsys
-):
-    source = f"def main(_):\n        {statement}\nclass Arguments:\n    pass"
-    if while_parsing:
-        source = f"class Arguments:\n    def __post_init__(self):\n        {statement}"
-    names = {"__name__": __name__}
-    exec(compile(source, ROOT / "attention_jax" / "a_file.py", "exec"), names)
-    monkeypatch.setattr(sys, "argv", ["script"])
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    expected = SystemExit if statement in CHECKS else ValueError
-    with pytest.raises(expected) as raised:
-        run_command(dataclasses.dataclass(names["Arguments"]), names.get("main"))
-    if statement in CHECKS:
-        assert raised.value.code == 2
-        assert capsys.readouterr().err == "error: sizes must agree\n"
-
-
-def small_comparison(tmp_path, **settings):
-    config = dataclasses.replace(comparison.Config(), seeds=2, steps=2, strings=3, word="ab")
-    return dataclasses.replace(config, workdir=tmp_path / "runs", **settings)
-
-
-def numbers_in(folder, name="reversal_comparison"):
-    return json.loads((folder / f"{name}.json").read_text())
-
-
-@pytest.mark.slow
-def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
-    config = small_comparison(tmp_path, scores=("dot",), near=(10,), far=(12,), far_strings=(2,))
-    conduct(comparison, config, tmp_path)
-    dot = numbers_in(tmp_path)["scores"]["dot"]
-    exact = dot["accuracy"]["free_running_exact"]
-    assert list(exact) == ["3", "4", "5", "6", "7", "8", "10", "12"]
-    assert dot["column_labels"] == ["SOS", "a", "b"]
-    assert all(len(by_seed) == 2 for by_seed in exact.values())
-    for name in ("losses", "heatmaps", "accuracy"):
-        figure = tmp_path / f"reversal_{name}.png"
-        assert figure.read_bytes().startswith(b"\x89PNG")
-    assert "| dot |" in capsys.readouterr().out
-    # A run whose session was killed after its last checkpoint has no timing: said, not guessed.
-    (config.workdir / "dot" / "timing.jsonl").unlink()
-    conduct(comparison, config, tmp_path)
-    assert numbers_in(tmp_path)["scores"]["dot"]["seconds"] is None
-    assert "not known" in capsys.readouterr().out
-
-
-def test_help_says_what_an_experiment_asks_and_how_long_it_takes():
-    words = [sys.executable, "-m", "experiments.costs.weak_scaling", "--help"]
-    result = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "usage: python -m experiments.costs.weak_scaling" in result.stdout
-    shown = " ".join(result.stdout.split())
-    assert "On paper: what do 8 to 4,096 devices exchange in a step" in shown
-    assert "Time: a few seconds." in shown
-
-
-@pytest.mark.slow
-def test_a_missing_mask_has_both_arms_and_trains_nothing_twice(tmp_path, monkeypatch, capsys):
-    (tmp_path / "own_scores.py").write_text(
-        "from attention_jax.scores import Dot\n\n\nclass Own(Dot):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    scores = ["dot", "own_scores:Own"]
-    config = dataclasses.replace(
-        padding_mask.Config(), seeds=2, steps=2, strings=3, scores=tuple(scores),
-        workdir=tmp_path / "runs",
-    )  # fmt: skip
-    conduct(padding_mask, config, tmp_path)
-    numbers = numbers_in(tmp_path, "padding_mask")
-    assert list(numbers["masked"]) == list(numbers["unmasked"]) == scores
-    assert numbers["masked"]["own_scores:Own"] == numbers["masked"]["dot"]
-    printed = capsys.readouterr().out
-    assert "| model | dot | own_scores:Own |" in printed
-    assert "own_scores:Own: exact match of lengths 3-8, worst seed" in printed
-    assert "10" not in numbers["unmasked"]["dot"]["accuracy_padded"]["free_running_exact"]
-    conduct(padding_mask, config, tmp_path)
-    again = numbers_in(tmp_path, "padding_mask")
-    for arm in ("masked", "unmasked"):
-        assert again[arm] == numbers[arm]
-
-
-def test_every_option_scores_says_that_scores_have_arguments(monkeypatch, capsys):
-    classes = [catalogue.load(name).Config for name in catalogue.SUBJECT_OF]
-    classes += [load("scripts/sweep.py").Arguments, Options]
-    hints = [typing.get_type_hints(each, include_extras=True) for each in classes]
-    of_scores = [hint["scores"] for hint in hints if "scores" in hint]
-    assert len(of_scores) >= 15
-    assert all(hint == ScoreNames for hint in of_scores)
-    monkeypatch.setenv("COLUMNS", "300")
-    assert call(comparison, "--help", monkeypatch=monkeypatch) == 0
-    assert '"additive(hidden_dim=32)"; default: additive dot' in capsys.readouterr().out
+    assert all(f"step {step}: " in printed for step in (4, 2))

@@ -11,9 +11,9 @@ import sys
 import jax
 import numpy as np
 import pytest
-import translation_cases
 from command_lines import call, load
 from matplotlib.image import imread
+from user_tasks import Rotate
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.progress import Progress
@@ -63,17 +63,7 @@ def workdir(tmp_path_factory):
     """The folder of a finished sweep of two scores and two sizes."""
     folder = tmp_path_factory.mktemp("finished") / "sweep"
     with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
-        arguments = [
-            "--scores",
-            "dot",
-            "scaled",
-            "--set",
-            "model.dim=4",
-            "--workdir",
-            folder,
-            *SHORT,
-        ]
-        assert call(sweep, *arguments, monkeypatch=patch) == 0
+        assert call(sweep, *COMBINATIONS, "--workdir", folder, *SHORT, monkeypatch=patch) == 0
     return folder
 
 
@@ -138,12 +128,7 @@ def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypa
     assert "combination 1 of 1: scaled, dim 4: finished" in out
     assert "exact match, length 5 (%)" in out
     rows = table(workdir)
-    assert (
-        [row["run"] for row in rows]
-        == [  # the runs of other combinations come last
-            str(workdir / name) for name in (NAMES[1], NAMES[0], *NAMES[2:])
-        ]
-    )
+    assert [row["run"] for row in rows] == [str(workdir / name) for name in reversed(NAMES)]
     assert all(float(row["exact match, length 5 (%) mean"]) >= 0 for row in rows)
 
 
@@ -208,7 +193,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, mo
         patch.setattr(Progress, "update", update_and_signal)
         status, out, err = run(*arguments)
     assert (status, "the same command goes on from here" in err) == (130, True)
-    assert "combination 2 of 2: scaled, dim 4; about " in out
+    assert "combination 2 of 2: scaled, dim 4\n" in out
     assert not (folder / "table.csv").exists()
     assert read_lines(folder / NAMES[1] / "metrics.jsonl")[-1]["step"] == 2
 
@@ -218,47 +203,99 @@ def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, mo
         one, other = (load_run(path / name) for path in (workdir, folder))
         for leaf, other_leaf in zip(*map(jax.tree.leaves, (one.params, other.params)), strict=True):
             np.testing.assert_array_equal(leaf, other_leaf)
-    by_seed = [
-        {(*r["settings"].values(), r["metric"]): r["by_seed"] for r in records(path)}
-        for path in (workdir, folder)
-    ]
-    assert all(by_seed[0][key] == values for key, values in by_seed[1].items())
+
+
+# --- combinations ---
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """The settings of each combination for the values of --set and other options."""
+
+    def of(*values, common=(), task="reversal"):
+        arguments = sweep.Arguments(("dot",), values, tmp_path, task)
+        made = arguments.with_other_options([*common]).combinations
+        return [combination.arguments.settings for combination in made]
+
+    return of
+
+
+def test_settings_are_parsed_like_options(settings):
+    values = ["model.dim=16,8", "decoder-self-attention=true,False", "train.steps=3"]
+    tasks = settings(*values, common=["--seeds", "3", "--norm", "post"])
+    models = [task.model for task in tasks]
+    of_two = [(model.dim, model.decoder_self_attention) for model in models]
+    assert of_two == [(16, True), (16, False), (8, True), (8, False)]
+    assert {(task.train.steps, task.train.seeds) for task in tasks} == {(3, 3)}
+    assert {model.norm for model in models} == {"post"}
+    tasks = settings(
+        "num_key_heads=None,1", "normalizer=softmax,log_scaled(normalizer=entmax,start=8)"
+    )
+    assert [task.model.num_key_heads for task in tasks] == [None, None, 1, 1]
+    assert tasks[1].model.normalizer == "log_scaled(normalizer=entmax,start=8)"
+    # A kind of attention without a normaliser has softmax.
+    names = [task.network.normalizer for task in settings("attention=global,local-p,monotonic")]
+    assert names == ["log_scaled(start=9)", "softmax", "softmax"]
+    tasks = settings("by=1,2", common=["--dim", "8"], task="user_tasks:Rotate")
+    assert [(type(task), task.by) for task in tasks] == [(Rotate, 1), (Rotate, 2)]
+
+
+def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
+    values = {"dim": 8, "positions": "learned"}
+    texts = ["additive", "additive(a=1)", "additive(a=2)", "additive[a=1]", "a:b", "../b"]
+    texts.append("." * 300)
+    names = [sweep.folder_name(text, values) for text in texts]
+    assert len(set(names)) == len(texts)
+    for name in names:
+        assert len(name) <= 100
+        assert not set(name) & set(" /:()[]*$'\"")
+        assert not name.startswith((".", "-"))
+
+    def folders(*settings):
+        made = sweep.Arguments(("dot",), settings, tmp_path).with_other_options([]).combinations
+        return {combination.arguments.workdir.name for combination in made}
+
+    assert folders("dim=8", "learning_rate=1e-3") == folders("learning_rate=0.001", "dim=8")
+    assert folders("dim=8") == {"dot,dim=8"}
 
 
 # --- mistakes ---
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["--set", "dim=8,7"], "combination dot, dim 7: dim must be a multiple of 2"),
-        (["--set", "dim=8,wide"], "combination dot, dim wide: --dim must be an integer; got wide"),
-        (["--scores", "dot", "adit"], "did you mean 'additive'?"),
-        (["--set", "learning_rat=1"], "got 'learning_rat'; did you mean 'learning_rate'?"),
-        (["--set", "workdir=a,b"], "set must name a setting of the task"),
-        (["--set", "score=dot"], "set must not name score: give the scores to --scores"),
-        (["--set", "dim"], "set must be NAME=VALUE,VALUE; got 'dim'"),
-        (["--set", "dim=8,,4"], "set dim must be values between commas; got '8,,4'"),
-        (["--set", "dim=8", "model.dim=4"], "set must name dim once; got it twice"),
-        (["--set", "mask_padding=maybe"], "mask_padding must be True or False; got 'maybe'"),
-        (["--set", "learning_rate=1e-3,0.001"], "are the same: dot, learning_rate 0.001"),
-        (["--set", "dim=8", "--dim", "4"], "dim must be given once; got both --set and --dim"),
-        (["--score", "dot"], "--score must be left out: give the scores to --scores"),
-        (["--distributed"], "--distributed must be left out: a sweep trains in one process"),
-        (["--bogus", "3"], "there is no option --bogus"),
-        (["--steps", "0"], "steps must be at least 1; got 0"),
-        (["--set", "keep=1,2", "--mesh", "seed=4096"], "needs 4096 devices"),
-        (["--log-gradients", "every=7"], "log_gradients must be"),
-        (["--task", "translation", "--lengths", "3"], "translation has no results by length"),
-        (["--lengths", "0"], "lengths must be at least 1; got 0"),
-        (["--set", 'positions="learned'], "has no closing quotation mark"),
-        (["--task", "reversl"], "did you mean 'reversal'?"),
-        (["--table", "runs", "--steps", "3"], "table must go with workdir and lengths alone"),
-        (["--table", "nowhere"], "table must be of one or more finished runs; got none"),
+        (["--set", "dim=8,7"], "combination dot, 7: dim"),
+        (["--set", "dim=8,wide"], "combination dot, wide: Error parsing --dim"),
+        (["--scores", "dot", "adit"], "'additive'"),
+        (["--set", "learning_rat=1"], "--learning-rate"),
+        (["--set", "workdir=a,b"], "set"),
+        (["--set", "resume=true"], "set"),
+        (["--set", "score=dot"], "score"),
+        (["--set", "dim"], "set"),
+        (["--set", "dim=8,,4"], "set"),
+        (["--set", "dim=8", "model.dim=4"], "dim"),
+        (["--set", "mask_padding=maybe"], "maybe"),
+        (["--set", "self_attention_score=f(a=1,b=(2,3)),dot"], "f(a=1,b=(2,3))"),
+        (["--set", "learning_rate=1e-3,0.001"], "set"),
+        (["--set", "dim=8", "--dim", "4"], "dim"),
+        (["--score", "dot"], "score"),
+        (["--distributed"], "distributed"),
+        (["--bogus", "3"], "--bogus"),
+        (["--steps", "0"], "steps"),
+        (["--set", "keep=1,2", "--mesh", "seed=4096"], "mesh"),
+        (["--log-gradients", "every=7"], "log_gradients"),
+        (["--task", "translation", "--lengths", "3"], "lengths"),
+        (["--lengths", "0"], "lengths"),
+        (["--set", 'positions="learned'], "positions"),
+        (["--set", "attention=local-p", "--normalizer", "entmax"], "normalizer"),
+        (["--task", "reversl"], "task"),
+        (["--table", "runs", "--steps", "3"], "table"),
+        (["--table", "nowhere"], "table"),
     ],
 )
 def test_one_line_for_a_mistake_before_anything_trains(
-    run, tmp_path, monkeypatch, arguments, message
+    run, tmp_path, monkeypatch, arguments, named
 ):
     monkeypatch.chdir(tmp_path)
     scores = [] if "--scores" in arguments or "--table" in arguments else ["--scores", "dot"]
@@ -266,13 +303,15 @@ def test_one_line_for_a_mistake_before_anything_trains(
     assert (status, out) == (2, "")
     *warnings, line = err.splitlines()
     assert line.startswith("error: ")
-    assert message in line
-    assert all(warning.startswith("warning: left out of --table: ") for warning in warnings)
+    assert named in line
+    assert all(warning.startswith("warning: left out of the table: ") for warning in warnings)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_workdir_must_be_given(run):
-    assert run()[2] == "error: workdir must name the folder of the sweep; got none\n"
+def test_the_workdir_must_be_given_and_no_run(workdir, run):
+    assert run()[2].startswith("error: workdir ")
+    status, _, err = run("--scores", "dot", "--workdir", workdir / NAMES[0], *SHORT)
+    assert (status, err.startswith("error: workdir ")) == (2, True)
 
 
 def test_a_combination_of_another_configuration_stops_all(workdir, run):
@@ -295,11 +334,6 @@ def test_an_error_in_the_last_score_stops_all(run, tmp_path, monkeypatch):
     sys.modules.pop("wrong_scores")
 
 
-def test_the_workdir_must_not_be_a_run(workdir, run):
-    status, _, err = run("--scores", "dot", "--workdir", workdir / NAMES[0], *SHORT)
-    assert (status, "is the folder of one run" in err) == (2, True)
-
-
 # --- the table of runs that exist ---
 
 
@@ -318,11 +352,10 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     runs = [other, tmp_path / "empty", tmp_path / "file", unfinished, workdir / NAMES[1]]
     status, out, err = run("--table", *runs)
     assert status == 0
-    assert err.splitlines() == [
-        f"warning: left out of --table: {tmp_path}/file: no folder of a run",
-        f"warning: left out of --table: {tmp_path}/empty has no config.json",
-        f"warning: left out of --table: {unfinished} is not finished: step 4 of 6",
-    ]
+    warnings = err.splitlines()
+    for path, warning in zip(runs[1:4], warnings, strict=True):
+        assert warning.startswith("warning: left out of the table: ")
+        assert str(path) in warning
     rows = table(tmp_path)
     assert [row["run"] for row in rows] == [str(other), str(workdir / NAMES[1])]
     varying = [(row["score"], row["batch_size"]) for row in rows]
@@ -349,30 +382,3 @@ def test_runs_of_the_same_settings_are_told_apart_by_their_folders(workdir, tmp_
     assert status == 0
     assert str(copy) in out
     assert len({json.dumps(r["settings"]) for r in records(tmp_path / "table")}) == 2
-
-
-@pytest.mark.slow
-def test_sweep_of_translation(tmp_path, run):
-    pytest.importorskip("sentencepiece")
-    pytest.importorskip("sacrebleu")
-    text, folder = translation_cases.write_text(tmp_path / "text"), tmp_path / "sweep"
-    arguments = ["--task", "translation", "--workdir", folder, "--scores", "dot", "scaled"]
-    arguments += ["--dim", 8]
-    arguments += ["--source", text / "train.de", "--target", text / "train.en"]
-    arguments += ["--validation-source", text / "validation.de"]
-    arguments += ["--validation-target", text / "validation.en", "--hidden-dim", 13]
-    arguments += ["--vocabulary-size", translation_cases.VOCABULARY_SIZE, "--buckets", 1]
-    arguments += ["--seeds", 2, "--steps", 4, "--log-every", 2, "--checkpoint-every", 2]
-    status, _, err = run(*arguments, "--set", "warmup_steps=1,2")
-    assert (status, err) == (0, "")
-    assert len(table(folder)) == 4
-    for record in records(folder):
-        path = tmp_path / record["run"]
-        lines = read_lines(path / "validation.jsonl")
-        assert len(lines) == 2
-        by_name = {
-            "best validation loss": np.min([line["loss"] for line in lines], axis=0),
-            "best validation BLEU": np.max([line["bleu"] for line in lines], axis=0),
-            "training loss": read_lines(path / "metrics.jsonl")[-1]["loss"],
-        }
-        np.testing.assert_allclose(record["by_seed"], by_name[record["metric"]])

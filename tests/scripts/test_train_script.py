@@ -146,86 +146,56 @@ def script(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (["--score", "adit"], "did you mean 'additive'?"),
-        (["--score", "nowhere:Mine"], "cannot import module 'nowhere'"),
-        (["--self-attention-score", "skaled"], "did you mean 'scaled'?"),
-        (["--bogus", "3"], "--bogus"),
-        (["--dim", "wide"], "wide"),
-        (["--dim", "7"], "dim must be a multiple of 2"),
-        (["--steps", "0"], "steps must be at least 1; got 0"),
-        (["--checkpoint-every", "30"], "checkpoint_every must be a multiple of log_every 25"),
-        (["--min-length", "9"], "max_length must be at least min_length 9; got 8"),
-        (["--learning-rate", "0"], "learning_rate must be greater than 0; got 0.0"),
-        (["--positions", "polar"], "polar"),
-        (["--position-anchor", "top"], "top"),
-        (["--mesh", "model=2"], "mesh must be one or more of seed=DEVICES, data=DEVICES;"),
-        (["--mesh", "data=0"], "mesh data must be at least 1; got 0"),
-        (["--mesh", "data=4096"], "needs 4096 devices; there are"),
-        (
-            ["--mesh"],
-            "mesh must be one or more of seed=DEVICES, data=DEVICES; got ''",
-        ),
-        (["--process-count", "2"], "must be given together"),
-        (
-            ["--coordinator", "here:1", *FIRST_OF_TWO],
-            "coordinator, process_count and process_index need --distributed",
-        ),
-        (
-            ["--distributed", "--coordinator", "here", *FIRST_OF_TWO],
-            "coordinator must be host:port; got 'here'",
-        ),
-        (["--distributed"], "the processes of this run cannot be joined"),
-        (["--keep-best", "-1"], "keep_best must be at least 0; got -1"),
-        (["--log-gradients", "every=often"], "--log-gradients"),
-        (["--log-gradients", "every=30"], "log_gradients must be a positive multiple of log_every"),
-        (["--task", "reversl"], "did you mean 'reversal'?"),
-        (["--task", "nowhere:Task"], "cannot import module 'nowhere'"),
-        (["--task", "user_tasks:Rotat"], "has no 'Rotat'; did you mean 'Rotate'?"),
+        (["--score", "adit"], "score"),
+        (["--score", "nowhere:Mine"], "nowhere"),
+        (["--dim", "7"], "dim"),
+        (["--steps", "0"], "steps"),
+        (["--checkpoint-every", "30"], "checkpoint_every"),
+        (["--min-length", "9"], "min_length"),
+        (["--positions", "polar"], "--positions"),
+        (["--mesh", "model=2"], "mesh"),
+        (["--mesh", "data=4096"], "mesh"),
+        (["--mesh"], "mesh"),
+        (["--process-count", "2"], "process_count"),
+        (["--coordinator", "here:1", *FIRST_OF_TWO], "--distributed"),
+        (["--distributed", "--coordinator", "here", *FIRST_OF_TWO], "coordinator"),
+        (["--distributed"], "joined"),
+        (["--log-gradients", "every=often"], "log_gradients"),
+        (["--log-gradients", "every=30"], "log_gradients"),
+        (["--task", "reversl"], "task"),
+        (["--task", "nowhere:Task"], "nowhere"),
+        (["--task", "user_tasks:Rotat"], "'Rotate'"),
         (["--task", "user_tasks:Rotate", "--letters", "3"], "--letters"),
     ],
 )
-def test_bad_options(script, tmp_path, arguments, message):
+def test_bad_options(script, tmp_path, arguments, named):
     status, printed = script("--workdir", "run", *arguments)
     assert status == 2
     assert printed.startswith("error: ")
-    assert message in printed
+    assert named in printed
     assert list(tmp_path.iterdir()) == []
-
-
-def test_no_workdir(script):
-    status, printed = script()
-    assert status == 2
-    assert "--workdir" in printed
 
 
 def test_help_names_every_option_and_its_default(script):
     status, printed = script("--help", prints=True)
     assert status == 0
-    for option in ("--workdir", "--score", "--seeds", "--mask-padding", "--resume", "--steps"):
-        assert option in printed
-    assert "(default: 2500)" in printed
+    for text in ("--workdir", "--score", "--mask-padding", "--resume", "(default: 2500)"):
+        assert text in printed
 
 
-def test_the_workdir_is_a_file(script, tmp_path):
+def test_what_the_workdir_holds_is_kept(script, tmp_path):
     (tmp_path / "file").write_text("mine")
-    assert script("--workdir", "file") == (
-        2,
-        "error: workdir must be a folder; file is a file",
-    )
-    assert (tmp_path / "file").read_text() == "mine"
-
-
-def test_a_run_is_there_already(script, tmp_path):
+    status, printed = script("--workdir", "file")
+    assert (status, "workdir" in printed, (tmp_path / "file").read_text()) == (2, True, "mine")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps(settings_of(Reversal())))
     status, printed = script("--workdir", "run")
-    assert status == 2
-    assert printed.startswith("error: workdir run already holds a run; add --resume")
+    assert (status, "--resume" in printed) == (2, True)
     status, printed = script("--workdir", "run", "--resume", "--score", "dot", "--steps", "5")
     assert status == 2
-    assert "model.score was 'scaled', now 'dot'; train.steps was 2500, now 5" in printed
+    assert all(name in printed for name in ("model.score", "'dot'", "train.steps"))
 
 
 def test_ctrl_c_before_training(script, monkeypatch):

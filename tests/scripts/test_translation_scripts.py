@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
@@ -184,125 +185,71 @@ def test_nothing_in_nothing_out(trained, script):
 @pytest.mark.parametrize(
     ("event", "status", "message"),
     [
-        (KeyboardInterrupt(), 130, "stopped after 0 of 2 sentences\n"),
+        (KeyboardInterrupt(), 130, "stopped after 0 of 2 sentences"),
         (BrokenPipeError(), 141, ""),  # as `| head` does
-        (
-            OSError(28, "No space left on device"),
-            2,
-            "error: standard output cannot be written: No space left on device\n",
-        ),
+        (OSError(28, "No space left on device"), 2, "error: standard output"),
     ],
 )
 def test_what_stops_it_on_the_way(trained, script, monkeypatch, event, status, message):
-    def stopped(*_, **__):
-        raise event
-
+    stopped = mock.Mock(side_effect=event)
     monkeypatch.setattr("attention_jax.tasks.translation.translate.translate", stopped)
-    told = script(trained[0], "translate", "--workdir", "run", stdin=b"Ja\nNein\n")
-    assert told == (status, "", message)
+    found = script(trained[0], "translate", "--workdir", "run", stdin=b"Ja\nNein\n")
+    assert found[:2] == (status, "")
+    assert found[2].startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected", "absent"),
-    [
-        (["train", "--help"], ["--task translation", "--batch-size", "2500"], "--source PATH"),
-        (["train", *TASK, "--help"], ["--source", "--patience", "--score", "9000"], "--min-length"),
-        (["train", "--task", "user_tasks:Rotate", "--help"], ["--by", "--score"], "--letters"),
-        (["translate", "--help"], ["--reference", "--length-penalty"], "--lengths"),
-    ],
-)
-def test_help_is_that_of_the_task(trained, script, arguments, expected, absent):
-    status, out, err = script(trained[0], *arguments)
-    assert (status, err) == (0, "")
-    for words in expected:
-        assert words in out
-    assert absent not in out
+def test_help_is_that_of_the_task(trained, script):
+    for words, expected, absent in (
+        ([], "--batch-size", "--source PATH"),
+        (TASK, "--patience", "--min-length"),
+        (["--task", "user_tasks:Rotate"], "--by", "--letters"),
+    ):
+        status, out, err = script(trained[0], "train", *words, "--help")
+        assert (status, err) == (0, "")
+        assert expected in out
+        assert absent not in out
 
 
 TRAIN = ["train", *TASK, "--workdir", "new"]
+AGAIN = ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY]
 TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
-EVALUATE = ["evaluate", "--workdir", "run", "--out", "new"]
-
-
-def no_file(name):
-    return f"error: {name} cannot be read: No such file or directory"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "named"),
     [
-        (
-            [*TRAIN, "--source", "train.de", "--target", "short.en"],
-            "error: train.de and short.en must have the same number of lines, translations line by"
-            " line; got 29 and 28",
-        ),
-        ([*TRAIN, "--source", "no.de", "--target", "train.en"], no_file("no.de")),
-        (
-            [*TRAIN, *FILES, *NOT_UTF8],
-            "error: latin.de must be UTF-8; line 2 has the invalid byte 0xe4",
-        ),
-        (
-            [*TRAIN, "--source", "empty.de", "--target", "train.en"],
-            "error: empty.de is empty; it must have one sentence per line",
-        ),
-        ([*TRAIN, "--source", "blank.de", "--target", "train.en"], "error: blank.de is empty;"),
-        (
-            [*TRAIN, "--source", "plain.de.gz", "--target", "train.en"],
-            "error: plain.de.gz cannot be read: Not a gzipped file",
-        ),
-        ([*TRAIN, *FILES], "Vocabulary size too high (4000). Please set it to a value <= "),
-        ([*TRAIN, *FILES, "--vocabulary-size", "270"], "Vocabulary size is smaller than required"),
-        (
-            [*TRAIN, *FILES, *SIZE, "--max-tokens", "2"],
-            "error: no pair of sentences is left to learn from: 29 have an empty side, or more than"
-            " max_tokens 2 subwords",
-        ),
-        ([*TRAIN, *FILES, "--validation-source", "train.de"], "must be given together; got"),
-        ([*TRAIN, *FILES, "--patience", "3"], "patience needs validation_source and"),
-        ([*TRAIN, *FILES, "--batch-size", "0"], "batch_size must be at least 1; got 0"),
+        ([*TRAIN, "--source", "train.de", "--target", "short.en"], "short.en"),
+        ([*TRAIN, "--source", "no.de", "--target", "train.en"], "no.de"),
+        ([*TRAIN, "--source", "empty.de", "--target", "train.en"], "empty.de"),
+        ([*TRAIN, "--source", "blank.de", "--target", "train.en"], "blank.de"),
+        ([*TRAIN, "--source", "plain.de.gz", "--target", "train.en"], "plain.de.gz"),
+        ([*TRAIN, *FILES, *NOT_UTF8], "latin.de"),
+        ([*TRAIN, *FILES], "vocabulary_size"),
+        ([*TRAIN, *FILES, *SIZE, "--max-tokens", "2"], "max_tokens"),
+        ([*TRAIN, *FILES, "--validation-source", "train.de"], "validation_target"),
+        ([*TRAIN, *FILES, "--patience", "3"], "patience"),
         ([*TRAIN, "--source", "train.de"], "--target"),
         ([*TRAIN, *FILES, "--min-length", "3"], "--min-length"),
         (["train", "--workdir", "new", *FILES], "--source"),
-        (["train", "--task", "translatoin", "--workdir", "new"], "translatoin"),
-        (
-            ["train", *TASK, "--workdir", "run", *FILES, *SIZE],
-            "error: workdir run already holds a run; add --resume",
-        ),
-        (
-            ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY,
-             "--steps", "3"],
-            "error: workdir run: steps was 4, now 3, and the run has reached step 4: resume",
-        ),
-        (
-            ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY,
-             "--steps", "3", "--clip-norm", "2"],
-            "configuration: train.clip_norm was 1.0, now 2.0; train.steps was 4, now 3.",
-        ),
-        (["translate", "--workdir", "no"], "error: workdir must be the folder of a training run"),
-        (
-            ["translate", "--workdir", "reversal"],
-            "error: workdir reversal must be a run of task translation",
-        ),
-        ([*TRANSLATE, "--source", "no.de"], no_file("no.de")),
-        ([*TRANSLATE, "--source", "latin.de"], "error: latin.de must be UTF-8; line 2 has"),
-        ([*TRANSLATE, "--source", "empty.de"], "error: empty.de is empty"),
-        (TRANSLATE, "error: standard input must be UTF-8; line 2 has the invalid byte 0xff"),
-        ([*TRANSLATE, "--step", "3"], "error: step must be newest, best or one of 2, 4; got 3"),
-        ([*TRANSLATE, "--average", "3"], "error: average must be at most 2, the checkpoints; got"),
-        ([*TRANSLATE, "--seed-index", "2"], "error: seed_index must be from 0 to 1; got 2"),
-        ([*TRANSLATE, "--beams", "0"], "beams must be at least 1; got 0"),
-        ([*TRANSLATE, "--length-penalty", "-1"], "length_penalty must be at least 0; got -1"),
-        (["translate", "--workdir", "run", "--out", "no/new"], "out must be a file in a folder"),
-        (["answers", "--workdir", "run", "--inputs", " "], "error: sentence must have text"),
-        ([*EVALUATE, "--lengths", "3"], "lengths must be left out: translation has no results"),
-        ([*EVALUATE, "--step", "3"], "error: step must be newest, best or one of 2, 4"),
-        (
-            [*TRANSLATE, "--source", "train.de", "--reference", "short.en"],
-            "error: train.de and short.en must have the same number of lines",
-        ),
+        (["train", *TASK, "--workdir", "run", *FILES, *SIZE], "--resume"),
+        ([*AGAIN, "--steps", "3"], "steps"),
+        ([*AGAIN, "--clip-norm", "2"], "clip_norm"),
+        (["translate", "--workdir", "no"], "workdir"),
+        (["translate", "--workdir", "reversal"], "workdir reversal"),
+        ([*TRANSLATE, "--source", "latin.de"], "latin.de"),
+        ([*TRANSLATE, "--source", "train.de", "--reference", "short.en"], "short.en"),
+        (TRANSLATE, "standard input"),
+        ([*TRANSLATE, "--step", "3"], "step"),
+        ([*TRANSLATE, "--average", "3"], "average"),
+        ([*TRANSLATE, "--seed-index", "2"], "seed_index"),
+        ([*TRANSLATE, "--beams", "0"], "beams"),
+        ([*TRANSLATE, "--length-penalty", "-1"], "length_penalty"),
+        (["translate", "--workdir", "run", "--out", "no/new"], "out"),
+        (["answers", "--workdir", "run", "--inputs", " "], "sentence"),
+        (["evaluate", "--workdir", "run", "--lengths", "3"], "lengths"),
     ],
-)  # fmt: skip
-def test_a_mistake_is_one_message_and_changes_nothing(trained, script, arguments, message):
+)
+def test_a_mistake_is_one_line_and_changes_nothing(trained, script, arguments, named):
     folder, _ = trained
 
     def kept():
@@ -310,21 +257,15 @@ def test_a_mistake_is_one_message_and_changes_nothing(trained, script, arguments
 
     before = kept()
     status, out, err = script(folder, *arguments, stdin=b"Ja\n\xff\n")
-    assert (status, out) == (2, "")
-    assert message in err
-    assert err.count("\n") == 1
-    assert "Traceback" not in err
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert named in err
     assert kept() == before
 
 
 def test_a_mistake_in_a_process_of_its_own(trained):
     """What libraries in C++ print goes past Python."""
-    folder, _ = trained
-    status, out, err = run(folder, *TRAIN, *FILES, "--vocabulary-size", "9999")
-    assert (status, out) == (2, "")
-    assert re.fullmatch(
-        r"error: vocabulary_size must suit the text; Vocabulary size too high \(9999\)\. .* <="
-        r" \d+; got 9999\n",
-        err,
-    )
-    assert not (folder / "new").exists()
+    status, out, err = run(trained[0], *TRAIN, *FILES, "--vocabulary-size", "9999")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: vocabulary_size")
+    assert not (trained[0] / "new").exists()
