@@ -1,17 +1,16 @@
 """What do masks let through, which tiles do they skip, and what if they are read the wrong way?
 
+Answer:   a causal mask skips 496 of 1,024 tiles; a masked logit has gradient 0, although topic 7
+          says that it keeps one; and a query masked everywhere by -1e9 attends uniformly to what it
+          must not see.
 Source:   day 11 ("Scaled Dot-Product Attention"), §11.7-11.8: a causal mask, 1 = attend; the
           notebook's attention, True = masked, and its `nan_to_num`; topic 7: masked logits get
           weight 0 and send gradient 0 to their values, and "-1e9 at forbidden entries".
-Command:  .venv/bin/python -m experiments.scores.attention_masks
-Time:     1 minute on 2 CPU cores.
-Expected: a query whose keys are all masked has output 0 and gradient 0. A masked logit has gradient
-          0 (topic 7 says that it still receives one).
+Command:  .venv/bin/python -m experiments.scores.attention_masks   # 20 seconds on 2 CPU cores
 
 Here a mask is a function of positions, True = may attend; masks combine with &, | and ~.
 `materialize` makes tables of them. At full length `tile_status` says of each tile whether it is
-empty (it is skipped), full (it needs no masking), or partial (it is masked pair by pair). A mask
-may call a tile partial that its table shows to be empty or full: both counts are kept.
+empty (it is skipped), full (it needs no masking), or partial (it is masked pair by pair).
 
 A mask read the wrong way round is a legal mask: no error, no NaN, the wrong pairs. A causal mask
 then lets each query see only the future, and the last query sees nothing. Five ways to mask a query
@@ -29,18 +28,21 @@ Topic 7 adds that masked logits "still receive gradients that keep them negative
 gradient of a logit is a_j (da_j - sum_k a_k da_k), which is 0 where a_j is 0.
 
 A mask acts on logits of any score alike, so that there is no choice of scores here: the score is
-scaled dot. What holds by construction is tested and not claimed: sums of rows, weights of masked
-pairs, and that no mask calls a tile empty or full that is not.
+scaled dot.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
 
 from attention_jax import (
     Mask,
@@ -52,14 +54,19 @@ from attention_jax import (
     segment_mask,
 )
 from attention_jax.analysis import attention_gradients
-from experiments.experiment import JSON, Expectation, near, run_experiment
-from experiments.scores.attention_masks_figures import CAPTIONS, STATUSES, plot
-from experiments.scores.attention_masks_report import report
-from experiments.setting_checks import check_least
-
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
+from attention_jax.reports import plotting
+from experiments.lab import Claim, Row, main, markdown, where
 
 Array = jax.Array
+
+LENGTH, TILE = 24, 4  # of the drawn tables
+CAPTIONS = {
+    "attention_masks": "Nine masks of 24 tokens in tiles of 4 x 4; allowed pairs are blue.",
+    "attention_masks_misread": (
+        "Above, masks read the right and the wrong way round; below, a query without keys, masked"
+        " in five ways: NaN is pink."
+    ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,27 +76,18 @@ class Config:
     Attributes:
         length: T = S of the tile counts; a multiple of `tile`.
         tile: rows and columns of a tile.
-        drawn_length: T = S of the drawn tables; a multiple of `drawn_tile`, at least 16.
-        drawn_tile: rows and columns of a tile in the drawn tables.
         samples: random queries, keys and values on which gradients are measured.
         seed: seed of the samples.
     """
 
     length: int = 4096
     tile: int = 128
-    drawn_length: int = 24
-    drawn_tile: int = 4
     samples: int = 256
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for length, tile in (("length", "tile"), ("drawn_length", "drawn_tile")):
-            size, block = getattr(self, length), getattr(self, tile)
-            if size < 16 or block < 1 or size % block:
-                raise ValueError(
-                    f"{length} must be at least 16 and a multiple of {tile}; got {size} and {block}"
-                )
-        check_least(self, samples=1)
+        if self.tile < 1 or self.length < 16 or self.length % self.tile:
+            raise ValueError(f"length must be 16 or more, a multiple of tile; got {self.length}")
 
 
 QUICK = Config(length=64, tile=16, samples=8)
@@ -117,191 +115,152 @@ def masks(length: int) -> dict[str, Mask]:
     }
 
 
-def run(config: Config) -> JSON:
-    """Makes tables, counts tiles, and measures weights and gradients."""
-    return {
-        "tables": {
-            name: np.asarray(mask.materialize(config.drawn_length, config.drawn_length))
-            .astype(int)
-            .tolist()
-            for name, mask in masks(config.drawn_length).items()
-        },
-        "tiles": {
-            name: tile_counts(mask, config.length, config.tile)
-            for name, mask in masks(config.length).items()
-        },
-        "largest_masked_dlogits": _largest_masked_dlogits(config),
-        "misread": _misread(config),
-        "no_keys": no_keys(),
-    }
+def _infinity(logits: Array, mask: Array) -> Array:
+    return jax.nn.softmax(jnp.where(mask, logits, -jnp.inf))
 
 
-# --- tiles ---
+def _added(logits: Array, mask: Array) -> Array:
+    return jax.nn.softmax(logits + jnp.where(mask, 0.0, -jnp.inf))
 
 
-def tile_counts(mask: Mask, length: int, tile: int) -> dict[str, dict[str, int]]:
-    """Counts empty, full and partial tiles: as the mask says, and as its table shows."""
-    starts = np.arange(0, length, tile, dtype=np.int32)
-    positions = starts[:, None] + np.arange(tile)[None]
-    of_row = jax.vmap(mask.tile_status, in_axes=(None, 0))
-    status = jax.jit(jax.vmap(of_row, in_axes=(0, None)))(positions, positions)
-    count = length // tile
-    tables = np.asarray(mask.materialize(length, length)).reshape(count, tile, count, tile)
-    return {
-        "said": _counts(np.asarray(status.empty), np.asarray(status.full)),
-        "shown": _counts(np.asarray(~tables.any((1, 3))), np.asarray(tables.all((1, 3)))),
-    }
+WAYS: dict[str, Callable[[Array, Array], Array]] = {
+    "zeros (ours)": masked_softmax,
+    "-inf": _infinity,
+    "-inf, nan_to_num": lambda logits, mask: jnp.nan_to_num(_infinity(logits, mask), nan=0.0),
+    "-inf added, nan_to_num": lambda logits, mask: jnp.nan_to_num(_added(logits, mask), nan=0.0),
+    "-1e9": lambda logits, mask: jax.nn.softmax(jnp.where(mask, logits, -1e9)),
+}
 
 
-def _counts(empty: np.ndarray, full: np.ndarray) -> dict[str, int]:
-    counts = int(empty.sum()), int((full & ~empty).sum()), int((~empty & ~full).sum())
-    return dict(zip(STATUSES, counts, strict=True))
-
-
-# --- gradients ---
-
-
-def _largest_masked_dlogits(config: Config) -> dict[str, float]:
-    """The largest gradient of a masked logit over samples, by mask."""
-    length, dim = config.drawn_length, 8
-    rng = jax.random.key(config.seed)
-    query, key, value, doutput = jax.random.normal(rng, (4, config.samples, length, dim))
+def run(config: Config) -> list[Row]:
+    """A row for each mask, each mask misread, and each way to mask a query without keys."""
+    rows: list[Row] = []
+    arrays = jax.random.normal(jax.random.key(config.seed), (4, config.samples, LENGTH, 8))
 
     @jax.jit  # takes a mask's table, so that one compilation serves all masks
     def largest(table: Array) -> Array:
-        dlogits = attention_gradients(query, key, value, doutput, mask=table).dlogits
+        dlogits = attention_gradients(*arrays, mask=table).dlogits
         return jnp.abs(jnp.where(table, 0, dlogits)).max()
 
-    return {
-        name: float(largest(mask.materialize(length, length)))
-        for name, mask in masks(length).items()
-    }
-
-
-# --- masks misread ---
-
-
-def _misread(config: Config) -> JSON:
-    """Weights under a mask with True = masked, given to a reader of True = may attend."""
-    tokens, dim = 6, 8
-    query, key = jax.random.normal(jax.random.key(config.seed + 1), (2, tokens, dim))
-    numbers = {}
-    for name, mask in (
-        ("causal", causal_mask()),
-        ("padding", padding_mask(jnp.array(tokens - 2))),
-    ):
-        table = np.asarray(mask.materialize(tokens, tokens))
-        misread = np.asarray(attention_weights(query, key, mask=~mask))
-        numbers[name] = {
-            "read": _table(attention_weights(query, key, mask=mask)),
-            "misread": _table(misread),
-            "misread_weight_on_masked_keys": [
-                round(float(share), 6) for share in np.where(table, 0, misread).sum(-1)
-            ],
+    drawn = masks(LENGTH)
+    for name, mask in masks(config.length).items():
+        table = drawn[name].materialize(LENGTH, LENGTH)
+        row = {
+            "table": np.asarray(table).astype(int).tolist(),
+            "masked_dlogit": float(largest(table)),
         }
-    return numbers
+        rows.append({"mask": name, **row, **tile_counts(mask, config.length, config.tile)})
+    query, key = jax.random.normal(jax.random.key(config.seed + 1), (2, 6, 8))
+    for name, mask in {"causal": causal_mask(), "padding": padding_mask(jnp.array(4))}.items():
+        for title, each in ((f"{name} mask", mask), (f"{name} mask, misread", ~mask)):
+            weights = attention_weights(query, key, mask=each)
+            rows.append({"title": title, "weights": _table(weights)})
+    return rows + [{"way": name, **without_keys(weigh)} for name, weigh in WAYS.items()]
 
 
-def no_keys() -> JSON:
-    """Weights of two queries, the second without a key, and the gradients that it sends."""
-    numbers = {}
-    by_way = jax.device_get(_by_way())
-    for name in WAYS:
-        weights, gradients = by_way[name]
-        numbers[name] = {
-            "table": _table(weights),
-            **{
-                what: {
-                    "nan": int(np.isnan(array).sum()),
-                    "largest": round(float(np.abs(np.nan_to_num(array, nan=0.0)).max()), 4),
-                }
-                for what, array in ({"weights": weights[1:]} | gradients).items()
-            },
-        }
-    return numbers
+def tile_counts(mask: Mask, length: int, tile: int) -> dict[str, int]:
+    """Counts empty, full and partial tiles."""
+    starts = np.arange(0, length, tile, dtype=np.int32)
+    positions = starts[:, None] + np.arange(tile, dtype=np.int32)[None]
+    of_row = jax.vmap(mask.tile_status, in_axes=(None, 0))
+    status = jax.jit(jax.vmap(of_row, in_axes=(0, None)))(positions, positions)
+    empty, full = int(status.empty.sum()), int((status.full & ~status.empty).sum())
+    return {"empty": empty, "full": full, "partial": len(starts) ** 2 - empty - full}
 
 
-@jax.jit
-def _by_way() -> dict[str, tuple[Array, dict[str, Array]]]:
-    """{way: (weights, gradients of the logits and the values)}."""
+def without_keys(weigh: Callable[[Array, Array], Array]) -> Row:
+    """Weights of two queries, the second without a key, and the gradients that it sends back."""
     logits = jnp.array([[0.5, -0.25, 1.0], [0.25, 1.0, -0.5]])
     mask = jnp.array([[True, True, False], [False, False, False]])
     value, doutput = jnp.eye(3), jnp.array([[0.0, 0.0, 0.0], [1.0, 2.0, 4.0]])
-    results = {}
-    for name, weigh in WAYS.items():
 
-        def attend(logits: Array, value: Array, weigh: Way = weigh) -> tuple[Array, Array]:
-            weights = weigh(logits, mask)
-            return weights @ value, weights
+    def attend(logits: Array, value: Array) -> tuple[Array, Array]:
+        weights = weigh(logits, mask)
+        return weights @ value, weights
 
-        _, pull_back, weights = jax.vjp(attend, logits, value, has_aux=True)
-        gradients = dict(zip(("logits", "values"), pull_back(doutput), strict=True))
-        results[name] = weights, gradients
-    return results
+    _, pull_back, weights = jax.vjp(attend, logits, value, has_aux=True)
+    dlogits, dvalue = pull_back(doutput)
+    return {"weights": _table(weights), "dlogits": _table(dlogits), "dvalue": _table(dvalue)}
 
 
-Way = Callable[[Array, Array], Array]
-
-
-def _infinity(logits: Array, mask: Array) -> Array:
-    return jax.nn.softmax(jnp.where(mask, logits, -jnp.inf), axis=-1)
-
-
-def _infinity_added(logits: Array, mask: Array) -> Array:
-    return jax.nn.softmax(logits + jnp.where(mask, 0.0, -jnp.inf), axis=-1)
-
-
-WAYS: dict[str, Way] = {
-    "zeros (ours)": lambda logits, mask: masked_softmax(logits, mask),
-    "-inf": _infinity,
-    "-inf, nan_to_num": lambda logits, mask: jnp.nan_to_num(_infinity(logits, mask), nan=0.0),
-    "-inf added, nan_to_num": lambda logits, mask: jnp.nan_to_num(
-        _infinity_added(logits, mask), nan=0.0
-    ),
-    "-1e9": lambda logits, mask: jax.nn.softmax(jnp.where(mask, logits, -1e9), axis=-1),
-}
-# Way -> (how many NaN, largest other number) of the weights, dlogits and dvalues.
-WITHOUT_KEYS = {
-    "zeros (ours)": ((0, 0), (0, 0), (0, 0)),
-    "-inf": ((3, 0), (0, 0), (9, 0)),
-    "-inf, nan_to_num": ((0, 0), (0, 0), (0, 0)),
-    "-inf added, nan_to_num": ((0, 0), (3, 0), (0, 0)),
-    "-1e9": ((0, 1 / 3), (0, 0), (0, 4 / 3)),
-}
-
-
-def _table(array: np.ndarray | Array) -> list[list[float | None]]:
+def _table(array: Array) -> list[list[float | None]]:
     """Rounded numbers; None stands for NaN, which JSON does not have."""
+    rows = np.asarray(array, np.float64).round(4).tolist()
+    return [[None if np.isnan(number) else number for number in row] for row in rows]
+
+
+def _array(table: Any) -> np.ndarray:
+    return np.array(table, np.float64)  # None becomes NaN
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """Gradients of masked logits, and what two ways of masking do to a query without keys."""
+    dlogit = max(row["masked_dlogit"] for row in rows if "mask" in row)
+    added, finite = (where(rows, way=way)[0] for way in ("-inf added, nan_to_num", "-1e9"))
+    nan = int(np.isnan(_array(added["dlogits"])[1]).sum())
+    weight, dvalue = (float(np.max(finite[what][-1])) for what in ("weights", "dvalue"))
+    without = "query without keys"
     return [
-        [None if np.isnan(number) else round(float(number), 4) for number in row]
-        for row in np.asarray(array)
+        Claim("nine masks: largest gradient of a masked logit", dlogit, 0, 0, "not 0", True),
+        Claim(f"{without}, -1e9: weight of each key", weight, 0.33323, 0.33343, "0", True),
+        Claim(f"{without}, -1e9: largest gradient of a value", dvalue, 1.33323, 1.33343, "0", True),
+        Claim(f"{without}, -inf added, nan_to_num: NaN among the logits' gradients", nan, 3, 3),
     ]
 
 
-def expectations(numbers: JSON) -> list[Expectation]:
-    """Gradients of masked logits, and what each way of masking does to a query without keys."""
-    checks = [
-        near(
-            f"{name}: largest gradient of a masked logit", "not 0", largest, 0, 0, "exact",
-            contradicts=True,
+def table(rows: list[Row]) -> str:
+    """Tiles by mask, and a query without keys by the way it is masked."""
+    masks = [row for row in rows if "mask" in row]
+    statuses = ("empty", "full", "partial")
+    lines = [(row["mask"].replace("|", "or"), *(row[each] for each in statuses)) for row in masks]
+    head = ("mask", "tiles empty: skipped", "full: not masked", "partial: masked pair by pair")
+    tiles = markdown(head, lines)
+    lines = []
+    for row in (row for row in rows if "way" in row):
+        parts = (row["weights"][1:], row["dlogits"], row["dvalue"])
+        lines.append((row["way"], *(f"{np.abs(_array(part)).max():.4g}" for part in parts)))
+    head = ("a query without keys: largest of", "weights", "logits' gradients", "values' gradients")
+    return f"{tiles}\n\n{markdown(head, lines)}"
+
+
+def plot(rows: list[Row]) -> dict[str, Figure]:
+    """The masks' tables, and weights under masks misread and without keys."""
+    shown = [row for row in rows if "mask" in row]
+    figure, axes = plotting.new_figure(9.6, 10.4, rows=3, columns=3, sharex=True, sharey=True)
+    colors = ListedColormap(["white", plotting.COLORS[5]])
+    for ax, row in zip(axes, shown, strict=True):
+        ax.imshow(row["table"], cmap=colors, vmin=0, vmax=1)
+        edges = np.arange(0, LENGTH + 1, TILE) - 0.5
+        ax.vlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)
+        ax.hlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)
+        ax.set_title(
+            f"{row['mask']}\n{100 * np.mean(row['table']):.0f} % of the pairs", fontsize=11
         )
-        for name, largest in numbers["largest_masked_dlogits"].items()
-    ]  # fmt: skip
-    for name, expected in WITHOUT_KEYS.items():
-        way = numbers["no_keys"][name]
-        for what, (nans, largest) in zip(("weights", "logits", "values"), expected, strict=True):
-            claim = f"no key, {name}: {what if what == 'weights' else f'gradient of {what}'}"
-            checks.append(near(f"{claim}, NaN", "", way[what]["nan"], nans, 0, "exact"))
-            # Topic 7: entries masked with -1e9 get weight 0, and their values gradient 0.
-            contradicts = name == "-1e9" and what != "logits"
-            checks.append(
-                near(
-                    f"{claim}, largest", "0" if contradicts else "", way[what]["largest"], largest,
-                    1e-4, "rounded", contradicts=contradicts,
-                )
-            )  # fmt: skip
-    return checks
+        ax.set(xlabel="key position", ylabel="query position")
+        ax.label_outer()
+    figure.suptitle(f"Who may attend to whom (blue), in tiles of {TILE} × {TILE}")
+    misread, axes = plotting.new_figure(12, 5.4, rows=2, columns=5)
+    axes.pop(4).remove()
+    for ax, row in zip(axes, [row for row in rows if "title" in row or "way" in row], strict=True):
+        weights = _array(row["weights"])
+        labels = "123456"[: len(weights[0])]
+        image = plotting.draw_weights(ax, weights, labels[: len(weights)], labels)
+        image.set_cmap(colormaps["viridis"].with_extremes(bad="#ff9bd2"))
+        title = row.get("title") or f"{row['way']}\n{_gradients(row)}"
+        ax.set_title(title, fontsize=10)
+        ax.set_ylabel("query")
+    misread.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
+    misread.suptitle("Above: masks read the other way round. Below: query 2 has no key left")
+    return {"attention_masks": figure, "attention_masks_misread": misread}
+
+
+def _gradients(row: Row) -> str:
+    words = []
+    for what in ("dlogits", "dvalue"):
+        largest = np.abs(_array(row[what])).max()
+        words.append("NaN" if np.isnan(largest) else "not 0" if largest else "0")
+    return "gradients: logits {},\nvalues {}".format(*words)
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

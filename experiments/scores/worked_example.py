@@ -104,7 +104,8 @@ def run(config: Config) -> list[Row]:
         "weights A, rows sum to 1": attention_weights(THREE_QUERIES, THREE_KEYS),
         "output AV": attention(THREE_QUERIES, THREE_KEYS, THREE_KEYS),
     }
-    return rows + [{"table": name, "is": significant(table)} for name, table in tables.items()]
+    digits = {name: np.asarray(each, np.float64).round(6) for name, each in tables.items()}
+    return rows + [{"table": name, "is": each.tolist()} for name, each in digits.items()]
 
 
 def source_parameters() -> dict[str, Any]:
@@ -215,7 +216,8 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         ax.set_title(row["table"], fontsize=11)
     axes[0].set_ylabel("query")
     axes[-1].set_xlabel("feature")
-    tokens.suptitle("Three tokens by hand: the third query lies between the keys, weighs all alike")
+    title = "the third query lies between the keys and weighs all alike"
+    tokens.suptitle(f"Three tokens by hand: {title}")
     return {"worked_example": summands, "worked_example_three_tokens": tokens}
 
 
