@@ -13,8 +13,9 @@ Here a mask is a function of positions, True = may attend; masks combine with &,
 empty (it is skipped), full (it needs no masking), or partial (it is masked pair by pair).
 
 A mask read the wrong way round is a legal mask: no error, no NaN, the wrong pairs. A causal mask
-then lets each query see only the future, and the last query sees nothing. Five ways to mask a query
-that has no key left, and what the query sends back through its weights:
+then lets each query see only the future, and the last query sees nothing.
+
+Five ways to mask a query that has no key left, and what it sends back through its weights:
 
     zeros                    this library: output 0, gradients 0
     -inf                     softmax of -inf everywhere is 0 / 0: output NaN, values' gradients NaN
@@ -35,18 +36,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from attention_jax import (
     Mask,
-    attention_weights,
     causal_mask,
     local_mask,
     masked_softmax,
@@ -55,17 +53,13 @@ from attention_jax import (
 )
 from attention_jax.analysis import attention_gradients
 from attention_jax.reports import plotting
-from experiments.lab import Claim, Row, main, markdown, where
+from experiments.lab import Claim, Row, main, markdown, significant, where
 
 Array = jax.Array
 
 LENGTH, TILE = 24, 4  # of the drawn tables
 CAPTIONS = {
     "attention_masks": "Nine masks of 24 tokens in tiles of 4 x 4; allowed pairs are blue.",
-    "attention_masks_misread": (
-        "Above, masks read the right and the wrong way round; below, a query without keys, masked"
-        " in five ways: NaN is pink."
-    ),
 }
 
 
@@ -133,7 +127,7 @@ WAYS: dict[str, Callable[[Array, Array], Array]] = {
 
 
 def run(config: Config) -> list[Row]:
-    """A row for each mask, each mask misread, and each way to mask a query without keys."""
+    """A row for each mask, and for each way to mask a query without keys."""
     rows: list[Row] = []
     arrays = jax.random.normal(jax.random.key(config.seed), (4, config.samples, LENGTH, 8))
 
@@ -150,11 +144,6 @@ def run(config: Config) -> list[Row]:
             "masked_dlogit": float(largest(table)),
         }
         rows.append({"mask": name, **row, **tile_counts(mask, config.length, config.tile)})
-    query, key = jax.random.normal(jax.random.key(config.seed + 1), (2, 6, 8))
-    for name, mask in {"causal": causal_mask(), "padding": padding_mask(jnp.array(4))}.items():
-        for title, each in ((f"{name} mask", mask), (f"{name} mask, misread", ~mask)):
-            weights = attention_weights(query, key, mask=each)
-            rows.append({"title": title, "weights": _table(weights)})
     return rows + [{"way": name, **without_keys(weigh)} for name, weigh in WAYS.items()]
 
 
@@ -169,7 +158,12 @@ def tile_counts(mask: Mask, length: int, tile: int) -> dict[str, int]:
 
 
 def without_keys(weigh: Callable[[Array, Array], Array]) -> Row:
-    """Weights of two queries, the second without a key, and the gradients that it sends back."""
+    """What a query without keys, the second of two, attends to and sends back.
+
+    Returns:
+        Of the weights and of the gradients of logits and values: how many are NaN, and the largest
+        of the others.
+    """
     logits = jnp.array([[0.5, -0.25, 1.0], [0.25, 1.0, -0.5]])
     mask = jnp.array([[True, True, False], [False, False, False]])
     value, doutput = jnp.eye(3), jnp.array([[0.0, 0.0, 0.0], [1.0, 2.0, 4.0]])
@@ -179,32 +173,25 @@ def without_keys(weigh: Callable[[Array, Array], Array]) -> Row:
         return weights @ value, weights
 
     _, pull_back, weights = jax.vjp(attend, logits, value, has_aux=True)
-    dlogits, dvalue = pull_back(doutput)
-    return {"weights": _table(weights), "dlogits": _table(dlogits), "dvalue": _table(dvalue)}
-
-
-def _table(array: Array) -> list[list[float | None]]:
-    """Rounded numbers; None stands for NaN, which JSON does not have."""
-    rows = np.asarray(array, np.float64).round(4).tolist()
-    return [[None if np.isnan(number) else number for number in row] for row in rows]
-
-
-def _array(table: Any) -> np.ndarray:
-    return np.array(table, np.float64)  # None becomes NaN
+    parts = zip(("weights", "dlogits", "dvalues"), (weights[1:], *pull_back(doutput)), strict=True)
+    row = {}
+    for name, array in parts:
+        row[f"nan {name}"] = int(jnp.isnan(array).sum())
+        row[name] = significant(jnp.abs(jnp.nan_to_num(array, nan=0.0)).max())
+    return row
 
 
 def claims(rows: list[Row]) -> list[Claim]:
     """Gradients of masked logits, and what two ways of masking do to a query without keys."""
     dlogit = max(row["masked_dlogit"] for row in rows if "mask" in row)
     added, finite = (where(rows, way=way)[0] for way in ("-inf added, nan_to_num", "-1e9"))
-    nan = int(np.isnan(_array(added["dlogits"])[1]).sum())
-    weight, dvalue = (float(np.max(finite[what][-1])) for what in ("weights", "dvalue"))
-    without = "query without keys"
+    weight, dvalue, nan = finite["weights"], finite["dvalues"], added["nan dlogits"]
+    text = "query without keys"
     return [
         Claim("nine masks: largest gradient of a masked logit", dlogit, 0, 0, "not 0", True),
-        Claim(f"{without}, -1e9: weight of each key", weight, 0.33323, 0.33343, "0", True),
-        Claim(f"{without}, -1e9: largest gradient of a value", dvalue, 1.33323, 1.33343, "0", True),
-        Claim(f"{without}, -inf added, nan_to_num: NaN among the logits' gradients", nan, 3, 3),
+        Claim(f"{text}, -1e9: weight of each key", weight, 0.33323, 0.33343, "0", True),
+        Claim(f"{text}, -1e9: largest gradient of a value", dvalue, 1.33323, 1.33343, "0", True),
+        Claim(f"{text}, -inf added, nan_to_num: NaN among the logits' gradients", nan, 3, 3),
     ]
 
 
@@ -215,16 +202,18 @@ def table(rows: list[Row]) -> str:
     lines = [(row["mask"].replace("|", "or"), *(row[each] for each in statuses)) for row in masks]
     head = ("mask", "tiles empty: skipped", "full: not masked", "partial: masked pair by pair")
     tiles = markdown(head, lines)
-    lines = []
-    for row in (row for row in rows if "way" in row):
-        parts = (row["weights"][1:], row["dlogits"], row["dvalue"])
-        lines.append((row["way"], *(f"{np.abs(_array(part)).max():.4g}" for part in parts)))
+    measured = ("weights", "dlogits", "dvalues")
+    lines = [
+        (row["way"], *("NaN" if row[f"nan {what}"] else f"{row[what]:.4g}" for what in measured))
+        for row in rows
+        if "way" in row
+    ]
     head = ("a query without keys: largest of", "weights", "logits' gradients", "values' gradients")
     return f"{tiles}\n\n{markdown(head, lines)}"
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
-    """The masks' tables, and weights under masks misread and without keys."""
+    """The masks' tables."""
     shown = [row for row in rows if "mask" in row]
     figure, axes = plotting.new_figure(9.6, 10.4, rows=3, columns=3, sharex=True, sharey=True)
     colors = ListedColormap(["white", plotting.COLORS[5]])
@@ -239,27 +228,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         ax.set(xlabel="key position", ylabel="query position")
         ax.label_outer()
     figure.suptitle(f"Who may attend to whom (blue), in tiles of {TILE} × {TILE}")
-    misread, axes = plotting.new_figure(12, 5.4, rows=2, columns=5)
-    axes.pop(4).remove()
-    for ax, row in zip(axes, [row for row in rows if "title" in row or "way" in row], strict=True):
-        weights = _array(row["weights"])
-        labels = "123456"[: len(weights[0])]
-        image = plotting.draw_weights(ax, weights, labels[: len(weights)], labels)
-        image.set_cmap(colormaps["viridis"].with_extremes(bad="#ff9bd2"))
-        title = row.get("title") or f"{row['way']}\n{_gradients(row)}"
-        ax.set_title(title, fontsize=10)
-        ax.set_ylabel("query")
-    misread.colorbar(image, ax=axes, label="attention weight", shrink=0.8)
-    misread.suptitle("Above: masks read the other way round. Below: query 2 has no key left")
-    return {"attention_masks": figure, "attention_masks_misread": misread}
-
-
-def _gradients(row: Row) -> str:
-    words = []
-    for what in ("dlogits", "dvalue"):
-        largest = np.abs(_array(row[what])).max()
-        words.append("NaN" if np.isnan(largest) else "not 0" if largest else "0")
-    return "gradients: logits {},\nvalues {}".format(*words)
+    return {"attention_masks": figure}
 
 
 if __name__ == "__main__":

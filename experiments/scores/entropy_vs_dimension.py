@@ -54,12 +54,7 @@ from matplotlib.figure import Figure
 from attention_jax import attention, attention_weights
 from attention_jax.reports import plotting
 from attention_jax.scores import get_score
-from experiments.entropy_limits import (
-    expected_maximum,
-    mean_inverse_norm,
-    raw_entropy_limit,
-    scaled_entropy_limit,
-)
+from experiments import entropy_limits as limits
 from experiments.lab import Claim, Row, ScoreNames, column, main, markdown, style, where
 
 DAY_11_KEYS, DAY_11_DIM = 10, 512
@@ -150,7 +145,7 @@ def claims(rows: list[Row]) -> list[Claim]:
         return []
     raw = [row for row in where(sweep, score="dot") if row["dim"] >= 256]
     shares = [row["entropy"] / math.log(row["keys"]) for row in where(raw, dim=256)]
-    ratios = [row["entropy"] / raw_entropy_limit(row["dim"], row["keys"]) for row in raw]
+    ratios = [row["entropy"] / limits.raw_entropy_limit(row["dim"], row["keys"]) for row in raw]
     ratio = float(np.mean(ratios))
     text = "raw: entropy over its limit, mean over T and d_k >= 256"
     found = [
@@ -159,7 +154,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     ]
     for keys, bound in ((16, 0.0886), (64, 0.0165)):
         flat = [row for row in where(sweep, score="scaled", keys=keys) if row["dim"] >= 16]
-        off = max((row["entropy"] - scaled_entropy_limit(keys) for row in flat), key=abs)
+        off = max((row["entropy"] - limits.scaled_entropy_limit(keys) for row in flat), key=abs)
         text = f"T = {keys}: scaled entropy minus log T - 1/2 + (1 + e) / 2T, worst of d_k >= 16"
         found.append(Claim(text, off, -bound, bound, f"hugs log T = {math.log(keys):.2f}", True))
         entropies = column(flat, "entropy")
@@ -168,7 +163,9 @@ def claims(rows: list[Row]) -> list[Claim]:
         found.append(Claim(text, share, 0, 0.02, "the same at every d_k"))
     below = [row for row in where(rows, part="keys", score="scaled") if row["keys"] >= 64]
     if below:
-        off = max((scaled_entropy_limit(row["keys"]) - row["entropy"] for row in below), key=abs)
+        off = max(
+            (limits.scaled_entropy_limit(row["keys"]) - row["entropy"] for row in below), key=abs
+        )
         text = "64 keys and more, d_k = 64: distance of scaled from uniform minus its limit, worst"
         found.append(Claim(text, off, -0.0165, 0.0165))
     for unit in ("nats", "share of log T"):
@@ -176,7 +173,9 @@ def claims(rows: list[Row]) -> list[Claim]:
         text = f"raw falls faster with more keys, {unit} per doubling of d_k: low end of 95 %"
         found.append(Claim(text, mean - half, 0, source="crashes faster"))
     (day_11,) = where(rows, part="day 11", score="dot")
-    missing = math.log(2) * expected_maximum(DAY_11_KEYS) * mean_inverse_norm(DAY_11_DIM)
+    missing = (
+        math.log(2) * limits.expected_maximum(DAY_11_KEYS) * limits.mean_inverse_norm(DAY_11_DIM)
+    )
     text = "day 11, d_k = 512, 10 keys: 1 - largest raw weight, over its limit"
     ratio = (1 - day_11["largest"]) / missing
     return [*found, Claim(text, ratio, 0.700682, 1.29932, "near one-hot")]
@@ -227,7 +226,12 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
             bounds = column(line, "low"), column(line, "high")
             ax.fill_between(dims, *bounds, color=look["color"], alpha=0.2, linewidth=0)
         large = [dim for dim in dims if dim >= 8]
-        ax.plot(large, [raw_entropy_limit(dim, keys) for dim in large], "k:", label="limit of dot")
+        ax.plot(
+            large,
+            [limits.raw_entropy_limit(dim, keys) for dim in large],
+            "k:",
+            label="limit of dot",
+        )
         ax.axhline(math.log(keys), color="gray", ls="--", label="uniform: log T")
         ax.set(xlabel="$d_k$", ylabel="entropy (nats)", title=f"{keys} keys", ylim=(0, None))
     for score in (score for score in scores if score != "dot"):
@@ -235,7 +239,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         below = [math.log(row["keys"]) - row["entropy"] for row in line]
         axes[-1].plot(column(line, "keys"), below, label=score, **style(score, scores))
     many = [keys for keys in column(rows, "keys", part="keys", score=scores[0]) if keys >= 16]
-    limit = [math.log(keys) - scaled_entropy_limit(keys) for keys in many]
+    limit = [math.log(keys) - limits.scaled_entropy_limit(keys) for keys in many]
     axes[-1].plot(many, limit, "k-.", label="1/2 - (1 + e) / 2T")
     axes[-1].set(xlabel="keys T", ylabel="log T - entropy (nats)", ylim=(0, 0.6))
     axes[-1].set_title("below uniform, $d_k$ = 64")

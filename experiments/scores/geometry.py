@@ -151,8 +151,7 @@ def angle_sweep(key: Array, config: Config) -> list[Row]:
         weights = attention_weights(query, scale * key)
         curves = {"degrees": degrees, "first": weights[:, 0], "second": weights[:, 1]}
         curves["jacobian"] = softmax_jacobian_norm(weights)
-        row = {what: significant(curve) for what, curve in curves.items()}
-        rows.append({"angle_scale": scale, **row})
+        rows.append({"angle_scale": scale, **significant(curves)})
     return rows
 
 

@@ -59,7 +59,7 @@ TITLES = {
 CAPTIONS = {
     "qkv_walkthrough": "Eight steps, projections of variance 1/D: weights are soft.",
     "qkv_walkthrough_source": "The same steps with the source's numbers: most rows are one-hot.",
-    "qkv_walkthrough_axis": "The source's softmax over columns, and a softmax over rows, with sums.",
+    "qkv_walkthrough_axis": "The source's softmax over columns, and a softmax over rows.",
 }
 
 
@@ -86,16 +86,15 @@ def run(config: Config) -> list[Row]:
         many = _variances(rngs, variance)
         for step in TITLES:
             values = np.asarray(drawn[recipe][step])
-            mean = significant(np.mean(many[step], dtype=np.float64))
-            numbers = {"variance": float(values.var(ddof=1)), "mean_variance": mean}  # as torch.var
+            mean = np.asarray(many[step], np.float64).mean()
+            numbers = {"variance": float(values.var(ddof=1)), "mean_variance": significant(mean)}
             row = {"recipe": recipe, "step": step, **numbers}
             rows.append(row | {"values": np.float64(values).round(3).tolist()})
     embedding, (projection, _, _) = (np.asarray(each) for each in source_arrays())
     difference = float(np.abs(embedding - projection[list(TOKEN_IDS)]).max())
     columns = masked_softmax(drawn["source"]["scaled"], axis=0)
-    outside = significant(share_outside(columns, drawn["source"]["V"]))
-    row = {"difference": difference, "outside": outside}
-    return [*rows, {"columns": np.float64(columns).round(4).tolist(), **row}]
+    columns = np.float64(columns).round(4).tolist()
+    return [*rows, {"columns": columns, "difference": difference}]
 
 
 def source_arrays() -> tuple[Array, Array]:
@@ -137,13 +136,6 @@ def _variances(rngs: Array, variance: float) -> dict[str, Array]:
         return {name: array.var(ddof=1) for name, array in arrays.items()}
 
     return jax.vmap(draw)(rngs)
-
-
-def share_outside(weights: Any, value: Any) -> float:
-    """Returns the share of the context that lies outside the range of the values."""
-    context, value = np.asarray(weights) @ np.asarray(value), np.asarray(value)
-    outside = (context < value.min(axis=0) - 1e-3) | (context > value.max(axis=0) + 1e-3)
-    return float(outside.mean())
 
 
 def claims(rows: list[Row]) -> list[Claim]:
@@ -237,23 +229,14 @@ def _steps(rows: list[Row], title: str) -> Figure:
 
 
 def _axis(rows: list[Row]) -> Figure:
-    figure, axes = plotting.new_figure(9.5, 4.9, columns=2)
-    (source,) = (row["columns"] for row in rows if "columns" in row)
-    panels = {
-        "softmax over dim 0, as the source's code": source,
-        "softmax over rows": where(rows, recipe="source", step="weights")[0]["values"],
-    }
-    for ax, (title, weights) in zip(axes, panels.items(), strict=True):
-        image = plotting.draw_weights(ax, np.array(weights), TOKENS, TOKENS)
-        ax.set(xlabel="key (token id)", ylabel="query (token id)")
-        for index, (row, column) in enumerate(
-            zip(np.sum(weights, 1), np.sum(weights, 0), strict=True)
-        ):
-            ax.text(len(TOKENS) - 0.3, index, f"{row:.2f}", va="center")
-            ax.text(index, -0.7, f"{column:.1f}", ha="center", va="bottom", rotation=90)
-        ax.set_title(f"{title}\nsums of rows at the right, of columns on top", pad=34)
-    figure.colorbar(image, ax=axes, label="attention weight", shrink=0.7)
-    return figure
+    weights = np.array(where(rows, recipe="source", step="weights")[0]["values"])
+    (columns,) = (np.array(row["columns"]) for row in rows if "columns" in row)
+    sums = columns.sum(axis=1)
+    span = f"{sums.min():.2f} to {sums.max():.2f}"
+    title = f"softmax over dim 0, as the source's code:\nrows sum to {span}"
+    panels = {title: columns, "softmax over rows,\nas its text": weights}
+    labelled = {name: (panel, TOKENS, TOKENS) for name, panel in panels.items()}
+    return plotting.weight_heatmaps(labelled, size=4.2)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,7 @@ mean of the keys flattens rows, most of all if the queries' mean points the same
 which also subtracts each token's own mean, gives D / (D - 1) times the scaled variance whatever
 mean all features share; it does not remove a different mean for each feature.
 
-At this library's initialisation the logits of scaled, general and additive have variance 1, those
-of dot D. Within a row additive attention has about half: about half of tanh(Wq q + Wk k) depends on
-the query alone. `--scores` measures other scores in the same way; all other parts are about dot
-and scaled.
+All of this is about dot and scaled: there is no choice of scores.
 """
 
 from __future__ import annotations
@@ -39,8 +36,7 @@ from matplotlib.figure import Figure
 from attention_jax import SCORES, attention_weights
 from attention_jax.analysis import logit_variance
 from attention_jax.reports import plotting
-from attention_jax.scores import get_score
-from experiments.lab import Claim, Row, ScoreNames, main, markdown, significant, spread, where
+from experiments.lab import Claim, Row, main, markdown, significant, spread, where
 from experiments.torch_random import TorchRandom
 
 Array = jax.Array
@@ -76,21 +72,17 @@ class Config:
     """Settings.
 
     Attributes:
-        dims: values of D for the dot products and for the scores at initialisation.
+        dims: values of D for the dot products.
         samples: pairs of a query and a key per draw.
         draws: number of repetitions.
-        initialisations: random sets of parameters per score.
-        scores: scores at initialisation.
     """
 
     dims: tuple[int, ...] = tuple(PRINTED)
     samples: int = 10_000
     draws: int = 20
-    initialisations: int = 256
-    scores: ScoreNames = ("dot", "scaled", "general", "additive")
 
 
-QUICK = Config(dims=(4, 16), samples=2000, draws=8, initialisations=64)
+QUICK = Config(dims=(4, 16), samples=2000, draws=8)
 
 
 def run(config: Config) -> list[Row]:
@@ -102,20 +94,11 @@ def run(config: Config) -> list[Row]:
             rows.append({"product": name, "dim": dim, "deviations": significant(drawn)})
     query, key = jax.random.normal(jax.random.key(7), (2, 12, 64))
     for name, product in PRODUCTS.items():
-        tables: Row = {
-            "logits": product(query, key),
-            "weights": attention_weights(query, key, score=name),
-        }
-        rows.append({"map": name, **{what: significant(table) for what, table in tables.items()}})
+        tables = {"logits": product(query, key)}
+        tables["weights"] = attention_weights(query, key, score=name)
+        rows.append({"map": name, **significant(tables)})
     for index, name in enumerate(CASES):
         rows += _case(config, jax.random.key(index), name)
-    for dim in config.dims:
-        rngs = jax.random.split(jax.random.key(dim), config.initialisations)
-        drawn = _fresh(config.scores, dim, rngs)
-        for name in config.scores:
-            error = drawn[name].std(ddof=1) / math.sqrt(config.initialisations)
-            numbers = {"variance": drawn[name].mean(), "error": error}
-            rows.append({"fresh": name, "dim": dim, **jax.tree.map(significant, numbers)})
     return rows
 
 
@@ -229,32 +212,6 @@ def variances_by_formula(
     return row + b * along_the_other_mean(a), row
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _fresh(scores: tuple[str, ...], dim: int, rngs: Array) -> dict[str, Array]:
-    """Variance within rows with fresh parameters, for tokens of mean 0 and variance 1."""
-
-    def draw(rng: Array) -> dict[str, Array]:
-        param_rng, token_rng = jax.random.split(rng)
-        query, key = jax.random.normal(token_rng, (2, ROW_LENGTH, dim))
-        params = {name: get_score(name).init(param_rng, dim, dim) for name in scores}
-        return {name: _row_variance(get_score(name)(params[name], query, key)) for name in scores}
-
-    return jax.lax.map(draw, rngs)
-
-
-def additive_row_variance(nodes: int = 64) -> float:
-    """Returns additive's variance within a row at initialisation, for large D.
-
-    1 - E_a[(E_b tanh(a + b))²] / E[tanh²], where a = Wq q and b = Wk k are N(0, 1/2) each; by
-    Gauss-Hermite quadrature.
-    """
-    points, weights = np.polynomial.hermite.hermgauss(nodes)  # of exp(-x²): N(0, 1/2)
-    weights = weights / weights.sum()
-    tanh = np.tanh(points[:, None] + points[None, :])
-    of_query = tanh @ weights
-    return float(1 - weights @ of_query**2 / (weights @ tanh**2 @ weights))
-
-
 def claims(rows: list[Row]) -> list[Claim]:
     """The sources' numbers and formulas, and ours."""
     draws = [(row["deviation"], row["dim"]) for row in where(rows, source=True)]
@@ -268,33 +225,24 @@ def claims(rows: list[Row]) -> list[Claim]:
         np.abs(off[:: len(NORMALISATIONS), 0]).max()
     )  # all pairs of tokens as they are
     words, within = "within a percent of √D", "largest difference from its formula, as a share"
-    found = [
+    return [
         Claim("the source's draws: largest difference from the printed", printed, 0, 0.0051, "0"),
         Claim("the source's draws: largest difference from √D", of_source, 0.01, 1, words, True),
         Claim("deviation of dot: largest difference from √D", of_dot, 0, 0.0063, "√D"),
         Claim(f"exercise 38.2: {within}", exercise, 0, 0.02, "0"),
         Claim(f"within rows, and normalised: {within}", float(np.abs(off).max()), 0, 0.0247),
     ]
-    for row in where(rows, fresh="additive", dim=1024):
-        difference = row["variance"] - additive_row_variance()
-        within = 4 * row["error"] + 0.5 / row["dim"]  # tanh is not linear at small D
-        text = "fresh additive, D = 1024: variance within a row minus that by quadrature"
-        found.append(Claim(text, difference, -within, within))
-    return found
 
 
 def table(rows: list[Row]) -> str:
-    """Deviations and variances of fresh scores by D, and variances by means."""
-    scores = list(dict.fromkeys(row["fresh"] for row in rows if "fresh" in row))
+    """Deviations by D, and variances by means."""
     head = ["D", "deviation of dot", "of scaled", "of dot in the source's own draw"]
-    head += [f"fresh {name}: variance within a row" for name in scores]
     lines = []
     for dim in dict.fromkeys(row["dim"] for row in rows if "product" in row):
         cells = [
             spread(row["deviations"], digits=4) for row in where(rows, dim=dim) if "product" in row
         ]
         cells += [f"{row['deviation']:.4g}" for row in where(rows, dim=dim, source=True)] or [""]
-        cells += [f"{row['variance']:.4g}" for row in where(rows, dim=dim) if "fresh" in row]
         lines.append([dim, *cells])
     by_dim = markdown(head, lines)
     head, lines = ["variance over pairs / within a row", "by formula", *NORMALISATIONS], []

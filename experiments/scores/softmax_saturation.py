@@ -97,8 +97,7 @@ def run(config: Config) -> list[Row]:
                 "quantiles": np.quantile(falling, QUANTILES, axis=0),
             }
             numbers["jacobian"] = softmax_jacobian_norm(drawn).mean()
-            row = {what: significant(number) for what, number in numbers.items()}
-            rows.append({"arm": arm, "dim": dim, **row})
+            rows.append({"arm": arm, "dim": dim, **significant(numbers)})
     return rows
 
 
@@ -121,8 +120,7 @@ def _even(keys: int, scales: np.ndarray) -> Row:
         "peak_scale": fine[norm.argmax()],
         **{f"at {name}": np.interp(scale, fine, norm) / norm.max() for name, scale in at.items()},
     }
-    row = {what: significant(number) for what, number in numbers.items()}
-    return {"scores": "even", "keys": keys, **row}
+    return {"scores": "even", "keys": keys, **significant(numbers)}
 
 
 def _random(rng: Array, config: Config, scales: np.ndarray) -> Row:
@@ -143,8 +141,7 @@ def _random(rng: Array, config: Config, scales: np.ndarray) -> Row:
     numbers = {"scales": scales, "mean": norm.mean(0)}
     numbers["quantiles"] = np.quantile(norm, QUANTILES, axis=0)
     numbers["without_gradient"] = (norm < NO_GRADIENT).mean(0)
-    row = {what: significant(number) for what, number in numbers.items()}
-    return {"scores": "random", "keys": config.keys, **row}
+    return {"scores": "random", "keys": config.keys, **significant(numbers)}
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -209,28 +206,14 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def table(rows: list[Row]) -> str:
-    """Shares of the peak of the chapter's curve; random scores; largest weights of ten keys."""
-    even, random = where(rows, scores="even")[0], where(rows, scores="random")[0]
-    shares = {name[3:]: share for name, share in even.items() if name.startswith("at ")}
-    head = [f"even scores, peak at {even['peak_scale']:.2f}", *(f"scale {name}" for name in shares)]
-    cells = [f"{100 * share:.0f} %" for share in shares.values()]
-    peak = markdown(head, [["share of the peak's gradient", *cells]])
-    at = [int(np.abs(np.array(random["scales"]) - scale).argmin()) for scale in (1, 2, 5, 10, 20)]
-    measures = {
-        "mean": random["mean"],
-        "median": random["quantiles"][1],
-        f"share of queries below {NO_GRADIENT:.4f}": random["without_gradient"],
-    }
-    lines = [[name, *(f"{numbers[n]:.4f}" for n in at)] for name, numbers in measures.items()]
-    head = ["random scores, gradient", *(f"scale {random['scales'][n]:.3g}" for n in at)]
-    vanishing = markdown(head, lines)
+    """Largest of ten random weights, and norm of the softmax's Jacobian, by d_k."""
     lines = []
     for dim in dict.fromkeys(column(rows, "dim")):
         raw, scaled = where(rows, dim=dim)
         weights = [f"{row['mean'][0]:.3f}" for row in (raw, scaled)]
         lines.append([dim, *weights, *(f"{row['jacobian']:.3f}" for row in (raw, scaled))])
     head = ["d_k", "largest weight, raw", "scaled", "norm of the Jacobian, raw", "scaled"]
-    return "\n\n".join([peak, vanishing, markdown(head, lines)])
+    return markdown(head, lines)
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:

@@ -92,9 +92,9 @@ def run(config: Config) -> list[Row]:
         params = of_source.get(name) or score.init(jax.random.key(2), 4, 4)
         logits = np.asarray(score(params, QUERY, keys))[0]
         same_order = (logits[first] > logits[second]) == (by_dot[first] > by_dot[second])
-        row = {"score": name, "logit": score(params, QUERY, KEY)[0, 0]}
+        row = {"logit": score(params, QUERY, KEY)[0, 0]}
         row |= {"same_order": same_order.mean(), **steps(name, params)}
-        rows.append({field: x if field == "score" else significant(x) for field, x in row.items()})
+        rows.append({"score": name, **significant(row)})
     transposed = (QUERY @ (KEY @ of_source["general"]["kernel"]).T)[0, 0]
     rows.append({"number": "s . W^T h", "is": significant(transposed)})
     rows.append({"number": "matrix minus loop", "is": matrix_minus_loop()})
