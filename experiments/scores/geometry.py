@@ -122,7 +122,7 @@ def scale_sweep(name: str, params: Any, keys: Array, scales: Array) -> Row:
 
     @jax.jit
     def measure(params: Any, keys: Array) -> tuple[Array, Array]:
-        longer = scales[:, None, None, None] * keys
+        longer = scales[:, None, None, None] * keys[None]
         query = jnp.broadcast_to(keys[:, :1], (len(scales), *keys[:, :1].shape))
         weights = attention_weights(query, longer, score=name, params=params)[:, :, 0]
         return weights.max(axis=-1), softmax_jacobian_norm(weights)

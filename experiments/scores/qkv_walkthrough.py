@@ -93,8 +93,8 @@ def run(config: Config) -> list[Row]:
     embedding, (projection, _, _) = (np.asarray(each) for each in source_arrays())
     difference = float(np.abs(embedding - projection[list(TOKEN_IDS)]).max())
     columns = masked_softmax(drawn["source"]["scaled"], axis=0)
-    columns = np.float64(columns).round(4).tolist()
-    return [*rows, {"columns": columns, "difference": difference}]
+    table = np.float64(columns).round(4).tolist()
+    return [*rows, {"columns": table, "difference": difference}]
 
 
 def source_arrays() -> tuple[Array, Array]:

@@ -151,7 +151,7 @@ def _case_variances(samples: int, rngs: Array, means: Any, deviations: Any) -> d
 
     def tokens(rng: Array, *counts: int) -> list[Array]:
         drawn = zip(jax.random.split(rng), counts, means, deviations, strict=True)
-        return [mean + sd * jax.random.normal(r, (n, CASE_DIM)) for r, n, mean, sd in drawn]
+        return [mean[None] + sd * jax.random.normal(r, (n, CASE_DIM)) for r, n, mean, sd in drawn]
 
     def draw(rng: Array) -> dict[str, Any]:
         pair_rng, row_rng = jax.random.split(rng)
