@@ -164,7 +164,7 @@ def claims(rows: list[Row]) -> list[Claim]:
         found.append(Claim(text, min(peaks), 0.99, 1 + 1e-6, "nearly one-hot"))
     for row in where(rows, score="additive"):
         text = "additive, query orthogonal to the keys: largest difference from uniform"
-        found.append(Claim(text, row["from_uniform"], 0.03125, 1, "flat", True))
+        found.append(Claim(text, row["from_uniform"], 0.03125, math.inf, "flat", True))
         text = f"additive, longest keys: largest weight minus {row['limit']:.2f}, of infinite keys"
         off = row["weight"][-1] - row["limit"]
         found.append(Claim(text, off, -0.01, 0.01, "nearly one-hot", True))
