@@ -155,13 +155,11 @@ def claims(rows: list[Row]) -> list[Claim]:
         for step, variance in expected.items():
             mean = where(rows, recipe=recipe, step=step)[0]["mean_variance"]
             off = max(off, abs(mean / variance - 1))
+    first = "source: variances minus the printed ones, largest share of their rounding"
     uneven, same = float(np.ptp(sums)), source["difference"]
     text = "both recipes: mean variance up to step 4 over its expected one, largest - 1"
-    printed = ", ".join(f"{variance:.2f}" for variance in PRINTED.values())
     return [
-        Claim(
-            "four variances: difference from the printed over rounding", printed_off, 0, 1, printed
-        ),
+        Claim(first, printed_off, 0, 1, ", ".join(map(str, PRINTED.values()))),
         Claim("source: sums of rows, largest - smallest", uneven, 0.5, math.inf, "0", True),
         Claim("source: embeddings minus rows of the query projection, largest", same, 0, 0),
         Claim(text, off, 0, 0.06),

@@ -71,9 +71,9 @@ def test_general_is_dot_on_projected_keys():
     np.testing.assert_allclose(general, projected, atol=2e-6)
 
 
-@pytest.mark.parametrize(("queries", "keys", "dim"), [(5, 7, 3), (32, 1024, 64)])
-def test_general_projects_its_queries_once(queries, keys, dim):
+def test_general_projects_its_queries_once():
     """The traced program takes T D² + T S D multiplications, an addition with each."""
+    queries, keys, dim = 32, 1024, 64
     shapes = (dim, dim), (queries, dim), (keys, dim)
     kernel, query, key = (jax.ShapeDtypeStruct(shape, "float32") for shape in shapes)
     program = jax.jit(get_score("general")).lower({"kernel": kernel}, query, key)
@@ -107,13 +107,6 @@ def test_variances_by_formula(same, tokens):
     measured = sampled(*means, deviations, tokens)
     np.testing.assert_allclose(pairs, measured[0], rtol=0.1)
     np.testing.assert_allclose(row, measured[1], rtol=0.05)
-
-
-def test_exercise_38_2():
-    """Means 2 and -1, variances 1 and 1/4: 1/4 + 1 + 1 = 2.25, one 1 for the keys only."""
-    means = (np.full(3, 2.0), np.full(3, -1.0))
-    formula = score_variance.variances_by_formula(means, (1.0, 0.5), "tokens as they are")
-    assert formula == (2.25, 1.25)
 
 
 def test_half_of_fresh_additives_variance_lies_within_a_row():
@@ -239,11 +232,10 @@ def test_identical_keys_are_uniform_and_saturation_stays_finite(name):
             options = {"score": name, "params": params, "implementation": implementation}
             return jnp.sum(attention(query, key, value, **options) ** 2)
 
-        for gradient in jax.jit(jax.grad(loss, (0, 1)))(basis, 1e4 * basis):
-            assert jnp.isfinite(gradient).all()
-        largest = jnp.abs(jax.jit(jax.grad(loss))(basis, 1e4 * basis)).max()
+        dquery, dkey = jax.jit(jax.grad(loss, (0, 1)))(basis, 1e4 * basis)
+        assert jnp.isfinite(dkey).all()
         # An unsaturated softmax would send about 1e4 * 13.
-        assert largest <= (0 if implementation == "reference" else 0.1)
+        assert jnp.abs(dquery).max() <= (0 if implementation == "reference" else 0.1)
 
 
 # --- attention_masks and qkv_walkthrough ---
