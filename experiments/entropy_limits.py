@@ -34,16 +34,3 @@ def scaled_entropy_limit(keys: int) -> float:
 def raw_entropy_limit(dim: int, keys: int) -> float:
     """Returns the expected entropy for logits of variance d_k, to first order in 1 / sqrt(d_k)."""
     return math.pi**2 / 6 * expected_maximum(keys) * mean_inverse_norm(dim)
-
-
-def second_order(keys: int) -> float:
-    """Returns the size of the next term of the expansion in 1/T, 18.3 / T².
-
-    With x = e^l / E e^l - 1 and y = l e^l / E e^l - 1, the delta method's second order is
-    (4/3) E x³ - (15/4) (E x²)² - E y x² + 3 E x² E x y.
-    """
-    e = math.e
-    third, mixed_third = e**3 - 3 * e + 2, 3 * e**3 - 5 * e + 2
-    variance, covariance = e - 1, 2 * e - 1
-    term = 4 / 3 * third - 15 / 4 * variance**2 - mixed_third + 3 * variance * covariance
-    return abs(term) / keys**2

@@ -121,7 +121,9 @@ def column(rows: Iterable[Row], name: str, **values: Any) -> list[Any]:
 
 
 def significant(numbers: Any) -> Any:
-    """Numbers and arrays as floats, or lists of them, with five significant digits, for rows."""
+    """Numbers, arrays and dicts of them for rows: floats and lists with five significant digits."""
+    if isinstance(numbers, dict):
+        return {name: significant(each) for name, each in numbers.items()}
     array = np.asarray(numbers, np.float64)
     return [significant(part) for part in array] if array.ndim else float(f"{float(array):.5g}")
 

@@ -1,12 +1,11 @@
 """How spread is attention over random keys as their dimension grows, raw and scaled?
 
+Answer:   raw entropy goes to 0 as 1/sqrt(d_k) (16 keys: 0.19 nats at d_k = 256); scaled entropy is
+          the same at every d_k from 16 on, but stays half a nat below uniform instead of hugging
+          it.
 Source:   chapter 38 ("Attention Variants"), §38.5 and exercise 38.3; day 11, E11.2 and the scaling
           test of §11.7; the notebook's cell "Effect of Scaling Factor".
-Command:  .venv/bin/python -m experiments.scores.entropy_vs_dimension
-Time:     3 minutes on 2 CPU cores; 7 beside other work.
-Expected: by the source, raw entropy crashes to about 0 by d_k = 256, scaled entropy hugs log T,
-          2.77 for T = 16 and 4.16 for T = 64, and raw entropy crashes faster for T = 64. By the
-          limits below, scaled entropy stays half a nat below log T.
+Command:  .venv/bin/python -m experiments.scores.entropy_vs_dimension   # 2 minutes on 2 CPU cores
 
 Queries and keys have independent standard normal components. Given the query q, its logits q . k
 are then independent normal numbers of variance |q|², which is d_k on average. All that d_k changes
@@ -28,10 +27,9 @@ integral of h is pi²/6, and that of 1 - a is log 2, so that
 raw entropy falls as 1 / sqrt(d_k), and since m_T grows with T, more keys keep more of it.
 
 "Crashes faster" (exercise 38.3) is measured as the slope of entropy against log2 d_k, a line fitted
-from d_k = 4 to 256, where the source's curve falls: in nats, and as a share of log T. Each number
-is computed from ten independent groups of queries, and the claim is that the 95 % interval of the
-difference between T = 64 and T = 16 lies above 0. At large d_k both fall as 1 / sqrt(d_k), by the
-limit: there no number of keys is faster than another.
+from d_k = 4 to 256, where the source's curve falls: in nats, and as a share of log T. Each slope
+comes from ten independent groups of queries, for the 95 % interval of the difference between the
+most keys and the fewest.
 
 `--scores` measures other scores, with fresh parameters for each query; the claims are about dot
 ("raw") and scaled.
@@ -44,33 +42,29 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from attention_jax import attention, attention_weights
-from experiments.entropy_limits import (
-    expected_maximum,
-    mean_inverse_norm,
-    raw_entropy_limit,
-    scaled_entropy_limit,
-    second_order,
-)
-from experiments.experiment import JSON, Expectation, ScoreNames, near, rounded, run_experiment
-from experiments.scores.chosen_scores import check_scores, fresh_params
-from experiments.scores.entropy_vs_dimension_figures import CAPTIONS, DRAWN, DRAWN_KEYS, plot
-from experiments.scores.entropy_vs_dimension_report import DAY_11_DIM, DAY_11_KEYS, report
-from experiments.scores.entropy_vs_dimension_slopes import GROUPS, slope_expectations
+from attention_jax.reports import plotting
+from attention_jax.scores import get_score
+from experiments import entropy_limits as limits
+from experiments.lab import Claim, Row, ScoreNames, column, main, markdown, style, where
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
-
-Array = jax.Array
-
-MEASURES = ("entropy", "max_weight")
-LARGE_DIM = 256  # from which the limit of raw entropy is compared over all dimensions together
-CRASHED_DIM, CRASHED_SHARE = 256, 0.1  # "~0 entropy by d_k = 256": at most a tenth of log T
+DAY_11_KEYS, DAY_11_DIM = 10, 512
+DRAWN = (1, 16, 64, 256, 512)  # d_k of the notebook's heat maps
+GROUPS = 10  # independent groups of queries, for the error of a slope
+T_QUANTILE = 2.262  # 97.5 % quantile of Student's t with GROUPS - 1 degrees of freedom
+CAPTIONS = {
+    "entropy_vs_dimension": "Raw, entropy collapses as d_k grows; scaled, it stays half a nat low.",
+    "entropy_vs_dimension_heatmaps": "Weights of four queries, raw and scaled, at five d_k.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +72,10 @@ class Config:
     """Settings.
 
     Attributes:
-        dims: d_k, rising; at least two.
+        dims: d_k, rising.
         keys: values of T; dimensions are swept for each.
         samples: queries per number, each with keys of its own.
-        more_keys: values of T at which the distance from uniform is measured.
-        more_keys_dim: d_k there.
+        more_keys: values of T at which the distance from uniform is measured, at d_k = 64.
         seed: seed of all samples.
         scores: scores to compare.
     """
@@ -91,259 +84,178 @@ class Config:
     keys: tuple[int, ...] = (16, 64)
     samples: int = 2000
     more_keys: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-    more_keys_dim: int = 64
     seed: int = 0
     scores: ScoreNames = ("dot", "scaled")
 
-    def __post_init__(self) -> None:
-        if len(self.dims) < 2 or list(self.dims) != sorted(set(self.dims)) or self.dims[0] < 1:
-            raise ValueError(f"dims must be at least two, rising from 1 or more; got {self.dims}")
-        for name in ("keys", "more_keys"):
-            sizes = getattr(self, name)
-            if not sizes or min(sizes) < 2:
-                raise ValueError(f"{name} must be at least one number of 2 or more; got {sizes}")
-        if self.samples < 2 * GROUPS:
-            raise ValueError(f"samples must be at least {2 * GROUPS}; got {self.samples}")
-        if self.more_keys_dim < 1:
-            raise ValueError(f"more_keys_dim must be at least 1; got {self.more_keys_dim}")
-        check_scores(self.scores, self.dims[0], self.dims[-1])
+
+QUICK = Config(dims=(4, 256), samples=200, more_keys=(256,))
 
 
-QUICK = Config(dims=(1, 256), keys=(16,), samples=400, more_keys=(256,))
-
-
-def run(config: Config) -> JSON:
-    """Draws queries and keys, and measures their entropy and largest weight."""
+def run(config: Config) -> list[Row]:
+    """A row for each score, number of keys and dimension, and for each heat map."""
     rngs = iter(jax.random.split(jax.random.key(config.seed), 1000))
-    sweeps: JSON = {}
-    for keys in config.keys:
-        by_dim = [_measured(next(rngs), config, dim, keys) for dim in config.dims]
-        sweeps[str(keys)] = {
-            score: {
-                **{
-                    measure: _columns([measured[score][measure] for measured in by_dim])
-                    for measure in MEASURES
-                },
-                "entropy_by_group": [measured[score]["entropy_by_group"] for measured in by_dim],
-            }
-            for score in config.scores
-        }
-    by_keys = [
-        _measured(next(rngs), config, config.more_keys_dim, keys) for keys in config.more_keys
-    ]
-    day_11 = _measured(next(rngs), config, DAY_11_DIM, DAY_11_KEYS)
-    return {
-        "sweeps": sweeps,
-        "more_keys": {
-            score: _columns([measured[score]["entropy"] for measured in by_keys])
-            for score in config.scores
-        },
-        "day_11": {
-            score: {
-                name: day_11[score][name] for name in ("entropy", "max_weight", "nan_in_formula")
-            }
-            for score in config.scores
-        },
-        "heatmaps": _heatmaps(next(rngs), config.scores),
-    }
-
-
-def _columns(rows: list[dict[str, float]]) -> dict[str, list[float]]:
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _measured(rng: Array, config: Config, dim: int, keys: int) -> JSON:
-    """Returns mean, deviation and quantiles over samples, by score and measure."""
-    drawn = jax.device_get(
-        _samples(config.scores, dim, keys, jax.random.split(rng, config.samples))
-    )
-    numbers: JSON = {}
-    for score, values in drawn.items():
-        groups = np.array_split(values["entropy"].astype(np.float64), GROUPS)
-        numbers[score] = {measure: _summary(values[measure]) for measure in MEASURES} | {
-            "entropy_by_group": [rounded(group.mean()) for group in groups],
-            "nan_in_formula": rounded(np.isnan(values["day_11_formula"]).mean(), 4),
-        }
-    return numbers
-
-
-def _summary(values: np.ndarray) -> dict[str, float]:
-    low, high = np.quantile(values, (0.1, 0.9))
-    numbers = {
-        "mean": values.mean(dtype=np.float64), "sd": values.std(ddof=1, dtype=np.float64),
-        "low": low, "high": high,
-    }  # fmt: skip
-    return {name: round(float(number), 6) for name, number in numbers.items()}
+    points = [("sweep", *point) for point in itertools.product(config.keys, config.dims)]
+    points += [("keys", keys, 64) for keys in config.more_keys]
+    rows = []
+    for part, keys, dim in [*points, ("day 11", DAY_11_KEYS, DAY_11_DIM)]:
+        drawn = _samples(config.scores, dim, keys, jax.random.split(next(rngs), config.samples))
+        for score in config.scores:
+            entropy, largest, day_11 = (np.asarray(each, np.float64) for each in drawn[score])
+            low, high = np.quantile(entropy, (0.1, 0.9))
+            groups = [group.mean() for group in np.array_split(entropy, GROUPS)]
+            row = {"entropy": entropy.mean(), "low": low, "high": high, "groups": groups}
+            row |= {"largest": largest.mean(), "nan_in_day_11": np.isnan(day_11).mean()}
+            row = jax.tree.map(lambda number: round(float(number), 6), row)
+            rows.append({"part": part, "score": score, "keys": keys, "dim": dim, **row})
+    rng = next(rngs)
+    drawn = jax.random.normal(rng, (2, 4, max(DRAWN)))
+    for score, dim in itertools.product(config.scores, DRAWN):
+        params = get_score(score).init(jax.random.fold_in(rng, dim), dim, dim)
+        weights = attention_weights(*drawn[..., :dim], score=score, params=params)
+        rows.append({"map": dim, "score": score, "weights": np.float64(weights).round(3).tolist()})
+    return rows
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _samples(scores: tuple[str, ...], dim: int, keys: int, rngs: Array) -> JSON:
-    """Entropy and largest weight of one query per sample, [samples] each, by score."""
+def _samples(scores: tuple[str, ...], dim: int, keys: int, rngs: jax.Array) -> Any:
+    """{score: entropy, largest weight, day 11's -(w log w).sum(), [samples] each}."""
 
-    def sample(rng: Array) -> JSON:
+    def sample(rng: jax.Array) -> Any:
         query_rng, key_rng = jax.random.split(rng)
         query = jax.random.normal(query_rng, (1, dim))
         key = jax.random.normal(key_rng, (keys, dim))
-        measures: JSON = {}
+        measured = {}
         for score in scores:
-            params = fresh_params(score, jax.random.fold_in(rng, 0), dim)
-            _, statistics = attention(
-                query, key, key, score=score, params=params, return_statistics=True
-            )
-            weights = attention_weights(query, key, score=score, params=params)
-            measures[score] = {
-                "entropy": statistics.entropy[0],
-                "max_weight": weights.max(),
-                # NaN, from 0 log 0, where a weight underflows to 0
-                "day_11_formula": -jnp.sum(weights * jnp.log(weights)),
-            }
-        return measures
+            params = get_score(score).init(jax.random.fold_in(rng, 0), dim, dim)
+            inputs: Any = {"score": score, "params": params}
+            _, statistics = attention(query, key, key, **inputs, return_statistics=True)
+            weights = attention_weights(query, key, **inputs)
+            day_11 = -jnp.sum(weights * jnp.log(weights))  # NaN where a weight underflows to 0
+            measured[score] = statistics.entropy[0], weights.max(), day_11
+        return measured
 
-    # In chunks: all samples at once would be gigabytes of keys. A smaller last chunk would be
-    # compiled separately; there is none if 25 divides the samples.
-    return jax.lax.map(sample, rngs, batch_size=25)
+    return jax.lax.map(sample, rngs, batch_size=25)  # all keys at once would be gigabytes
 
 
-def _heatmaps(rng: Array, scores: tuple[str, ...]) -> JSON:
-    query, key = np.asarray(jax.random.normal(rng, (2, DRAWN_KEYS, max(DRAWN))))
-    return {
-        score: [
-            rounded(
-                attention_weights(
-                    query[:, :dim],
-                    key[:, :dim],
-                    score=score,
-                    params=fresh_params(score, jax.random.fold_in(rng, dim), dim),
-                ),
-                3,
-            )
-            for dim in DRAWN
-        ]
-        for score in scores
-    }
-
-
-def expectations(numbers: JSON) -> list[Expectation]:
-    """Both curves, compared with the sources and with theory."""
-    config, checks = numbers["config"], []
-    for keys, by_score in numbers["sweeps"].items():
-        if "dot" in by_score:
-            checks += _raw_expectations(config, int(keys), by_score["dot"]["entropy"])
-        if "scaled" in by_score:
-            checks += _scaled_expectations(config, int(keys), by_score["scaled"]["entropy"])
-    if "scaled" in numbers["more_keys"]:
-        checks += _more_keys_expectations(config, numbers["more_keys"]["scaled"])
-    if "dot" in numbers["day_11"]:
-        checks += [*slope_expectations(numbers), _day_11(numbers)]
-        if config["dims"][-1] >= LARGE_DIM:
-            checks.append(_power_law(numbers))
-    return checks
-
-
-def _raw_expectations(config: JSON, keys: int, raw: JSON) -> list[Expectation]:
-    last, uniform = config["dims"][-1], math.log(keys)
-    errors = 4 * raw["sd"][-1] / config["samples"] ** 0.5
-    limit = raw_entropy_limit(last, keys)
-    checks = [
-        Expectation(
-            f"T = {keys}: raw entropy at d_k = {last}, share of log T", "goes to 0",
-            raw["mean"][-1] / uniform, 0, (limit + errors) / uniform,
-            "the limit for large d_k, and 4 standard errors; corrections lower it",
-        ),
-        near(
-            f"T = {keys}: raw entropy at d_k = {last} / ((π²/6) m_T E[1/|q|])", "",
-            raw["mean"][-1] / limit, 1, errors / limit + 2 / last**0.5,
-            "4 standard errors; the next term is of relative order 1/sqrt(d_k)",
-        ),
-    ]  # fmt: skip
-    if CRASHED_DIM in config["dims"]:
-        share = raw["mean"][config["dims"].index(CRASHED_DIM)] / uniform
-        checks.append(
-            Expectation(
-                f"T = {keys}: raw entropy at d_k = {CRASHED_DIM}, share of log T", "about 0",
-                share, 0, CRASHED_SHARE, "about 0 is read as at most a tenth",
-            )
-        )  # fmt: skip
-    return checks
-
-
-def _scaled_expectations(config: JSON, keys: int, scaled: JSON) -> list[Expectation]:
-    expected, uniform = scaled_entropy_limit(keys), math.log(keys)
-    large = [
-        (dim, mean, deviation)
-        for dim, mean, deviation in zip(config["dims"], scaled["mean"], scaled["sd"], strict=True)
-        if dim >= 16
+def claims(rows: list[Row]) -> list[Claim]:
+    """Both curves, compared with the sources and with the limits."""
+    sweep = where(rows, part="sweep")
+    measured = {(row["score"], row["keys"], row["dim"]) for row in sweep}
+    if not {*itertools.product(("dot", "scaled"), (16, 64), (4, 256))} <= measured:
+        return []
+    raw = [row for row in where(sweep, score="dot") if row["dim"] >= 256]
+    shares = [row["entropy"] / math.log(row["keys"]) for row in where(raw, dim=256)]
+    ratios = [row["entropy"] / limits.raw_entropy_limit(row["dim"], row["keys"]) for row in raw]
+    ratio = float(np.mean(ratios))
+    text = "raw: entropy over its limit, mean over T and d_k >= 256"
+    found = [
+        Claim("raw: entropy at d_k = 256, largest share of log T", max(shares), 0, 0.1, "about 0"),
+        Claim(text, ratio, 0.81002, 1.18998),
     ]
-    checks = [
-        near(
-            f"T = {keys}: scaled entropy at d_k = {dim}",
-            f"hugs log T = {uniform:.2f}", mean, expected,
-            4 * deviation / config["samples"] ** 0.5 + second_order(keys) + 1 / (2 * dim),
-            "4 standard errors; next orders of 1/T and 1/d_k", contradicts=True,
+    uneven = 0.0
+    for keys, bound in ((16, 0.0886), (64, 0.0165)):
+        flat = [row for row in where(sweep, score="scaled", keys=keys) if row["dim"] >= 16]
+        off = max((row["entropy"] - limits.scaled_entropy_limit(keys) for row in flat), key=abs)
+        text = f"T = {keys}: scaled entropy minus log T - 1/2 + (1 + e) / 2T, worst of d_k >= 16"
+        found.append(Claim(text, off, -bound, bound, f"hugs log T = {math.log(keys):.2f}", True))
+        uneven = max(uneven, float(np.ptp(column(flat, "entropy"))) / math.log(keys))
+    text = "scaled entropy over d_k >= 16, largest minus smallest, share of log T, worst T"
+    found.append(Claim(text, uneven, 0, 0.02, "the same at every d_k"))
+    below = [row for row in where(rows, part="keys", score="scaled") if row["keys"] >= 64]
+    if below:
+        off = max(
+            (limits.scaled_entropy_limit(row["keys"]) - row["entropy"] for row in below), key=abs
         )
-        for dim, mean, deviation in large
-    ]  # fmt: skip
-    if len(large) > 1:
-        means = [mean for _, mean, _ in large]
-        checks.append(
-            Expectation(
-                f"T = {keys}: scaled entropy, largest minus smallest over d_k >= 16, in log T",
-                "the same at every d_k", (max(means) - min(means)) / uniform, 0, 0.02,
-                "2 % of log T; sampling and the next order of 1/d_k",
-            )
-        )  # fmt: skip
-    return checks
+        text = "64 keys and more, d_k = 64: distance of scaled from uniform minus its limit, worst"
+        found.append(Claim(text, off, -0.0165, 0.0165))
+    for unit in ("nats", "share of log T"):
+        mean, half = faster(rows, unit)
+        text = f"raw falls faster with more keys, {unit} per doubling of d_k: low end of 95 %"
+        found.append(Claim(text, mean - half, 0, source="crashes faster"))
+    (day_11,) = where(rows, part="day 11", score="dot")
+    missing = (
+        math.log(2) * limits.expected_maximum(DAY_11_KEYS) * limits.mean_inverse_norm(DAY_11_DIM)
+    )
+    text = "day 11, d_k = 512, 10 keys: 1 - largest raw weight, over its limit"
+    ratio = (1 - day_11["largest"]) / missing
+    return [*found, Claim(text, ratio, 0.700682, 1.29932, "near one-hot")]
 
 
-def _more_keys_expectations(config: JSON, distances: JSON) -> list[Expectation]:
-    checks = []
-    for count, mean, deviation in zip(
-        config["more_keys"], distances["mean"], distances["sd"], strict=True
-    ):
-        if count >= 64:
-            checks.append(
-                near(
-                    f"T = {count}: log T - scaled entropy", "", math.log(count) - mean,
-                    0.5 - (1 + math.e) / (2 * count),
-                    4 * deviation / config["samples"] ** 0.5 + second_order(count)
-                    + 1 / (2 * config["more_keys_dim"]),
-                    "4 standard errors; next orders of 1/T and 1/d_k",
-                )
-            )  # fmt: skip
-    return checks
+def faster(rows: list[Row], unit: str) -> tuple[float, float]:
+    """How much faster raw entropy falls with the most keys than with the fewest.
+
+    The fall is the slope of a line from d_k = 4 to 256, per doubling of d_k, with the sign changed.
+
+    Returns:
+        Mean, and half of the 95 % interval, of the difference of the falls.
+    """
+    falls = []
+    for keys in sorted(set(column(rows, "keys", part="sweep"))):
+        sweep = where(rows, part="sweep", score="dot", keys=keys)
+        falling = [row for row in sweep if 4 <= row["dim"] <= 256]
+        groups = np.array(column(falling, "groups")) / (1 if unit == "nats" else math.log(keys))
+        falls.append(-np.polyfit(np.log2(column(falling, "dim")), groups, 1)[0])
+    few, many = falls[0], falls[-1]  # their groups are independent of each other
+    error = math.hypot(few.std(ddof=1), many.std(ddof=1)) / math.sqrt(GROUPS)
+    return float(many.mean() - few.mean()), T_QUANTILE * error
 
 
-def _day_11(numbers: JSON) -> Expectation:
-    weight = numbers["day_11"]["dot"]["max_weight"]
-    missing = 1 - weight["mean"]
-    limit = math.log(2) * expected_maximum(DAY_11_KEYS) * mean_inverse_norm(DAY_11_DIM)
-    errors = 4 * weight["sd"] / numbers["config"]["samples"] ** 0.5
-    return near(
-        "day 11, d_k = 512, 10 keys: 1 - largest raw weight, over its limit",
-        "near one-hot", missing / limit, 1, errors / limit + 2 / DAY_11_DIM**0.5,
-        "4 standard errors; the next term is of relative order 1/sqrt(d_k)",
-    )  # fmt: skip
+def table(rows: list[Row]) -> str:
+    """Mean entropy by number of keys, score and dimension."""
+    sweep = where(rows, part="sweep")
+    dims = [dim for dim in (1, 16, 64, 256, 1024, 4096) if where(sweep, dim=dim)]
+    lines = []
+    for keys, score in dict.fromkeys((row["keys"], row["score"]) for row in sweep):
+        of_line = where(sweep, keys=keys, score=score)
+        entropies = [f"{where(of_line, dim=dim)[0]['entropy']:.3f}" for dim in dims]
+        lines.append((keys, f"{math.log(keys):.2f}", score, *entropies))
+    return markdown(("keys T", "log T", "score", *(f"d_k = {dim:,}" for dim in dims)), lines)
 
 
-def _power_law(numbers: JSON) -> Expectation:
-    """The limit of raw entropy, over all large dimensions together; samples are independent."""
-    config = numbers["config"]
-    ratios, errors = [], []
-    for keys, by_score in numbers["sweeps"].items():
-        raw = by_score["dot"]["entropy"]
-        for dim, mean, deviation in zip(config["dims"], raw["mean"], raw["sd"], strict=True):
-            if dim >= LARGE_DIM:
-                limit = raw_entropy_limit(dim, int(keys)) * config["samples"] ** 0.5
-                ratios.append(mean / raw_entropy_limit(dim, int(keys)))
-                errors.append(deviation / limit)
-    # Errors of a mean of n: the root of the sum of their squares, over n.
-    sampling = 4 * math.hypot(*errors) / len(errors)
-    return near(
-        f"raw entropy / ((π²/6) m_T E[1/|q|]), mean over all T and d_k >= {LARGE_DIM}", "",
-        float(np.mean(ratios)), 1, sampling + 2 / LARGE_DIM**0.5,
-        "4 standard errors; the next term is of relative order 1/sqrt(d_k)",
-    )  # fmt: skip
+def plot(rows: list[Row]) -> dict[str, Figure]:
+    """Entropy against d_k, its distance from uniform against T, and heat maps."""
+    counts = sorted(set(column(rows, "keys", part="sweep")))
+    scores = list(dict.fromkeys(column(rows, "score")))
+    panels = len(counts) + 1
+    figure, axes = plotting.new_figure(4.0 * panels - 0.3, 4.4, columns=panels)
+    for ax, keys in zip(axes, counts, strict=False):
+        for score in scores:
+            line = where(rows, part="sweep", keys=keys, score=score)
+            dims, look = column(line, "dim"), style(score, scores)
+            ax.plot(dims, column(line, "entropy"), label=score, markersize=5, **look)
+            bounds = column(line, "low"), column(line, "high")
+            ax.fill_between(dims, *bounds, color=look["color"], alpha=0.2, linewidth=0)
+        large = [dim for dim in dims if dim >= 8]
+        ax.plot(
+            large,
+            [limits.raw_entropy_limit(dim, keys) for dim in large],
+            "k:",
+            label="limit of dot",
+        )
+        ax.axhline(math.log(keys), color="gray", ls="--", label="uniform: log T")
+        ax.set(xlabel="$d_k$", ylabel="entropy (nats)", title=f"{keys} keys", ylim=(0, None))
+    for score in (score for score in scores if score != "dot"):
+        line = where(rows, part="keys", score=score)
+        below = [math.log(row["keys"]) - row["entropy"] for row in line]
+        axes[-1].plot(column(line, "keys"), below, label=score, **style(score, scores))
+    many = [keys for keys in column(rows, "keys", part="keys", score=scores[0]) if keys >= 16]
+    limit = [math.log(keys) - limits.scaled_entropy_limit(keys) for keys in many]
+    axes[-1].plot(many, limit, "k-.", label="1/2 - (1 + e) / 2T")
+    axes[-1].set(xlabel="keys T", ylabel="log T - entropy (nats)", ylim=(0, 0.6))
+    axes[-1].set_title("below uniform, $d_k$ = 64")
+    for ax in axes:
+        ax.set_xscale("log", base=2)
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=9, loc="lower right" if ax is axes[-1] else "center right")
+    figure.suptitle("Entropy of attention over random keys (bands: 10 to 90 % of the queries)")
+    maps = {
+        f"{row['score']}, $d_k$ = {row['map']}": (np.array(row["weights"]), "1234", "1234")
+        for row in rows
+        if "map" in row
+    }
+    drawn = plotting.weight_heatmaps(maps, columns=len(DRAWN), size=2.0)
+    return {"entropy_vs_dimension": figure, "entropy_vs_dimension_heatmaps": drawn}
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

@@ -1,13 +1,11 @@
 """Which queries and keys make attention uniform, which one-hot, and what gradient is left?
 
+Answer:   long keys make dot, scaled and general one-hot, and then only a query between two keys has
+          a gradient left (norm 1/2); additive never gets there: its largest weight levels off at
+          0.37.
 Source:   topic 7: identical keys and orthogonal queries flatten attention, orthogonal keys with a
           peaked similarity make it nearly one-hot; watch the gradient when the softmax saturates.
-Command:  .venv/bin/python -m experiments.scores.geometry
-Time:     25 seconds on 2 CPU cores.
-Expected: a query orthogonal to all keys: 1 / S for dot, scaled and general; not for additive.
-          Orthogonal keys of growing length, the query along one of them: from uniform to one-hot as
-          the formula below says, for all but additive. A saturated softmax sends back finite
-          gradients.
+Command:  .venv/bin/python -m experiments.scores.geometry   # 25 seconds on 2 CPU cores
 
 Tokens have D features and, at key scale 1, length sqrt(D), as tokens of unit variance do. With S
 orthogonal keys, c times as long, and the query along the first, the first logit is larger than the
@@ -24,39 +22,47 @@ ones; the bands are over draws of parameters and keys.
 Saturated attention still learns where two keys tie: between two long keys, at 45 degrees, the
 Jacobian has its largest norm, 1 / 2.
 
-A saturated gradient is 0 in the reference implementation. In tiles it is a rounding error of the
-gradient that an unsaturated softmax would send, since the two terms of dO . V - dO . O are summed
-separately.
-
 `--scores` measures other scores. The angle is measured for scaled dot alone. What holds by
-construction is tested and not claimed: identical keys have weight 1 / S with every score, a query
-orthogonal to the keys with those scores that are products, and the formula above.
+construction is tested and not claimed: identical keys have weight 1 / S with every score, the
+formula above, and that gradients stay finite where attention is saturated.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 
-from attention_jax import attention, attention_weights
+from attention_jax import attention_weights
 from attention_jax.analysis import softmax_jacobian_norm
-from attention_jax.implementations import PORTABLE
-from experiments.experiment import JSON, Expectation, ScoreNames, near, run_experiment
-from experiments.scores.chosen_scores import check_scores, fresh_params
-from experiments.scores.geometry_figures import CAPTIONS, plot
-from experiments.scores.geometry_report import SATURATING_SCALE, report
-from experiments.setting_checks import check_least
-
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
+from attention_jax.reports import plotting
+from attention_jax.scores import get_score
+from experiments.lab import (
+    Claim,
+    Row,
+    ScoreNames,
+    column,
+    main,
+    markdown,
+    significant,
+    style,
+    where,
+)
 
 Array = jax.Array
 
-DOT_LIKE = ("dot", "scaled", "general")
+ONE_HOT = ("dot", "scaled", "general")
+CAPTIONS = {
+    "geometry_angle": "A query turns from one key to another: long keys switch at 45 degrees.",
+    "geometry_scale": "Orthogonal keys grow: all scores but additive become one-hot.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,219 +89,143 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 2 <= self.source_length < self.dim:
-            raise ValueError(
-                f"source_length must be from 2 to dim - 1 = {self.dim - 1}; got"
-                f" {self.source_length}"
-            )
-        check_least(self, scales=2, draws=2)
-        if self.draws < self.source_length:
-            raise ValueError(
-                f"draws must be at least source_length, {self.source_length}; got {self.draws}"
-            )
-        if self.angles < 3 or self.angles % 2 == 0:
-            raise ValueError(f"angles must be odd and at least 3; got {self.angles}")
-        if not self.angle_scales or min(self.angle_scales) < 0:
-            raise ValueError(
-                f"angle_scales must be one or more of at least 0; got {self.angle_scales}"
-            )
-        check_scores(self.scores, self.dim)
+            raise ValueError(f"source_length must be from 2 to dim - 1; got {self.source_length}")
 
 
 QUICK = Config(dim=13, source_length=7, scales=11, angles=5, draws=10)
 
 
-class Draws(NamedTuple):
-    """Everything random, n draws of each."""
-
-    values: Array  # [n, 3]
-    bases: Array  # [n, D, D] orthogonal rows of length sqrt(D)
-    params: dict[str, Any]  # of each score, leaves [n, ...]
-
-
-def run(config: Config) -> JSON:
-    """Measures queries orthogonal to the keys, the two sweeps, and gradients at saturation."""
-    draws = draw(config)
-    scales = jnp.concatenate([jnp.zeros(1), jnp.logspace(-2, 3, config.scales)])
-    return {
-        "orthogonal_query": {
-            name: _orthogonal_query(config, draws, name) for name in config.scores
-        },
-        # All digits: the Jacobian's norm changes by 70 times as much as they do.
-        "key_scales": np.asarray(scales, np.float64).tolist(),
-        "scales": {name: scale_sweep(config, draws, name, scales) for name in config.scores},
-        "additive_limit": (additive_limit(config, draws) if "additive" in config.scores else None),
-        "angles": _angle_sweep(config, draws.bases[0]),
-        "saturated": {
-            name: {
-                implementation: saturated(config, draws, name, implementation)
-                for implementation in PORTABLE
-            }
-            for name in config.scores
-        },
-    }
+def run(config: Config) -> list[Row]:
+    """A row for each score: over key scales; a row for each key scale: over angles."""
+    _, basis_rng, param_rng = jax.random.split(jax.random.key(0), 3)
+    normal = jax.random.normal(basis_rng, (config.draws, config.dim, config.dim))
+    bases = jnp.linalg.qr(normal)[0].mT * math.sqrt(config.dim)
+    param_rngs = jax.random.split(param_rng, config.draws)
+    keys, scales = bases[:, : config.source_length], jnp.logspace(-2, 3, config.scales)
+    rows: list[Row] = []
+    for name in config.scores:
+        init = functools.partial(get_score(name).init, query_dim=config.dim, key_dim=config.dim)
+        params = jax.vmap(init)(param_rngs)
+        orthogonal = bases[:, config.source_length :][:, :1]
+        weights = attention_weights(orthogonal, keys, score=name, params=params)
+        from_uniform = jnp.abs(weights - 1 / config.source_length).max(axis=-1).mean()
+        row = {"score": name, "from_uniform": significant(from_uniform)}
+        row |= scale_sweep(name, params, keys, scales)
+        if name == "additive":
+            row["limit"] = significant(additive_limit(params, keys))
+        rows.append(row)
+    return rows + angle_sweep(keys[0], config)
 
 
-def draw(config: Config) -> Draws:
-    """Draws values, keys and parameters."""
-    value_rng, basis_rng, param_rng = jax.random.split(jax.random.key(0), 3)
-    count, dim = config.draws, config.dim
-    orthonormal, _ = jnp.linalg.qr(jax.random.normal(basis_rng, (count, dim, dim)))
-    param_rngs = jax.random.split(param_rng, count)
-    return Draws(
-        values=jax.random.normal(value_rng, (count, 3)),
-        bases=orthonormal.mT * math.sqrt(dim),
-        params={
-            name: jax.vmap(lambda rng, name=name: fresh_params(name, rng, dim))(param_rngs)
-            for name in config.scores
-        },
-    )
-
-
-def _orthogonal_query(config: Config, draws: Draws, name: str) -> float:
-    """Mean largest difference from 1 / S, the query (projected by W) orthogonal to the keys."""
-    length, params = config.source_length, draws.params[name]
-    query, key = draws.bases[:, length : length + 1], draws.bases[:, :length]
-    if name == "general":
-        query = jnp.linalg.solve(
-            params["kernel"].mT, query.mT
-        ).mT  # query @ W is orthogonal to the keys
-    weights = attention_weights(query, key, score=name, params=params)
-    return float(jnp.abs(weights - 1 / length).max(axis=-1).mean())
-
-
-def scale_sweep(config: Config, draws: Draws, name: str, scales: Array) -> JSON:
-    """Returns the largest weight and the Jacobian norm by scale of orthogonal keys, over draws."""
+def scale_sweep(name: str, params: Any, keys: Array, scales: Array) -> Row:
+    """Largest weight and Jacobian norm where each query lies along the first of longer keys."""
 
     @jax.jit
-    def measures(bases: Array, params: Any, scales: Array) -> tuple[Array, Array]:
-        key = scales[:, None, None, None] * bases[None, :, : config.source_length]
-        query = jnp.broadcast_to(bases[:, :1], (len(scales), config.draws, 1, config.dim))
-        weights = attention_weights(query, key, score=name, params=params)[:, :, 0]
+    def measure(params: Any, keys: Array) -> tuple[Array, Array]:
+        longer = scales[:, None, None, None] * keys[None]
+        query = jnp.broadcast_to(keys[:, :1], (len(scales), *keys[:, :1].shape))
+        weights = attention_weights(query, longer, score=name, params=params)[:, :, 0]
         return weights.max(axis=-1), softmax_jacobian_norm(weights)
 
-    arrays = measures(draws.bases, draws.params[name], scales)
-    summary: JSON = {}
-    for measure, array in zip(("largest_weight", "jacobian_norm"), arrays, strict=True):
-        values = np.asarray(array, np.float64)
-        low, median, high = np.quantile(values, (0.025, 0.5, 0.975), axis=1)
-        mean = values.mean(axis=1)
-        curves = {"mean": mean, "low": low, "median": median, "high": high}
-        summary[measure] = {curve: _digits(numbers) for curve, numbers in curves.items()}
-    return summary
+    row: Row = {"scales": significant(scales)}
+    for what, array in zip(("weight", "jacobian"), measure(params, keys), strict=True):
+        numbers = np.asarray(array, np.float64)
+        row[what] = significant(numbers.mean(axis=1))
+        row[f"{what} quantiles"] = significant(np.quantile(numbers, (0.025, 0.5, 0.975), axis=1))
+    return row
 
 
-def additive_limit(config: Config, draws: Draws) -> float:
+def additive_limit(params: Any, keys: Array) -> float:
     """Returns the mean largest weight of additive attention for infinitely long keys."""
-    bases, params = jax.device_get((draws.bases, draws.params["additive"]))
-    signs = np.sign(bases[:, : config.source_length] @ params["key_kernel"])
-    exponentials = np.exp((signs @ params["v"][..., None])[..., 0])
+    signs = np.sign(np.asarray(keys) @ np.asarray(params["key_kernel"]))
+    exponentials = np.exp((signs @ np.asarray(params["v"])[..., None])[..., 0])
     return float((exponentials.max(axis=-1) / exponentials.sum(axis=-1)).mean())
 
 
-def _angle_sweep(config: Config, basis: Array) -> JSON:
+def angle_sweep(key: Array, config: Config) -> list[Row]:
     """Weights of scaled dot attention while the query turns from the first key to the second."""
-    key = basis[: config.source_length]
-    angles = jnp.linspace(0, jnp.pi / 2, config.angles)
-    query = jnp.cos(angles)[:, None] * key[:1] + jnp.sin(angles)[:, None] * key[1:2]
-    at_scales = {}
+    degrees = np.linspace(0, 90, config.angles)
+    angles = jnp.asarray(np.radians(degrees), jnp.float32)[:, None]
+    query, rows = jnp.cos(angles) * key[:1] + jnp.sin(angles) * key[1:2], []
     for scale in config.angle_scales:
         weights = attention_weights(query, scale * key)
-        at_scales[str(scale)] = {
-            "first": _digits(weights[:, 0]),
-            "second": _digits(weights[:, 1]),
-            "jacobian_norm": _digits(softmax_jacobian_norm(weights)),
-        }
-    return {"degrees": np.linspace(0, 90, config.angles).tolist(), "scales": at_scales}
+        curves = {"degrees": degrees, "first": weights[:, 0], "second": weights[:, 1]}
+        curves["jacobian"] = softmax_jacobian_norm(weights)
+        rows.append({"angle_scale": scale, **significant(curves)})
+    return rows
 
 
-def saturated(config: Config, draws: Draws, name: str, implementation: str) -> JSON:
-    """Returns sizes of gradients where keys have scale 10,000 and each query lies along a key."""
-    basis = draws.bases[0, : config.source_length]
-    params = jax.tree.map(lambda leaf: leaf[0], draws.params[name])
-    if name == "general":
-        params = {"kernel": jnp.eye(config.dim) / math.sqrt(config.dim)}
-    arrays = {
-        "query": basis,
-        "key": SATURATING_SCALE * basis,
-        "value": draws.values[: config.source_length],
-        "params": params,
-    }
-
-    def loss(arrays: dict[str, Any]) -> tuple[Array, Array]:
-        output = attention(**arrays, score=name, implementation=implementation)
-        return jnp.sum(output**2), output
-
-    gradients, output = jax.device_get(jax.jit(jax.grad(loss, has_aux=True))(arrays))
-    key, value = np.asarray(arrays["key"]), np.asarray(arrays["value"])
-    unsaturated = np.abs(2 * output @ value.T).max() * np.abs(key).max()
-    leaves = [output, *jax.tree.leaves(gradients)]
-    return {
-        "not_finite": int(sum(np.sum(~np.isfinite(leaf)) for leaf in leaves)),
-        "output_from_one_hot": float(np.abs(output - value).max()),
-        "largest_dquery": float(np.abs(gradients["query"]).max()),
-        "share_of_unsaturated": float(np.abs(gradients["query"]).max() / unsaturated),
-    }
+def claims(rows: list[Row]) -> list[Claim]:
+    """Where topic 7's words hold, and where they do not."""
+    found = []
+    peaks = [row["weight"][-1] for name in ONE_HOT for row in where(rows, score=name)]
+    if peaks:
+        text = "dot, scaled, general: least mean of the largest weight, the longest keys"
+        found.append(Claim(text, min(peaks), 0.99, 1 + 1e-6, "nearly one-hot"))
+    for row in where(rows, score="additive"):
+        text = "additive, query orthogonal to the keys: largest difference from uniform"
+        found.append(Claim(text, row["from_uniform"], 0.03125, math.inf, "flat", True))
+        text = f"additive, longest keys: largest weight minus {row['limit']:.2f}, of infinite keys"
+        off = row["weight"][-1] - row["limit"]
+        found.append(Claim(text, off, -0.01, 0.01, "nearly one-hot", True))
+    for row in where(rows, angle_scale=10.0):
+        norm = row["jacobian"][len(row["jacobian"]) // 2]
+        found.append(Claim("key scale 10, 45 degrees: norm of the Jacobian", norm, 0.4999, 0.5001))
+    return found
 
 
-def _digits(array: Any) -> Any:
-    return [float(f"{number:.6g}") for number in np.asarray(array, np.float64)]
+def table(rows: list[Row]) -> str:
+    """Largest weight and gradient by score, for keys of unit variance and for the longest."""
+    of_scores = [row for row in rows if "score" in row]
+    scales = np.array(of_scores[0]["scales"])
+    unit, last = int(np.abs(scales - 1).argmin()), len(scales) - 1
+    head = ["score"]
+    for what in ("largest weight", "norm of the Jacobian"):
+        head += [f"{what}, key scale {scales[unit]:.3g}", f"at {scales[last]:,.0f}"]
+    lines = []
+    for row in of_scores:
+        weights = [f"{row['weight'][column]:.3f}" for column in (unit, last)]
+        norms = [f"{row['jacobian'][column]:.2g}" for column in (unit, last)]
+        lines.append([row["score"], *weights, *norms, f"{row['from_uniform']:.1g}"])
+    return markdown([*head, "query orthogonal to all keys: largest difference from 1 / S"], lines)
 
 
-def expectations(numbers: JSON) -> list[Expectation]:
-    """Limits and formulas, up to rounding."""
-    config, checks = numbers["config"], []
-    if "additive" in numbers["orthogonal_query"]:
-        checks.append(
-            Expectation(
-                "orthogonal query, additive: largest difference from 1 / S, mean over draws", "0",
-                numbers["orthogonal_query"]["additive"], 0.5 / config["source_length"], math.inf,
-                "its logits differ: deviation about 0.7 within a row", contradicts=True,
-            )
-        )  # fmt: skip
-    for name, sweep in numbers["scales"].items():
-        checks += _sweep_expectations(name, sweep, numbers["additive_limit"])
-    middle = len(numbers["angles"]["degrees"]) // 2
-    longest = max(numbers["angles"]["scales"], key=float)
-    norm = numbers["angles"]["scales"][longest]["jacobian_norm"][middle]
-    claim = f"Jacobian's norm at 45 degrees and key scale {longest}"
-    checks.append(near(claim, "", norm, 0.5, 1e-4, "the other keys' weights"))
-    for name, by_implementation in numbers["saturated"].items():
-        for implementation, measured in by_implementation.items():
-            checks += _saturated_expectations(name, implementation, measured)
-    return checks
-
-
-def _sweep_expectations(
-    name: str, sweep: JSON, limit_of_additive: float | None
-) -> list[Expectation]:
-    largest = sweep["largest_weight"]["mean"][-1]
-    if name == "additive" and limit_of_additive is not None:
-        claim = "additive: largest weight at the largest scale minus that of infinite keys, mean"
-        difference = largest - limit_of_additive
-        return [near(claim, "one-hot", difference, 0, 0.01, "tanh near 0", contradicts=True)]
-    if name not in DOT_LIKE:
-        return []
-    least, tolerance = (0.99, "near ties of random logits") if name == "general" else (1, "exact")
-    claim = f"{name}: largest weight at the largest scale, mean"
-    return [Expectation(claim, "1", largest, least, 1 + 1e-6, tolerance)]
-
-
-def _saturated_expectations(name: str, implementation: str, measured: JSON) -> list[Expectation]:
-    what = f"saturated backward, {name}, {implementation}"
-    checks = [
-        near(f"{what}: numbers that are not finite", "", measured["not_finite"], 0, 0, "exact")
-    ]
-    if name == "additive":
-        claim = f"{what}: largest gradient of the query, behind a saturated tanh"
-        tolerance = "1 - tanh^2 is 0 except where Wk k is small, which is rare"
-        checks.append(near(claim, "", measured["largest_dquery"], 0, 1e-3, tolerance))
-    if name in DOT_LIKE:
-        claim = f"{what}: gradient of the query / that of an unsaturated softmax"
-        within = 0 if implementation == "reference" else 1e-6
-        share = measured["share_of_unsaturated"]
-        checks.append(near(claim, "", share, 0, within, "exact; in tiles, rounding"))
-    return checks
+def plot(rows: list[Row]) -> dict[str, Figure]:
+    """The sweep over angles, and that over key scales."""
+    angles, (top, bottom) = plotting.new_figure(8, 6.8, rows=2, sharex=True)
+    turning = [row for row in rows if "angle_scale" in row]
+    colors = colormaps["viridis"](np.linspace(0, 0.88, len(turning)))
+    for color, row in zip(colors, turning, strict=True):
+        label = f"key scale {row['angle_scale']:g}"
+        top.plot(row["degrees"], row["first"], color=color, label=label)
+        top.plot(row["degrees"], row["second"], color=color, linestyle="--")
+        bottom.plot(row["degrees"], row["jacobian"], color=color)
+    top.set(ylabel="weight of the first key (solid)\nand of the second (dashed)")
+    top.set_title("A query turns from one key to another, scaled dot product")
+    bottom.set(ylabel="norm of d weights / d logits", xticks=range(0, 91, 15), ylim=(0, 0.53))
+    bottom.set_xlabel("angle between the query and the first key (degrees)")
+    angles.legend(loc="outside lower center", ncols=len(turning))
+    figure, axes = plotting.new_figure(8, 7.4, rows=2, sharex=True)
+    names = column(rows, "score")
+    for shift, row in enumerate(where(rows, score=name)[0] for name in names):
+        look = style(row["score"], names)
+        for ax, what in zip(axes, ("weight", "jacobian"), strict=True):
+            low, middle, high = np.maximum(row[f"{what} quantiles"], 1e-12)
+            # Markers at different scales, so that curves that coincide are seen.
+            label = row["score"] if what == "weight" else ""
+            ax.plot(row["scales"], middle, markevery=(2 * shift % 6, 6), label=label, **look)
+            ax.fill_between(row["scales"], low, high, color=look["color"], alpha=0.2, linewidth=0)
+    for row in where(rows, score="additive"):
+        axes[0].axhline(row["limit"], color="black", ls="--", lw=1, label="additive, infinite keys")
+    axes[0].set(ylabel="largest weight", ylim=(0, 1.03))
+    axes[0].set_title("One query, orthogonal keys that grow longer (median; bands: 95 % of draws)")
+    axes[1].set(xscale="log", yscale="log", ylim=(1e-8, 1), ylabel="norm of d weights / d logits")
+    axes[1].set_xlabel("key scale (1: features of variance 1)")
+    figure.legend(loc="outside lower center", ncols=3)
+    for ax in (top, bottom, *axes):
+        ax.grid(alpha=0.3)
+    return {"geometry_angle": angles, "geometry_scale": figure}
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

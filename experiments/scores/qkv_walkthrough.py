@@ -1,11 +1,11 @@
 """What does each step from token ids to context vectors look like, and how large are its numbers?
 
+Answer:   the source's variances come out (806.30 after scaling), but they show two mistakes: its
+          softmax runs over columns, and its projections are √32 too large; with variance 1/D the
+          scaled logits have variance 1.
 Source:   walkthrough ("Scaled Dot-Product Attention"): tokens, embedding, Q, K, V, compatibility,
           scale, softmax, context.
-Command:  .venv/bin/python -m experiments.scores.qkv_walkthrough
-Time:     15 seconds on 2 CPU cores.
-Expected: with the source's random numbers, variances of Q 34.12, K 26.70, compatibility 25801.72,
-          scaled 806.30, as printed. With projections of variance 1 / D: 1 after scaling.
+Command:  .venv/bin/python -m experiments.scores.qkv_walkthrough   # 10 seconds on 2 CPU cores
 
 11 token ids (9 occurs twice) become vectors of 32 features, which are projected without a bias. The
 experiment reproduces the source's numbers, which show three of its choices:
@@ -21,41 +21,47 @@ experiment reproduces the source's numbers, which show three of its choices:
 
 Without positions, equal tokens have equal rows in all steps, whatever stands between them.
 
-The walkthrough is about scaled dot products, step by step: there is no choice of scores. Shapes,
-sums of weights and equal rows hold by construction and are tested, not claimed.
+The walkthrough is about scaled dot products, step by step: there is no choice of scores.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from attention_jax import SCORES, attention, masked_softmax
-from attention_jax.analysis import attention_summary
-from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
-from experiments.scores.qkv_walkthrough_figures import CAPTIONS, plot
-from experiments.scores.qkv_walkthrough_report import report
-from experiments.setting_checks import check_least
+from attention_jax.reports import plotting
+from experiments.lab import Claim, Row, main, markdown, significant, where
 from experiments.torch_random import TorchRandom
-
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 Array = jax.Array
 
 TOKEN_IDS = (0, 5, 4, 9, 7, 2, 9, 10, 1, 6, 3)
+TOKENS = [str(token) for token in TOKEN_IDS]
 DIM, SOURCE_SEED = 32, 42
 PRINTED = {"Q": 34.12, "K": 26.70, "compatibility": 25801.72, "scaled": 806.30}
-STEPS = ("embedding", "Q", "K", "V", "compatibility", "scaled", "weights", "context")
-
-_rounded = functools.partial(rounded, decimals=4)
-
-# Recipe -> variance of the entries of its three projections.
-RECIPES = {"source": 1.0, "ours": 1.0 / DIM}
+RECIPES = {"source": 1.0, "ours": 1.0 / DIM}  # variance of the entries of three projections
+TITLES = {
+    "embedding": "1. embeddings X",
+    "Q": "2. queries Q = X $W_q$",
+    "K": "2. keys K = X $W_k$",
+    "V": "2. values V = X $W_v$",
+    "compatibility": "3. compatibility $QK^T$",
+    "scaled": "4. scaled, $QK^T/\\sqrt{32}$",
+    "weights": "5. weights, softmax of rows",
+    "context": "6. context, weights V",
+}
+CAPTIONS = {
+    "qkv_walkthrough": "Eight steps, projections of variance 1/D: weights are soft.",
+    "qkv_walkthrough_source": "The same steps with the source's numbers: most rows are one-hot.",
+    "qkv_walkthrough_axis": "The source's softmax over columns, and a softmax over rows.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,46 +74,37 @@ class Config:
 
     draws: int = 1000
 
-    def __post_init__(self) -> None:
-        check_least(self, draws=2)
-
 
 QUICK = Config(draws=100)
 
 
-def run(config: Config) -> JSON:
-    """Computes the steps of two single draws, and the variances of many draws."""
-    of_source = jax.device_get(steps(*source_arrays()))
-    rng = jax.random.key(0)
-    return {
-        "token_ids": list(TOKEN_IDS),
-        "source": _described(of_source),
-        "ours": _described(jax.device_get(steps(*fresh_arrays(rng, RECIPES["ours"])))),
-        "source_reuses": _source_reuses(),
-        "axis": _both_axes(of_source),
-        "draws": {
-            recipe: _many(jax.random.fold_in(rng, index), variance, config.draws)
-            for index, (recipe, variance) in enumerate(RECIPES.items())
-        },
-    }
+def run(config: Config) -> list[Row]:
+    """A row for each step of each recipe: one draw's numbers, the mean variance over many."""
+    rng, rows = jax.random.key(0), []
+    drawn = {"source": steps(*source_arrays()), "ours": steps(*fresh_arrays(rng, RECIPES["ours"]))}
+    for index, (recipe, variance) in enumerate(RECIPES.items()):
+        rngs = jax.random.split(jax.random.fold_in(rng, index), config.draws)
+        many = _variances(rngs, variance)
+        for step in TITLES:
+            values = np.asarray(drawn[recipe][step])
+            mean = np.asarray(many[step], np.float64).mean()
+            numbers = {"variance": float(values.var(ddof=1)), "mean_variance": significant(mean)}
+            row = {"recipe": recipe, "step": step, **numbers}
+            rows.append(row | {"values": np.float64(values).round(3).tolist()})
+    embedding, (projection, _, _) = (np.asarray(each) for each in source_arrays())
+    difference = float(np.abs(embedding - projection[list(TOKEN_IDS)]).max())
+    columns = masked_softmax(drawn["source"]["scaled"], axis=0)
+    table = np.float64(columns).round(4).tolist()
+    return [*rows, {"columns": table, "difference": difference}]
 
 
 def source_arrays() -> tuple[Array, Array]:
     """Returns the source's own embeddings of the tokens [S, D] and projections [3, D, D]."""
-    embedding = TorchRandom(SOURCE_SEED).randn(2000, DIM)
-    projections = TorchRandom(SOURCE_SEED)
-    return jnp.asarray(embedding[list(TOKEN_IDS)]), jnp.asarray(
-        np.stack([projections.randn(DIM, DIM) for _ in range(3)])
-    )
+    embedding, random = TorchRandom(SOURCE_SEED).randn(2000, DIM), TorchRandom(SOURCE_SEED)
+    projections = np.stack([random.randn(DIM, DIM) for _ in range(3)])
+    return jnp.asarray(embedding[list(TOKEN_IDS)]), jnp.asarray(projections)
 
 
-def _source_reuses() -> float:
-    """Largest difference between the source's embeddings and rows of its query projection."""
-    embedding, (query_projection, _, _) = jax.device_get(source_arrays())
-    return float(np.abs(embedding - query_projection[list(TOKEN_IDS)]).max())
-
-
-@jax.jit
 def fresh_arrays(rng: Array, variance: float | Array) -> tuple[Array, Array]:
     """Returns new embeddings and projections, whose entries have the given variance."""
     embedding_rng, projection_rng = jax.random.split(rng)
@@ -133,108 +130,99 @@ def steps(tokens: Array, projections: Array) -> dict[str, Array]:
     }
 
 
-def _described(arrays: dict[str, np.ndarray]) -> JSON:
-    summary = jax.jit(attention_summary)(arrays["weights"])
-    return {
-        "steps": {
-            name: {
-                "shape": list(arrays[name].shape),
-                "variance": _rounded(arrays[name].var(ddof=1)),  # as torch.var
-                "values": np.asarray(arrays[name], np.float64).round(3).tolist(),
-            }
-            for name in STEPS
-        },
-        "largest_weight": _rounded(summary.largest_weight),
-        "entropy": _rounded(summary.entropy),
-    }
-
-
-def _both_axes(arrays: dict[str, np.ndarray]) -> JSON:
-    """The softmax over each axis, its sums, and its share of contexts outside of the values."""
-    tables = {}
-    for name, axis in (("source", 0), ("ours", 1)):
-        weights = np.asarray(masked_softmax(jnp.asarray(arrays["scaled"]), axis=axis))
-        context = weights @ arrays["V"]
-        low, high = arrays["V"].min(axis=0), arrays["V"].max(axis=0)
-        outside = (context < low[None] - 1e-3) | (context > high[None] + 1e-3)
-        tables[name] = {
-            "weights": np.asarray(weights, np.float64).round(3).tolist(),
-            "row_sums": _rounded(weights.sum(axis=1)),
-            "column_sums": _rounded(weights.sum(axis=0)),
-            "outside_values": _rounded(outside.mean()),
-        }
-    return tables
-
-
-def _many(rng: Array, variance: float, draws: int) -> JSON:
-    """Variance at each step, entropy and largest weight, over draws."""
-    arrays = _draws(jax.random.split(rng, draws), variance)
-    drawn = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
-    return {
-        name: {
-            "mean": _rounded(values.mean()),
-            "standard_error": _rounded(values.std(ddof=1) / math.sqrt(draws)),
-            "quantiles": _rounded(np.quantile(values, (0.025, 0.5, 0.975))),
-        }
-        for name, values in drawn.items()
-    }
-
-
 @jax.jit
-def _draws(rngs: Array, variance: Array) -> dict[str, Array]:
+def _variances(rngs: Array, variance: float) -> dict[str, Array]:
     def draw(rng: Array) -> dict[str, Array]:
         arrays = steps(*fresh_arrays(rng, variance))
-        summary = attention_summary(arrays["weights"])
-        return {
-            **{name: array.var(ddof=1) for name, array in arrays.items()},
-            "entropy": summary.entropy,
-            "largest_weight": summary.largest_weight,
-        }
+        return {name: array.var(ddof=1) for name, array in arrays.items()}
 
     return jax.vmap(draw)(rngs)
 
 
-def expected_variances(entry_variance: float) -> dict[str, float]:
-    """Returns the expected variance of each step up to scaling, if all tokens were different."""
-    projected = DIM * entry_variance
+def claims(rows: list[Row]) -> list[Claim]:
+    """The printed variances, the source's softmax and seeds, and the expected variances."""
+    (source,) = (row for row in rows if "columns" in row)
+    sums = np.sum(source["columns"], axis=1)
+    printed_off = 0.0  # as a share of what rounding explains
+    for name, printed in PRINTED.items():
+        variance = where(rows, recipe="source", step=name)[0]["variance"]
+        printed_off = max(printed_off, abs(variance - printed) / max(0.0051, 2e-6 * printed))
+    off = 0.0
+    for recipe, entry in RECIPES.items():
+        projected = DIM * entry
+        expected = {"embedding": 1.0, "Q": projected, "K": projected, "V": projected}
+        expected |= {"compatibility": DIM * projected**2, "scaled": projected**2}
+        for step, variance in expected.items():
+            mean = where(rows, recipe=recipe, step=step)[0]["mean_variance"]
+            off = max(off, abs(mean / variance - 1))
+    first = "source: variances minus the printed ones, largest share of their rounding"
+    uneven, same = float(np.ptp(sums)), source["difference"]
+    text = "both recipes: mean variance up to step 4 over its expected one, largest - 1"
+    return [
+        Claim(first, printed_off, 0, 1, ", ".join(map(str, PRINTED.values()))),
+        Claim("source: sums of rows, largest - smallest", uneven, 0.5, math.inf, "0", True),
+        Claim("source: embeddings minus rows of the query projection, largest", same, 0, 0),
+        Claim(text, off, 0, 0.06),
+    ]
+
+
+def table(rows: list[Row]) -> str:
+    """Variance at each step: the source's draw, its recipe, and projections of variance 1 / D."""
+    lines = []
+    for step in TITLES:
+        source, ours = where(rows, step=step)
+        numbers = (source["variance"], source["mean_variance"], ours["mean_variance"])
+        lines.append((step, *(f"{number:,.5g}" for number in numbers)))
+    head = ("variance of", "the source's draw", "its recipe, mean", "projections of variance 1 / D")
+    return markdown(head, lines)
+
+
+def plot(rows: list[Row]) -> dict[str, Figure]:
+    """The steps of both recipes, and both axes of the softmax."""
+    title = "From token ids to context; projections with entries of variance 1 / D"
+    source_title = "The source's own numbers; projections with entries of variance 1"
     return {
-        "embedding": 1.0,
-        "Q": projected,
-        "K": projected,
-        "V": projected,
-        "compatibility": DIM * projected**2,
-        "scaled": projected**2,
+        "qkv_walkthrough": _steps(where(rows, recipe="ours"), title),
+        "qkv_walkthrough_source": _steps(where(rows, recipe="source"), source_title),
+        "qkv_walkthrough_axis": _axis(rows),
     }
 
 
-def expectations(numbers: JSON) -> list[Expectation]:
-    """The printed variances, the sums of rows, and the expected variances."""
-    checks = [
-        near(
-            f"variance of {name} in the source's draw", f"{printed:.2f}",
-            numbers["source"]["steps"][name]["variance"], printed, max(0.0051, 2e-6 * printed),
-            "half of the last digit printed, and float32 rounding",
-        )
-        for name, printed in PRINTED.items()
-    ]  # fmt: skip
-    spread = np.ptp(numbers["axis"]["source"]["row_sums"])
-    claim = "rows of the source's softmax do not sum to 1: largest sum minus smallest"
-    tolerance = "a softmax of columns"
-    checks.append(
-        Expectation(claim, "sum is 1", spread, 0.5, math.inf, tolerance, contradicts=True)
-    )
-    claim = "largest difference between the source's embeddings and its query projection"
-    checks.append(near(claim, "", numbers["source_reuses"], 0, 0, "the same random numbers"))
-    for recipe, entry_variance in RECIPES.items():
-        for name, expected in expected_variances(entry_variance).items():
-            drawn = numbers["draws"][recipe][name]
-            # Two of the 11 tokens are the same: rows, and pairs, are not independent.
-            within = 4 * drawn["standard_error"] + 0.05 * expected
-            claim = f"mean variance of {name} over draws ({recipe})"
-            tolerance = "4 standard errors and 5 %"
-            checks.append(near(claim, "", drawn["mean"], expected, within, tolerance))
-    return checks
+def _steps(rows: list[Row], title: str) -> Figure:
+    figure, axes = plotting.new_figure(10, 5.8, rows=2, columns=4)
+    for ax, row in zip(axes, rows, strict=True):
+        values = np.array(row["values"])
+        limit = np.abs(values).max()
+        style: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
+        if row["step"] == "weights":
+            style = {"cmap": "viridis", "vmin": 0, "vmax": 1}
+        image = ax.imshow(values, aspect="auto", interpolation="nearest", **style)
+        shape, digits = [*values.shape], 2 if row["variance"] >= 1 else 4
+        name = f"{TITLES[row['step']]}\n{shape}, variance {row['variance']:,.{digits}f}"
+        ax.set_title(name, fontsize=10)
+        ax.set_yticks(range(len(TOKENS)), TOKENS)
+        ax.set_xlabel("feature")
+        if values.shape[1] == len(TOKENS):
+            ax.set_xticks(range(len(TOKENS)), TOKENS, fontsize=8)
+            ax.set_xlabel("key (token id)")
+        figure.colorbar(image, ax=ax, shrink=0.8)
+    for ax in axes[::4]:
+        ax.set_ylabel("token id, in order")
+    largest = np.max(where(rows, step="weights")[0]["values"], axis=1).mean()
+    figure.suptitle(f"{title}\nlargest weight of a row: {largest:.2f} on average")
+    return figure
+
+
+def _axis(rows: list[Row]) -> Figure:
+    weights = np.array(where(rows, recipe="source", step="weights")[0]["values"])
+    (columns,) = (np.array(row["columns"]) for row in rows if "columns" in row)
+    sums = columns.sum(axis=1)
+    span = f"{sums.min():.2f} to {sums.max():.2f}"
+    title = f"softmax over dim 0, as the source's code:\nrows sum to {span}"
+    panels = {title: columns, "softmax over rows,\nas its text": weights}
+    labelled = {name: (panel, TOKENS, TOKENS) for name, panel in panels.items()}
+    return plotting.weight_heatmaps(labelled, size=4.2)
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

@@ -1,30 +1,22 @@
 """How large are logits, and what do scaling, means and normalisation of the tokens change?
 
+Answer:   dot products of D features have deviation √D (32.06 at D = 1024) and scaled ones 1; means
+          of the features raise the variance as exercise 38.2 says, but a mean of the keys changes
+          nothing that the softmax sees.
 Source:   chapter 38 ("Attention Variants"), §38.3 and exercise 38.2; day 11, §11.4; the
           walkthrough, step 2 (heat maps before and after scaling).
-Command:  .venv/bin/python -m experiments.scores.score_variance
-Time:     1 minute on 2 CPU cores.
-Expected: a dot product of D features has standard deviation sqrt(D), a scaled one 1, for D from 4
-          to 1024; with means, a variance of D (ss sh + ss mh^2 + sh ms^2), for variances ss, sh and
-          means ms, mh of query and key. Standard deviations of the source's own draws come out as
-          printed: 1.98, 4.05, 7.87, 16.00, 31.99. The source calls this "within a percent" of
-          sqrt(D); that for D = 64 is 1.6 % off. The standard error of 10,000 samples is 0.7 %.
+Command:  .venv/bin/python -m experiments.scores.score_variance   # 1 minute on 2 CPU cores
 
-The softmax sees only the part of this variance that lies within a row, over the keys of one query.
-A term that is the same for all keys cancels, and of exercise 38.2 only
+With means ms, mh and variances ss, sh of the features of query and key, logits s . h / sqrt(D) have
+the variance ss sh + ss mh² + sh ms² (exercise 38.2, divided by D). The softmax sees only the part
+that lies within a row, over the keys of one query. A term that is the same for all keys cancels,
+and only sh (ss + ms²) remains: a mean of the keys has no effect, and a mean of the queries sharpens
+every row. Dividing tokens by their root mean square bounds the variance for any means, but then a
+mean of the keys flattens rows, most of all if the queries' mean points the same way. LayerNorm,
+which also subtracts each token's own mean, gives D / (D - 1) times the scaled variance whatever
+mean all features share; it does not remove a different mean for each feature.
 
-    D sh (ss + ms^2)
-
-remains: a mean of the keys has no effect, and a mean of the queries sharpens every row. Dividing
-tokens by their root mean square bounds the variance for any means, but then a mean of the keys
-flattens rows, most of all if the queries' mean points the same way. LayerNorm, which also subtracts
-each token's own mean, gives D / (D - 1) times the scaled variance whatever mean all features share;
-it does not remove a different mean for each feature.
-
-At this library's initialisation the logits of scaled, general and additive have variance 1, those
-of dot D. Within a row additive attention has about half: about half of tanh(Wq q + Wk k) depends on
-the query alone. `--scores` measures other scores in the same way; all other parts are about dot
-and scaled, with and without the factor.
+All of this is about dot and scaled: there is no choice of scores.
 """
 
 from __future__ import annotations
@@ -32,44 +24,46 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
 from attention_jax import SCORES, attention_weights
 from attention_jax.analysis import logit_variance
-from attention_jax.scores import get_score
-from experiments.experiment import JSON, Expectation, ScoreNames, near, rounded, run_experiment
-from experiments.scores.chosen_scores import check_scores, fresh_params
-from experiments.scores.score_variance_figures import CAPTIONS, plot
-from experiments.scores.score_variance_formulas import (
-    NORMALISATIONS,
-    additive_row_variance,
-    variances_by_formula,
-)
-from experiments.scores.score_variance_report import report
-from experiments.setting_checks import check_least
+from attention_jax.reports import plotting
+from experiments.lab import Claim, Row, column, main, markdown, significant, spread, where
 from experiments.torch_random import TorchRandom
-
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
 
 Array = jax.Array
 
-# §38.3: D -> the printed standard deviation. Its draws continue those of §38.1.
+# §38.3: D -> the printed standard deviation of 10,000 draws, which continue those of §38.1.
 PRINTED = {4: 1.98, 16: 4.05, 64: 7.87, 256: 16.00, 1024: 31.99}
-SOURCE_SEED, SOURCE_SAMPLES, SOURCE_DRAWN_BEFORE = 11, 10_000, ((4, 4), (4, 8), (4,))
-
-# Name -> mean and standard deviation of the query's features, and of the key's; None stands for a
-# different mean for each feature, drawn from N(0, 1).
+CASE_DIM, ROW_LENGTH = 64, 64  # of the cases with means
+# Mean and standard deviation of the query's features, and of the key's; None stands for a different
+# mean for each feature, drawn from N(0, 1).
 CASES: dict[str, tuple[float | None, float, float | None, float]] = {
     "no means": (0, 1, 0, 1),
-    "query": (1, 1, 0, 1),
-    "key": (0, 1, 1, 1),
-    "both": (1, 1, 1, 1),
-    "unequal": (2, 1, -1, 0.5),
-    "by feature": (None, 1, None, 1),
+    "query mean 1": (1, 1, 0, 1),
+    "key mean 1": (0, 1, 1, 1),
+    "both means 1": (1, 1, 1, 1),
+    "query mean 2, key mean -1, key sd 1/2": (2, 1, -1, 0.5),
+    "each feature its own mean": (None, 1, None, 1),
+}
+NORMALISATIONS: dict[str, Callable[[Array], Array]] = {
+    "tokens as they are": lambda tokens: tokens,
+    "root mean square 1": lambda x: x * jax.lax.rsqrt(jnp.mean(x**2, axis=-1, keepdims=True)),
+    "LayerNorm": functools.partial(jax.nn.standardize, axis=-1),
+}
+PRODUCTS = {name: functools.partial(SCORES[name], {}) for name in ("dot", "scaled")}
+COLORS = (plotting.COLORS[4], plotting.COLORS[5], "#999999")  # of no score
+CAPTIONS = {
+    "score_variance_heatmaps": "Logits and weights of 12 tokens, before and after scaling.",
+    "score_variance_means": "Variance of scaled logits for six choices of means; black: formula.",
 }
 
 
@@ -78,162 +72,100 @@ class Config:
     """Settings.
 
     Attributes:
-        dims: values of D for the dot products and for the scores at initialisation.
+        dims: values of D for the dot products.
         samples: pairs of a query and a key per draw.
-        draws: number of repetitions, for the band.
-        case_dim: D for the cases with means.
-        row_length: keys per row.
-        initialisations: random sets of parameters per score.
-        scores: scores at initialisation.
+        draws: number of repetitions.
     """
 
     dims: tuple[int, ...] = tuple(PRINTED)
     samples: int = 10_000
     draws: int = 20
-    case_dim: int = 64
-    row_length: int = 64
-    initialisations: int = 256
-    scores: ScoreNames = ("dot", "scaled", "general", "additive")
-
-    def __post_init__(self) -> None:
-        check_least(self, dims=1, draws=2, case_dim=2, row_length=2, initialisations=2)
-        check_least(self, samples=2 * self.row_length)
-        check_scores(self.scores, min(self.dims), max(self.dims))
 
 
-QUICK = Config(dims=(4, 16), samples=2000, draws=8, row_length=16, initialisations=64)
+QUICK = Config(dims=(4, 16), samples=2000, draws=8)
 
 
-def run(config: Config) -> JSON:
+def run(config: Config) -> list[Row]:
     """Samples logits and measures their variance."""
-    initial = [_initial(config, dim) for dim in config.dims]
-    return {
-        "source_deviations": source_deviations([dim for dim in PRINTED if dim in config.dims]),
-        "dot_products": [_dot_products(config, dim) for dim in config.dims],
-        "heatmaps": _heatmaps(),
-        "cases": {name: _case(config, index) for index, name in enumerate(CASES)},
-        "initial": {name: [of_dim[name] for of_dim in initial] for name in config.scores},
-        "additive_row_variance": rounded(additive_row_variance()),
-    }
+    rows = source_deviations(max(config.dims))
+    for dim in config.dims:
+        rngs = jax.random.split(jax.random.key(dim), config.draws)
+        for name, drawn in _deviations(config.samples, dim, rngs).items():
+            rows.append({"product": name, "dim": dim, "deviations": significant(drawn)})
+    query, key = jax.random.normal(jax.random.key(7), (2, 12, 64))
+    for name, product in PRODUCTS.items():
+        tables = {"logits": product(query, key)}
+        tables["weights"] = attention_weights(query, key, score=name)
+        rows.append({"map": name, **significant(tables)})
+    for index, name in enumerate(CASES):
+        rows += _case(config, jax.random.key(index), name)
+    return rows
 
 
-def source_deviations(dims: list[int]) -> dict[str, float]:
-    """Returns the standard deviation of §38.3's own dot products, by D."""
-    random = TorchRandom(SOURCE_SEED)
-    for shape in SOURCE_DRAWN_BEFORE:
+def source_deviations(largest: int) -> list[Row]:
+    """The standard deviation of §38.3's own dot products, up to the largest D."""
+    random, rows = TorchRandom(11), []
+    for shape in ((4, 4), (4, 8), (4,)):  # of §38.1
         random.randn(*shape)
-    deviations = {}
-    for dim in (dim for dim in PRINTED if dim <= max(dims, default=0)):
-        query, key = (random.randn(SOURCE_SAMPLES, dim) for _ in range(2))
-        if dim in dims:
-            deviations[str(dim)] = rounded(_of_pairs("dot", query, key).std(ddof=1))
-    return deviations
+    for dim in (dim for dim in PRINTED if dim <= largest):
+        logits = _of_pairs("dot", random.randn(10_000, dim), random.randn(10_000, dim))
+        rows.append({"source": True, "dim": dim, "deviation": significant(logits.std(ddof=1))})
+    return rows
 
 
-def _of_pairs(name: str, query: Any, key: Any) -> Array:
+def _of_pairs(product: str, query: Any, key: Any) -> Array:
     """Logits [n] of each query [n, D] with its own key."""
-    return jax.vmap(lambda q, k: SCORES[name]({}, q[None], k[None])[0, 0])(query, key)
+    return jax.vmap(PRODUCTS[product])(query[:, None], key[:, None])[:, 0, 0]
 
 
-def _dot_products(config: Config, dim: int) -> JSON:
-    """The deviation of raw and of scaled dot products, per draw."""
-
-    @jax.jit
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _deviations(samples: int, dim: int, rngs: Array) -> dict[str, Array]:
     def draw(rng: Array) -> dict[str, Array]:
-        query, key = jax.random.normal(rng, (2, config.samples, dim))
-        return {name: _of_pairs(name, query, key).std(ddof=1) for name in ("dot", "scaled")}
-
-    drawn = jax.lax.map(draw, jax.random.split(jax.random.key(dim), config.draws))
-    return {
-        "dim": dim,
-        **{name: {"deviation": rounded(deviation)} for name, deviation in drawn.items()},
-    }
-
-
-def _heatmaps(length: int = 12, dim: int = 64) -> JSON:
-    """One draw, for the heat maps."""
-    query, key = jax.random.normal(jax.random.key(7), (2, length, dim))
-    return {
-        name: {
-            "logits": np.asarray(logits := SCORES[name]({}, query, key)).round(2).tolist(),
-            "variance": rounded(logit_variance(logits)),
-            "weights": np.asarray(attention_weights(query, key, score=name)).round(3).tolist(),
-        }
-        for name in ("dot", "scaled")
-    }
-
-
-def _case(config: Config, index: int) -> JSON:
-    """Variances of scaled logits for one choice of means, per draw and by formula."""
-    query_mean, query_deviation, key_mean, key_deviation = list(CASES.values())[index]
-    rng, *mean_rngs = jax.random.split(jax.random.key(index), 3)
-    shape = (config.case_dim,)
-    means = [
-        jax.random.normal(mean_rng, shape)
-        if mean is None
-        else jnp.asarray(np.full(shape, mean, np.float32))
-        for mean, mean_rng in zip((query_mean, key_mean), mean_rngs, strict=True)
-    ]
-    deviations = (float(query_deviation), float(key_deviation))
-    drawn = _case_variances(config, jax.random.split(rng, config.draws), means, deviations)
-    numbers = {}
-    for normalisation, (over_pairs, within_row) in drawn.items():
-        formula = variances_by_formula(
-            [np.asarray(mean, np.float64) for mean in means], deviations, normalisation
-        )
-        numbers[normalisation] = {
-            "pairs": rounded(over_pairs),
-            "row": rounded(within_row),
-            "pairs_formula": rounded(formula["pairs"]),
-            "row_formula": rounded(formula["row"]),
-        }
-    return numbers
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _case_variances(
-    config: Config, rngs: Array, means: list[Array], deviations: tuple[float, float]
-) -> dict[str, tuple[Array, Array]]:
-    """{normalisation: (variance over all pairs, variance within rows)}, [draws] each."""
-    dim, length = config.case_dim, config.row_length
-    rows = config.samples // length
-
-    def draw(rng: Array) -> dict[str, tuple[Array, Array]]:
-        pair_rng, row_rng = jax.random.split(rng)
-        pairs = _tokens(pair_rng, means, deviations, (config.samples, config.samples))
-        row_tokens = _tokens(row_rng, means, deviations, (rows, rows * length))
-        variances = {}
-        for normalisation in NORMALISATIONS:
-            query, key = (normalised(tokens, normalisation) for tokens in pairs)
-            row_query, row_key = (normalised(tokens, normalisation) for tokens in row_tokens)
-            logits = jax.vmap(lambda q, k: SCORES["scaled"]({}, q[None], k))(
-                row_query, row_key.reshape(rows, length, dim)
-            )
-            over_pairs = _of_pairs("scaled", query, key).var(ddof=1)
-            variances[normalisation] = (over_pairs, _row_variance(logits))
-        return variances
+        query, key = jax.random.normal(rng, (2, samples, dim))
+        return {name: _of_pairs(name, query, key).std(ddof=1) for name in PRODUCTS}
 
     return jax.lax.map(draw, rngs)
 
 
-def _tokens(
-    rng: Array, means: list[Array], deviations: tuple[float, float], counts: tuple[int, int]
-) -> list[Array]:
-    return [
-        mean[None] + deviation * jax.random.normal(token_rng, (count, mean.shape[0]))
-        for token_rng, mean, deviation, count in zip(
-            jax.random.split(rng), means, deviations, counts, strict=True
-        )
+def _case(config: Config, rng: Array, name: str) -> list[Row]:
+    """Variances of scaled logits for one choice of means, per draw and by formula."""
+    rng, *mean_rngs = jax.random.split(rng, 3)
+    means = [
+        jax.random.normal(mean_rng, (CASE_DIM,)) if mean is None else mean * jnp.ones(CASE_DIM)
+        for mean_rng, mean in zip(mean_rngs, CASES[name][::2], strict=True)
     ]
+    deviations = CASES[name][1::2]
+    drawn = _case_variances(config.samples, jax.random.split(rng, config.draws), means, deviations)
+    rows = []
+    for tokens in NORMALISATIONS:
+        formula = variances_by_formula(np.array(means, np.float64), deviations, tokens)
+        measured = {"pairs, row": significant(drawn[tokens]), "formula": significant(formula)}
+        rows.append({"means": name, "tokens": tokens, **measured})
+    return rows
 
 
-def normalised(tokens: Array, normalisation: str) -> Array:
-    """Returns tokens [n, D] as they are, divided by their root mean square, or after LayerNorm."""
-    if normalisation == "none":
-        return tokens
-    if normalisation == "layer":
-        return jax.nn.standardize(tokens, axis=-1)
-    return tokens * jax.lax.rsqrt(jnp.mean(tokens**2, axis=-1, keepdims=True))
+@functools.partial(jax.jit, static_argnums=0)
+def _case_variances(samples: int, rngs: Array, means: Any, deviations: Any) -> dict[str, Any]:
+    """{normalisation: variances over all pairs and within a row, [2, draws]}."""
+    rows = samples // ROW_LENGTH
+
+    def tokens(rng: Array, *counts: int) -> list[Array]:
+        drawn = zip(jax.random.split(rng), counts, means, deviations, strict=True)
+        return [mean[None] + sd * jax.random.normal(r, (n, CASE_DIM)) for r, n, mean, sd in drawn]
+
+    def draw(rng: Array) -> dict[str, Any]:
+        pair_rng, row_rng = jax.random.split(rng)
+        pairs = tokens(pair_rng, samples, samples)
+        query, key = tokens(row_rng, rows, rows * ROW_LENGTH)
+        variances = {}
+        for name, normalised in NORMALISATIONS.items():
+            of_row = normalised(key).reshape(rows, ROW_LENGTH, CASE_DIM)
+            logits = jax.vmap(PRODUCTS["scaled"])(normalised(query)[:, None], of_row)
+            over_pairs = _of_pairs("scaled", *map(normalised, pairs)).var(ddof=1)
+            variances[name] = jnp.stack([over_pairs, _row_variance(logits)])
+        return variances
+
+    return jax.tree.map(jnp.transpose, jax.lax.map(draw, rngs))
 
 
 def _row_variance(logits: Array) -> Array:
@@ -242,110 +174,130 @@ def _row_variance(logits: Array) -> Array:
     return logit_variance(logits, per_row=True).mean() * length / (length - 1)
 
 
-def _initial(config: Config, dim: int) -> dict[str, JSON]:
-    """Variances of each score with fresh parameters, for tokens of mean 0 and variance 1."""
+def variances_by_formula(
+    means: Any, deviations: tuple[float, float], normalisation: str
+) -> tuple[float, float]:
+    """Returns the variance of q . k / sqrt(D) over all pairs and within a row.
 
-    @jax.jit
-    def draw(rng: Array) -> dict[str, tuple[Array, Array, Array]]:
-        param_rng, token_rng = jax.random.split(rng)
-        query, key = jax.random.normal(token_rng, (2, config.row_length, dim))
-        moments = {}
-        for name in config.scores:
-            logits = get_score(name)(fresh_params(name, param_rng, dim), query, key)
-            moments[name] = jnp.mean(logits), jnp.mean(logits**2), _row_variance(logits)
-        return moments
+    Tokens divided by their root mean square have features of mean square 1, in the limit of large
+    D; the means contribute the shares a (query) and b (key). Across the direction of the mean their
+    variance is 1 - a. Along it the variance is smaller, since the length no longer varies:
 
-    drawn = jax.lax.map(draw, jax.random.split(jax.random.key(dim), config.initialisations))
-    variances = {}
-    for name, moments in drawn.items():
-        mean, square, row = (np.asarray(moment, np.float64) for moment in moments)
-        center = mean.mean()  # over all initialisations
-        pairs = square - 2 * center * mean + center**2
-        variances[name] = {"dim": dim, "pairs": _summary(pairs), "row": _summary(row)}
-    return variances
+        (1 - a) ((1 - a)² + a (1 - a) / 2) = (1 - a)² (1 - a / 2),
 
+    where the last 1 / 2 is the variance of the length of a vector from N(0, 1).
 
-def _summary(values: np.ndarray) -> dict[str, float]:
-    deviation = values.std(ddof=1)
-    return {
-        "mean": rounded(values.mean()),
-        "deviation": rounded(deviation),
-        "standard_error": rounded(deviation / math.sqrt(len(values))),
-    }
+    Args:
+        means: of the query's and of the key's features, [D] each.
+        deviations: of the query's and of the key's features.
+        normalisation: one of `NORMALISATIONS`.
+    """
+    if normalisation == "LayerNorm":
+        means = [mean - mean.mean() for mean in means]
+    squares = [np.mean(mean**2) for mean in means]
+    query_variance, key_variance = (deviation**2 for deviation in deviations)
+    if normalisation == "tokens as they are":
+        row = key_variance * (query_variance + squares[0])
+        return row + query_variance * squares[1], row
+    a = squares[0] / (squares[0] + query_variance)
+    b = squares[1] / (squares[1] + key_variance)
+    aligned = 0.0  # cos² of the angle between the means
+    if a > 0 and b > 0:
+        aligned = np.mean(means[0] * means[1]) ** 2 / (squares[0] * squares[1])
 
+    def along_the_other_mean(share: float) -> float:
+        return (1 - share) * (aligned * (1 - share) * (1 - share / 2) + 1 - aligned)
 
-def expectations(numbers: JSON) -> list[Expectation]:
-    """Every variance within its sampling error."""
-    samples, draws = numbers["config"]["samples"], numbers["config"]["draws"]
-    dim = numbers["config"]["case_dim"]
-    checks = [
-        near(
-            f"deviation of the source's own dot products, D = {name}", f"{PRINTED[int(name)]:.2f}",
-            measured, PRINTED[int(name)], 0.0051, "half of the last digit printed",
-        )
-        for name, measured in numbers["source_deviations"].items()
-    ]  # fmt: skip
-    if numbers["source_deviations"]:
-        ratios = [
-            deviation / math.sqrt(int(name))
-            for name, deviation in numbers["source_deviations"].items()
-        ]
-        checks.append(
-            Expectation(
-                "largest difference of the source's own deviations from sqrt(D), as a share",
-                "within a percent", float(np.abs(np.subtract(ratios, 1)).max()), 0.01, math.inf,
-                "the source's own draws", contradicts=True,
-            )
-        )  # fmt: skip
-    for drawn in numbers["dot_products"]:
-        # A product of normals has kurtosis 9, a sum of D of them 3 + 6 / D.
-        error = math.sqrt((2 + 6 / drawn["dim"]) / (4 * samples * draws))
-        for name, unit in (("dot", math.sqrt(drawn["dim"])), ("scaled", 1.0)):
-            mean = np.mean(drawn[name]["deviation"]) / unit
-            claim = f"deviation of {name} / its expected one, D = {drawn['dim']}"
-            checks.append(near(claim, "1", mean, 1, 4 * error, "4 standard errors"))
-    for case, by_normalisation in numbers["cases"].items():
-        for normalisation, measured in by_normalisation.items():
-            limit = 0 if normalisation == "none" else 3 / dim
-            for where in ("pairs", "row"):
-                formula = measured[f"{where}_formula"]
-                ratio = np.mean(measured[where]) / formula
-                error = np.std(measured[where], ddof=1) / formula / math.sqrt(draws)
-                # The deviation of few draws may be too small by chance.
-                error = max(error, math.sqrt(2 / (samples * draws)))
-                within = limit + max(0.02, 4 * error)
-                claim = (
-                    f"variance / formula; means: {case}; normalisation: {normalisation}; {where}"
-                )
-                tolerance = "2 % or 4 standard errors; 3 / D where the formula is a limit"
-                # Exercise 38.2 has the formula for all pairs of tokens as they are.
-                source = "1" if (where, normalisation) == ("pairs", "none") else ""
-                checks.append(near(claim, source, ratio, 1, within, tolerance))
-    for name, by_dim in numbers["initial"].items():
-        for drawn in by_dim if name in INITIALLY_KNOWN else ():
-            checks.extend(_initial_expectations(name, drawn, numbers["additive_row_variance"]))
-    return checks
+    row = (1 - a) * (1 - b) + a * along_the_other_mean(b)
+    return row + b * along_the_other_mean(a), row
 
 
-# The scores whose variance at initialisation a formula gives.
-INITIALLY_KNOWN = ("dot", "scaled", "general", "additive")
-
-
-def _initial_expectations(name: str, drawn: JSON, additive_row: float) -> list[Expectation]:
-    dim = drawn["dim"]
-    unit = float(dim) if name == "dot" else 1.0
-    by_place = {"pairs": unit, "row": additive_row if name == "additive" else unit}
-    # tanh is not linear: at small D the variation of |q|^2 and |k|^2 by 1 / D matters.
-    bend = 0.5 / dim if name == "additive" else 0.0
+def claims(rows: list[Row]) -> list[Claim]:
+    """The sources' numbers and formulas, and ours."""
+    draws = [(row["deviation"], row["dim"]) for row in where(rows, source=True)]
+    if not draws:
+        return []
+    printed = max(abs(deviation - PRINTED[dim]) for deviation, dim in draws)
+    of_source = max(abs(deviation / math.sqrt(dim) - 1) for deviation, dim in draws)
+    dots = where(rows, product="dot")
+    of_dot = max(abs(float(np.mean(row["deviations"])) / math.sqrt(row["dim"]) - 1) for row in dots)
+    cases = [row for row in rows if "means" in row]
+    off = np.array([np.mean(row["pairs, row"], axis=1) / row["formula"] for row in cases]) - 1
+    all_pairs = off[:: len(NORMALISATIONS), 0]  # of tokens as they are
+    exercise, every = float(np.abs(all_pairs).max()), float(np.abs(off).max())
+    words, within = "within a percent of √D", "largest difference from its formula, as a share"
     return [
-        near(
-            f"initial variance of {name}, D = {dim}, {where}", "",
-            drawn[where]["mean"], expected, 4 * drawn[where]["standard_error"] + bend,
-            "4 standard errors over initialisations; additive: and 1 / (2 D)",
-        )
-        for where, expected in by_place.items()
-    ]  # fmt: skip
+        Claim("the source's draws: largest difference from the printed", printed, 0, 0.0051, "0"),
+        Claim(
+            "the source's draws: largest difference from √D", of_source, 0.01, math.inf, words, True
+        ),
+        Claim("deviation of dot: largest difference from √D", of_dot, 0, 0.0063, "√D"),
+        Claim(f"exercise 38.2: {within}", exercise, 0, 0.02, "0"),
+        Claim(f"within rows, and normalised: {within}", every, 0, 0.0247),
+    ]
+
+
+def table(rows: list[Row]) -> str:
+    """Deviations by D, and variances by means."""
+    head = ["D", "deviation of dot", "of scaled", "of dot in the source's own draw"]
+    lines = []
+    for dot, scaled in zip(where(rows, product="dot"), where(rows, product="scaled"), strict=True):
+        source = [f"{x:.4g}" for x in column(rows, "deviation", dim=dot["dim"])] or [""]
+        ours = (spread(row["deviations"], digits=4) for row in (dot, scaled))
+        lines.append([dot["dim"], *ours, *source])
+    by_dim = markdown(head, lines)
+    head, lines = ["variance over pairs / within a row", "by formula", *NORMALISATIONS], []
+    for name in CASES:
+        cases = where(rows, means=name)
+        numbers = [cases[0]["formula"], *(np.mean(row["pairs, row"], axis=1) for row in cases)]
+        lines.append([name, *("{:.2f} / {:.2f}".format(*each) for each in numbers)])
+    return f"{by_dim}\n\n{markdown(head, lines)}"
+
+
+def plot(rows: list[Row]) -> dict[str, Figure]:
+    """Heat maps, and variances by means."""
+    return {"score_variance_heatmaps": _maps(rows), "score_variance_means": _means(rows)}
+
+
+def _maps(rows: list[Row]) -> Figure:
+    figure, axes = plotting.new_figure(8.4, 7.6, rows=2, columns=2)
+    limit = np.abs(where(rows, map="dot")[0]["logits"]).max()
+    for place, (name, when) in enumerate({"dot": "before", "scaled": "after"}.items()):
+        (row,) = where(rows, map=name)
+        logits, weights = np.array(row["logits"]), np.array(row["weights"])
+        top, bottom = axes[place], axes[2 + place]
+        image = top.imshow(logits, cmap="RdBu_r", vmin=-limit, vmax=limit)
+        weight_image = bottom.imshow(weights, cmap="viridis", vmin=0, vmax=1)
+        top.set_title(f"logits {when} scaling\nvariance {logits.var():.2f}")
+        largest = weights.max(axis=1).mean()
+        bottom.set_title(f"weights {when} scaling\nlargest of a row: {largest:.2f} on average")
+    for ax in axes:
+        ax.set(xlabel="key", ylabel="query", xticks=range(0, 12, 2), yticks=range(0, 12, 2))
+    figure.colorbar(image, ax=axes[:2], label="logit", shrink=0.9)
+    figure.colorbar(weight_image, ax=axes[2:], label="attention weight", shrink=0.9)
+    figure.suptitle("Unit-variance queries and keys of 64 features")
+    return figure
+
+
+def _means(rows: list[Row]) -> Figure:
+    figure, axes = plotting.new_figure(9.5, 6.6, rows=2, sharex=True, sharey=True)
+    titles = ("over all pairs", "within a row, which is what the softmax sees")
+    for place, (ax, title) in enumerate(zip(axes, titles, strict=True)):
+        for index, (tokens, color) in enumerate(zip(NORMALISATIONS, COLORS, strict=True)):
+            cases = where(rows, tokens=tokens)
+            x = np.arange(len(cases)) + 0.26 * (index - 1)
+            heights = [np.mean(row["pairs, row"][place]) for row in cases]
+            ax.bar(x, heights, 0.24, color=color, label=tokens)
+            label = "formula" if index == 2 else None
+            ax.plot(x, [row["formula"][place] for row in cases], "k_", ms=13, mew=2, label=label)
+        ax.axhline(1, color="gray", linestyle=":", zorder=0)
+        ax.set(ylabel="variance of the logits", title=title, ylim=(0, 4.6))
+        ax.grid(alpha=0.3, axis="y")
+    axes[1].set_xticks(range(len(CASES)), [textwrap.fill(name, 14) for name in CASES])
+    axes[0].legend(ncols=4, loc="upper left")
+    figure.suptitle(f"Scaled dot products of tokens whose features have means (D = {CASE_DIM})")
+    return figure
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

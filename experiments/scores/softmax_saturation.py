@@ -1,13 +1,11 @@
 """At which scale of the scores does the softmax's gradient peak, and how does it vanish?
 
+Answer:   the chapter's curve peaks at scale 5.86, not near 1, and has 84 % of its peak at 10; over
+          random scores the mean gradient falls as 1/scale, while that of most queries vanishes.
 Source:   chapter 38 ("Attention Variants"), §38.3-38.4: the gradient of the largest weight against
-          score scale, and softmax curves, raw and scaled, for d_k from 16 to 1024.
-Command:  .venv/bin/python -m experiments.scores.softmax_saturation
-Time:     1 minute on 2 CPU cores.
-Expected: by the source, the gradient's norm peaks near unit-variance scores and is near zero from
-          scale 10 on; raw softmax goes one-hot as d_k grows, scaled curves overlap. The source's
-          own curve shows neither peak nor end there: it peaks at scale 5.86, and is at 44 % of its
-          peak at scale 1, 84 % at 10 and 30 % at 20.
+          score scale, and softmax curves, raw and scaled, for d_k from 16 to 1024; §38.5: the
+          gradient is largest when the distribution is uniform.
+Command:  .venv/bin/python -m experiments.scores.softmax_saturation   # 20 seconds on 2 CPU cores
 
 The experiment is about the softmax, and about dot products with and without their factor: there is
 no choice of scores.
@@ -40,22 +38,24 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 
 from attention_jax import attention_weights
-from attention_jax.analysis import ScaleSweep, logit_scale_sweep, softmax_jacobian_norm
+from attention_jax.analysis import logit_scale_sweep, softmax_jacobian_norm
+from attention_jax.reports import plotting
 from experiments.entropy_limits import expected_maximum
-from experiments.experiment import JSON, Expectation, near, rounded, run_experiment
-from experiments.scores.softmax_saturation_figures import CAPTIONS, plot
-from experiments.scores.softmax_saturation_report import NO_GRADIENT_NORM, report
-from experiments.setting_checks import check_least
-
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
+from experiments.lab import Claim, Row, column, main, markdown, significant, where
 
 Array = jax.Array
 
-_list = functools.partial(rounded, decimals=6)
-
+CURVE_KEYS = 10  # T of the softmax curves
+NO_GRADIENT = 0.01 * math.sqrt(2) / 4  # 1 % of the largest possible norm
 QUANTILES = (0.1, 0.5, 0.9)
+CAPTIONS = {
+    "softmax_saturation": "Gradient of the largest weight against scale: even and random scores.",
+    "softmax_saturation_curves": "Ten weights in falling order: raw, one-hot as d_k grows.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,12 +64,11 @@ class Config:
 
     Attributes:
         keys: T of the gradient curves.
-        largest_scale: the largest scale of these curves.
+        largest_scale: the largest scale of these curves, at least 10.
         scales: number of scales, evenly from 0.1.
         dim: d_k of the random queries and keys.
         samples: random queries, each with keys of its own.
         curve_dims: d_k of the softmax curves, rising.
-        curve_keys: T of the softmax curves.
         seed: seed of all samples.
     """
 
@@ -79,115 +78,82 @@ class Config:
     dim: int = 256
     samples: int = 4096
     curve_dims: tuple[int, ...] = (16, 64, 256, 1024)
-    curve_keys: int = 10
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_least(self, keys=3, scales=20, dim=2, samples=2, curve_keys=3)
-        if not 10 <= self.largest_scale < math.inf:
-            raise ValueError(f"largest_scale must be at least 10; got {self.largest_scale}")
-        dims = self.curve_dims
-        if len(dims) < 2 or list(dims) != sorted(set(dims)) or dims[0] < 2:
-            raise ValueError(f"curve_dims must be at least two, rising from 2 or more; got {dims}")
 
 
 QUICK = Config(samples=256, dim=64, curve_dims=(16, 256))
 
 
-def run(config: Config) -> JSON:
-    """Computes the chapter's curve, the same for random scores, and softmax curves."""
+def run(config: Config) -> list[Row]:
+    """The chapter's curve, the same for random scores, and softmax curves."""
     rngs = jax.random.split(jax.random.key(config.seed), 1 + len(config.curve_dims))
     scales = np.linspace(0.1, config.largest_scale, config.scales)
-    return {
-        "scales": scales.round(6).tolist(),
-        "even": _even(config.keys, scales),
-        "random": _random(rngs[0], config, scales),
-        "curves": [
-            _curve(rng, dim, config) for rng, dim in zip(rngs[1:], config.curve_dims, strict=True)
-        ],
-    }
+    rows = [_even(config.keys, scales), _random(rngs[0], config, scales)]
+    for rng, dim in zip(rngs[1:], config.curve_dims, strict=True):
+        for arm, drawn in _weights(jax.random.split(rng, config.samples), dim).items():
+            falling = -np.sort(-np.asarray(drawn, np.float64), axis=-1)
+            numbers = {
+                "mean": falling.mean(0),
+                "quantiles": np.quantile(falling, QUANTILES, axis=0),
+            }
+            numbers["jacobian"] = softmax_jacobian_norm(drawn).mean()
+            rows.append({"arm": arm, "dim": dim, **significant(numbers)})
+    return rows
 
 
-def _even(keys: int, scales: np.ndarray) -> JSON:
+def _even(keys: int, scales: np.ndarray) -> Row:
     """Norms for evenly spaced scores, and their peak on a finer grid."""
     query, key = jnp.ones((1, 1)), jnp.linspace(-1, 1, keys)[:, None]
     top = jax.nn.one_hot(jnp.array([keys - 1]), keys)
-
-    @jax.jit
-    def sweep(scales: Array) -> ScaleSweep:
-        return logit_scale_sweep(query, key, jnp.eye(keys), top, scales, score="dot")
-
     fine = np.linspace(scales[0], scales[-1], 2000)
-    norm = np.asarray(sweep(jnp.asarray(fine, jnp.float32)).gradient_norm, np.float64)
-    coarse = sweep(jnp.asarray(scales, jnp.float32))
-    deviation = float(np.std(np.linspace(-1, 1, keys)))
-    return {
-        "gradient_norm": _list(coarse.gradient_norm),
-        "jacobian_norm": _list(coarse.jacobian_norm),
-        "peak_scale": float(fine[norm.argmax()]),
-        "peak": float(norm.max()),
-        "deviation": deviation,
-        "of_peak": {
-            name: float(np.interp(scale, fine, norm) / norm.max())
-            for name, scale in (
-                ("1", 1.0), ("10", 10.0), ("20", 20.0), ("unit variance", 1 / deviation),
-            )
-        },
-    }  # fmt: skip
+    sweeps = [
+        logit_scale_sweep(query, key, jnp.eye(keys), top, jnp.asarray(at, jnp.float32), score="dot")
+        for at in (scales, fine)
+    ]
+    norm = np.asarray(sweeps[1].gradient_norm, np.float64)
+    unit = 1 / np.std(np.linspace(-1, 1, keys))  # the scale at which the scores have variance 1
+    at: dict[str, float] = {"1": 1.0, "unit variance": float(unit), "10": 10.0, "20": 20.0}
+    numbers = {
+        "scales": scales,
+        "gradient": sweeps[0].gradient_norm,
+        "jacobian": sweeps[0].jacobian_norm,
+        "peak_scale": fine[norm.argmax()],
+        **{f"at {name}": np.interp(scale, fine, norm) / norm.max() for name, scale in at.items()},
+    }
+    return {"scores": "even", "keys": keys, **significant(numbers)}
 
 
-def _random(rng: Array, config: Config, scales: np.ndarray) -> JSON:
+def _random(rng: Array, config: Config, scales: np.ndarray) -> Row:
     """Norms for random scores: scaled dot products times c, or raw ones with d_k = c²."""
-    keys = config.keys
-    at = jnp.asarray(scales, jnp.float32)
 
     @jax.jit
-    def norms(rngs: Array) -> tuple[Array, Array]:
-        def norms_of_sample(rng: Array) -> tuple[Array, Array]:
-            query, key = _drawn(rng, config.dim, keys)
+    def norms(rngs: Array) -> Array:
+        def norm_of_sample(rng: Array) -> Array:
+            query, key = _drawn(rng, config.dim, config.keys)
             top = jnp.argmax(attention_weights(query, key), axis=-1)
-            sweep = logit_scale_sweep(query, key, jnp.eye(keys), jax.nn.one_hot(top, keys), at)
-            return sweep.gradient_norm, sweep.jacobian_norm
+            wanted = jax.nn.one_hot(top, config.keys)
+            at = jnp.asarray(scales, jnp.float32)
+            return logit_scale_sweep(query, key, jnp.eye(config.keys), wanted, at).gradient_norm
 
-        return jax.lax.map(norms_of_sample, rngs, batch_size=64)
+        return jax.lax.map(norm_of_sample, rngs, batch_size=64)
 
-    gradient, jacobian = (
-        np.asarray(array, np.float64) for array in norms(jax.random.split(rng, config.samples))
-    )  # [samples, scales]
-    low, median, high = np.quantile(gradient, QUANTILES, axis=0)
-    return {
-        "mean": _list(gradient.mean(0)), "sd": _list(gradient.std(0, ddof=1)),
-        "low": _list(low), "median": _list(median), "high": _list(high),
-        "jacobian_mean": _list(jacobian.mean(0)),
-        "without_gradient": _list((gradient < NO_GRADIENT_NORM).mean(0)),
-    }  # fmt: skip
+    norm = np.asarray(norms(jax.random.split(rng, config.samples)), np.float64)
+    numbers = {"scales": scales, "mean": norm.mean(0)}
+    numbers["quantiles"] = np.quantile(norm, QUANTILES, axis=0)
+    numbers["without_gradient"] = (norm < NO_GRADIENT).mean(0)
+    return {"scores": "random", "keys": config.keys, **significant(numbers)}
 
 
-def _curve(rng: Array, dim: int, config: Config) -> JSON:
-    """Weights in falling order, means and quantiles over samples."""
+@functools.partial(jax.jit, static_argnums=1)
+def _weights(rngs: Array, dim: int) -> dict[str, Array]:
+    """{arm: weights of one query per sample, [samples, keys]}."""
 
-    @jax.jit
-    def weights(rngs: Array) -> dict[str, Array]:
-        def weights_of_sample(rng: Array) -> dict[str, Array]:
-            query, key = _drawn(rng, dim, config.curve_keys)
-            return {
-                arm: attention_weights(query, key, score=score)[0]
-                for arm, score in (("raw", "dot"), ("scaled", "scaled"))
-            }
+    def weights_of_sample(rng: Array) -> dict[str, Array]:
+        query, key = _drawn(rng, dim, CURVE_KEYS)
+        arms = {"raw": "dot", "scaled": "scaled"}
+        return {arm: attention_weights(query, key, score=s)[0] for arm, s in arms.items()}
 
-        return jax.lax.map(weights_of_sample, rngs, batch_size=64)
-
-    weights_by_arm = weights(jax.random.split(rng, config.samples))
-    numbers: JSON = {}
-    for arm, drawn in weights_by_arm.items():
-        falling = -np.sort(-np.asarray(drawn, np.float64), axis=-1)
-        low, _, high = np.quantile(falling, QUANTILES, axis=0)
-        numbers[arm] = {
-            "mean": _list(falling.mean(0)), "sd": _list(falling.std(0, ddof=1)),
-            "low": _list(low), "high": _list(high),
-            "jacobian_norm": round(float(jax.jit(softmax_jacobian_norm)(drawn).mean()), 6),
-        }  # fmt: skip
-    return numbers
+    return jax.lax.map(weights_of_sample, rngs, batch_size=64)
 
 
 def _drawn(rng: Array, dim: int, keys: int) -> tuple[Array, Array]:
@@ -208,91 +174,93 @@ def even_peak(keys: int) -> float:
     return (keys - 1) / 2 * math.log(6 / (math.sqrt(33) - 3))
 
 
-def expectations(numbers: JSON) -> list[Expectation]:
+def claims(rows: list[Row]) -> list[Claim]:
     """The true shape of the source's curve, and its claims for random scores."""
-    config, even, random = numbers["config"], numbers["even"], numbers["random"]
-    keys, root = config["keys"], config["samples"] ** 0.5
-    scales = np.array(numbers["scales"])
-    step = (config["largest_scale"] - 0.1) / 1999
-    checks = [
-        near(
-            "scale at which the gradient of the largest of evenly spaced scores peaks",
-            "near 1 (unit variance)", even["peak_scale"], even_peak(keys), 0.02 + step,
-            "a step of the grid, and float32 on a flat top", contradicts=True,
-        )
-    ]  # fmt: skip
-    peak = even_norm(keys, even_peak(keys))
-    for scale, source in (("1", "at its peak"), ("10", "near zero"), ("20", "near zero")):
-        if float(scale) <= config["largest_scale"]:
-            checks.append(
-                near(
-                    f"norm at scale {scale} / peak", source, even["of_peak"][scale],
-                    even_norm(keys, float(scale)) / peak, 1e-3, "interpolation on the grid",
-                    contradicts=True,
-                )
-            )  # fmt: skip
-    norms = even["jacobian_norm"]
-    checks.append(
-        Expectation(
-            "evenly spaced scores: largest norm of the Jacobian / that at the smallest scale",
-            "1 (largest when uniform)", max(norms) / norms[0], 1.1, math.inf,
-            "two keys that tie have 1/2, uniform attention sqrt(T - 1) / T", contradicts=True,
-        )
-    )  # fmt: skip
-    mean, deviation = np.array(random["mean"]), np.array(random["sd"])
-    at_ten, last = int(np.abs(scales - 10).argmin()), len(scales) - 1
-    limit = expected_maximum(keys) / math.sqrt(2)
-    for index, claim, unit, source in (
-        (at_ten, "largest mean norm", mean.max(), "near zero"),
-        (last, "(m_T / (sqrt(2) c))", limit / scales[last], ""),
-    ):
-        at = float(scales[index])
-        expected = limit / at / unit
-        checks.append(
-            near(
-                f"random scores: mean norm at scale {at:.3g} / {claim}", source,
-                mean[index] / unit, expected,
-                4 * deviation[index] / root / unit + 2 / at * expected,
-                "4 standard errors; the next term is of relative order 1/c",
-                contradicts=bool(source),
-            )
-        )  # fmt: skip
-    checks += [
-        Expectation(
-            "random scores: median norm / mean norm at the largest scale", "near zero",
-            random["median"][last] / mean[last], 0, 0.1,
-            "the median gap, of order 1/m_T, is far above 1/c",
-        ),
-    ]  # fmt: skip
-    return checks + _curve_expectations(numbers)
+    even, random = where(rows, scores="even")[0], where(rows, scores="random")[0]
+    mean, median = np.array(random["mean"]), random["quantiles"][1]
+    scales, keys = np.array(random["scales"]), even["keys"]
+    peak, peak_norm = even_peak(keys), even_norm(keys, even_peak(keys))
+    found = []
+    text = "even scores: scale at which the gradient of the largest weight peaks"
+    bounds = (peak - 0.02996, peak + 0.02995)
+    found.append(Claim(text, even["peak_scale"], *bounds, "near 1 (unit variance)", True))
+    for scale, words in ((1, "at its peak"), (10, "near zero"), (20, "near zero")):
+        share = even_norm(keys, scale) / peak_norm
+        text = f"even scores: gradient at scale {scale}, share of the peak"
+        found.append(Claim(text, even[f"at {scale}"], share - 1e-3, share + 1e-3, words, True))
+    jacobian = max(even["jacobian"]) / even["jacobian"][0]
+    text = "even scores: largest norm of the Jacobian over that of uniform weights"
+    found.append(Claim(text, jacobian, 1.1, math.inf, "1: largest when uniform", True))
+    at_ten = mean[np.abs(scales - 10).argmin()] / mean.max()
+    text = "random scores: mean gradient at scale 10, share of the largest"
+    found.append(Claim(text, at_ten, 0.389637, 0.667362, "near zero", True))
+    ratio = mean[-1] * math.sqrt(2) * scales[-1] / expected_maximum(keys)
+    text = f"random scores: mean gradient at scale {scales[-1]:g} over its limit, m_T / (√2 c)"
+    found.append(Claim(text, ratio, 0.796209, 1.20379))
+    text = f"random scores: median over mean gradient at scale {scales[-1]:g}"
+    found.append(Claim(text, median[-1] / mean[-1], 0, 0.1, "near zero"))
+    tops = [row["mean"][0] for row in where(rows, arm="scaled")]
+    off = max(abs(top - tops[-1]) for top in tops)
+    text = "scaled: largest weight, largest difference from that at the largest d_k"
+    return [*found, Claim(text, off, 0, 0.01156, "all curves overlap")]
 
 
-def _curve_expectations(numbers: JSON) -> list[Expectation]:
-    config = numbers["config"]
-    root, dims = config["samples"] ** 0.5, config["curve_dims"]
-    tops = [
-        (of_dim["scaled"]["mean"][0], of_dim["scaled"]["sd"][0]) for of_dim in numbers["curves"]
-    ]
-    raw, dim = numbers["curves"][-1]["raw"], dims[-1]
-    missing = math.log(2) * expected_maximum(config["curve_keys"]) / dim**0.5
-    checks = [
-        near(
-            f"scaled: largest weight at d_k = {size} minus that at {dim}", "all curves overlap",
-            mean - tops[-1][0], 0, 4 * math.hypot(deviation, tops[-1][1]) / root + 1 / (2 * size),
-            "4 standard errors; |q| / sqrt(d_k) has variance 1 / (2 d_k)",
-        )
-        for size, (mean, deviation) in zip(dims[:-1], tops[:-1], strict=True)
-    ]  # fmt: skip
-    checks.append(
-        near(
-            f"raw: 1 - largest weight at d_k = {dim} / (log 2 m_T / sqrt(d_k))", "one-hot",
-            (1 - raw["mean"][0]) / missing, 1,
-            4 * raw["sd"][0] / root / missing + 2 / dim**0.5,
-            "4 standard errors; the next term is of relative order 1/sqrt(d_k)",
-        )
-    )  # fmt: skip
-    return checks
+def table(rows: list[Row]) -> str:
+    """Largest of ten random weights, and norm of the softmax's Jacobian, by d_k."""
+    lines = []
+    for dim in dict.fromkeys(column(rows, "dim")):
+        raw, scaled = where(rows, dim=dim)
+        weights = [f"{row['mean'][0]:.3f}" for row in (raw, scaled)]
+        lines.append([dim, *weights, *(f"{row['jacobian']:.3f}" for row in (raw, scaled))])
+    head = ["d_k", "largest weight, raw", "scaled", "norm of the Jacobian, raw", "scaled"]
+    return markdown(head, lines)
+
+
+def plot(rows: list[Row]) -> dict[str, Figure]:
+    """The gradient norms and the softmax curves."""
+    even, random = where(rows, scores="even")[0], where(rows, scores="random")[0]
+    scales, peak = even["scales"], even["peak_scale"]
+    color, other_color, median_color = plotting.COLORS[4:]  # of no score
+    figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, sharey=True)
+    left.plot(scales, even["gradient"], color=color, label="gradient of the largest weight")
+    left.plot(scales, even["jacobian"], "--", color=other_color, label="whole Jacobian")
+    left.axvline(peak, color=color, lw=1, alpha=0.6)
+    left.text(peak + 0.2, 0.02, f"peak at {peak:.1f}", color=color)
+    left.axvline(1, color="gray", ls=":", label="the chapter's reading: peak near 1,")
+    left.axvline(10, color="gray", ls="-.", label="near zero from 10 on")
+    left.set_title(f"{even['keys']} scores evenly from -1 to 1, times the scale")
+    left.set(xlabel="scale c of the scores", ylabel="norm of the gradient in the scores")
+    low, median, high = random["quantiles"]
+    label = "10 to 90 % of the queries"
+    right.fill_between(scales, low, high, color=color, alpha=0.2, linewidth=0, label=label)
+    right.plot(scales, random["mean"], color=color, label="mean")
+    right.plot(scales, median, color=median_color, ls="--", label="median")
+    limit = expected_maximum(random["keys"]) / math.sqrt(2)
+    tail = [scale for scale in scales if limit / scale < 0.3]
+    label = r"$m_T / (\sqrt{2}\,c)$"
+    right.plot(tail, [limit / c for c in tail], ":", color="gray", lw=2.5, label=label)
+    right.set_title(f"random queries, {random['keys']} keys each")
+    right.set_xlabel("scale c, the scores' standard deviation: $\\sqrt{d_k}$ of raw dot products")
+    curves, axes = plotting.new_figure(10, 4.2, columns=2, sharey=True)
+    for ax, arm in zip(axes, ("raw", "scaled"), strict=True):
+        of_arm = where(rows, arm=arm)
+        colors = colormaps["viridis"](np.linspace(0, 0.88, len(of_arm)))
+        for index, row in enumerate(of_arm):
+            # Side by side, so that curves that coincide are seen.
+            x = np.arange(1, CURVE_KEYS + 1) + 0.1 * (index - (len(of_arm) - 1) / 2)
+            marker, label = plotting.MARKERS[index % 7], f"$d_k$ = {row['dim']}"
+            ax.plot(x, row["mean"], color=colors[index], marker=marker, ms=5, label=label)
+            bounds = row["quantiles"][::2]
+            ax.fill_between(x, *bounds, color=colors[index], alpha=0.1, linewidth=0)
+        ax.set(xlabel="key, by falling weight", title=f"{arm} dot products", ylim=(0, 1.05))
+    axes[0].set_ylabel("attention weight")
+    curves.suptitle(f"Attention over {CURVE_KEYS} random keys (bands: 10 to 90 % of the queries)")
+    for ax in (left, right, *axes):
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=9, loc="upper right")
+    left.set_ylim(0, 0.6)
+    return {"softmax_saturation": figure, "softmax_saturation_curves": curves}
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

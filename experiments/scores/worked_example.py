@@ -1,13 +1,11 @@
 """What are the four scores of one query and one key, and attention over three tokens, by hand?
 
-Source:   chapter 38 ("Attention Variants"), §38.1 (four scores on one pair), §38.9 (matrix form and
+Answer:   dot 1.1800, scaled 0.5900, general 0.3471 and additive -0.6569, all as printed; the
+          source's W^T h, however, gives general -0.0027.
+Source:   chapter 38 ("Attention Variants"), §38.1 (four scores of one pair), §38.9 (matrix form and
           loop form), exercise 38.1 (general is dot on projected keys); day 11, E11.1 (three tokens
           by hand).
-Command:  .venv/bin/python -m experiments.scores.worked_example
-Time:     10 seconds on 2 CPU cores.
-Expected: dot 1.18, scaled 0.59, general 0.3471, additive -0.6569. Matrix and loop form differ by
-          less than 1e-6. E11.1 to 4 digits: query 3 is uniform, queries 1 and 2 are as focused as
-          each other.
+Command:  .venv/bin/python -m experiments.scores.worked_example   # 10 seconds on 2 CPU cores
 
 General and additive have random parameters in the source; `torch_random` draws the same ones. Any
 other score has parameters of its own initialisation.
@@ -17,11 +15,9 @@ are W h, for which s . h' = s^T W h, which is the score. With W^T h it is s^T W^
 unless W is symmetric. W^T belongs to the query, whose projection is cheaper where there are fewer
 queries than keys. The general score of T queries, S keys and D features takes
 
-    T S (D^2 + D)      multiplications, one pair at a time,
-    S D^2 + T S D      with keys projected once,
-    T D^2 + T S D      with queries projected once, as `General` does,
-
-counted here in the programs that JAX traces.
+    T S (D² + D)      multiplications, one pair at a time,
+    S D² + T S D      with keys projected once,
+    T D² + T S D      with queries projected once, as `General` does.
 
 §38.1 also says that additive is the only score that can fall where s . h rises. General can as well
 (W = -I reverses every order). The experiment counts, for random keys and the source's parameters,
@@ -31,53 +27,41 @@ how many pairs of keys each score puts in the order of s . h.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from matplotlib.figure import Figure
 
-from attention_jax import SCORES, attention, attention_weights
-from attention_jax.analysis import weight_entropy
+from attention_jax import attention, attention_weights
+from attention_jax.reports import plotting
 from attention_jax.scores import get_score
-from experiments.experiment import JSON, Expectation, ScoreNames, near, rounded, run_experiment
-from experiments.scores.chosen_scores import check_scores, fresh_params
-from experiments.scores.general_score_cost import multiplications
-from experiments.scores.worked_example_figures import CAPTIONS, plot
-from experiments.scores.worked_example_report import PRINTED, report
-from experiments.setting_checks import check_least
+from experiments.lab import Claim, Row, ScoreNames, main, markdown, significant, style, where
 from experiments.torch_random import TorchRandom
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
-
-Array = jax.Array
-
-_rounded = functools.partial(rounded, decimals=6)
-
-# Steps by score. For other scores only the logit is known.
-STEPS: dict[str, tuple[str, ...]] = {
-    "dot": (),
-    "scaled": ("s / sqrt(4)",),
-    "general": ("s W",),
-    "additive": ("Wq s", "Wk h", "tanh(Wq s + Wk h)"),
-}
-
 # §38.1
-QUERY = (1.0, -0.5, 0.3, 0.8)
-KEY = (0.6, 0.2, -0.4, 1.0)
-PARAMETER_SEED, PARAMETER_SCALE = 11, 0.3
-PRINTED_STEPS = {
-    ("general", "s W"): (0.166, 0.57, -0.183, 0.06),
-    ("additive", "tanh(Wq s + Wk h)"): (-0.63, 0.659, -0.101, 0.877),
+QUERY, KEY = jnp.array([[1.0, -0.5, 0.3, 0.8]]), jnp.array([[0.6, 0.2, -0.4, 1.0]])
+PRINTED = {"dot": 1.1800, "scaled": 0.5900, "general": 0.3471, "additive": -0.6569}
+PRINTED_STEPS = {  # s W, and tanh(Wq s + Wk h)
+    "general": (0.166, 0.57, -0.183, 0.06),
+    "additive": (-0.63, 0.659, -0.101, 0.877),
 }
-# §38.9
-FORMS_SEED, FORMS_LENGTH, FORMS_DIM = 3, 5, 8
-
+SUMMANDS = {
+    "dot": "$s_i\\,h_i$",
+    "scaled": "$s_i\\,h_i\\,/\\,\\sqrt{4}$",
+    "general": "$(s^T W)_i\\,h_i$",
+    "additive": "$v_i\\,\\tanh(W_q s + W_k h)_i$",
+}
 # Day 11, E11.1, where K and V are the same numbers.
-THREE_QUERIES = ((1.0, 0.0), (0.0, 1.0), (1.0, 1.0))
-THREE_KEYS = ((1.0, 0.0), (0.0, 1.0), (0.5, 0.5))
+THREE_QUERIES = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+THREE_KEYS = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
+
+CAPTIONS = {
+    "worked_example": "The four summands of one logit, a bar chart per score; above it their sum.",
+    "worked_example_three_tokens": "Attention of three tokens by hand: the third weighs all alike.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,215 +71,155 @@ class Config:
     Attributes:
         scores: scores to compare.
         keys: random keys, whose order by each score is compared with that by dot product.
-        dim: D for counting multiplications.
-        target_length: T for counting multiplications.
-        source_lengths: values of S for counting multiplications.
     """
 
     scores: ScoreNames = ("dot", "scaled", "general", "additive")
     keys: int = 1000
-    dim: int = 64
-    target_length: int = 32
-    source_lengths: tuple[int, ...] = (4, 16, 64, 256, 1024)
-
-    def __post_init__(self) -> None:
-        check_scores(self.scores, len(QUERY))
-        check_least(self, keys=2, dim=1, target_length=1)
-        if not self.source_lengths or min(self.source_lengths) < 1:
-            raise ValueError(
-                f"source_lengths must be one or more of at least 1; got {self.source_lengths}"
-            )
 
 
-QUICK = Config(keys=50, dim=8, target_length=5, source_lengths=(3, 7))
+QUICK = Config(keys=50)
 
 
-def run(config: Config) -> JSON:
-    """Computes the numbers of the sources' examples, and tests their general claims."""
+def run(config: Config) -> list[Row]:
+    """The numbers of the sources' examples: a row per score, number and table."""
     of_source = source_parameters()
-    params = {
-        name: of_source[name]
-        if name in of_source
-        else fresh_params(name, jax.random.key(2), len(QUERY))
-        for name in config.scores
+    keys = jax.random.normal(jax.random.key(0), (config.keys, KEY.shape[1]))
+    first, second = np.triu_indices(config.keys, k=1)
+    by_dot = np.asarray(QUERY @ keys.T)[0]
+    rows: list[Row] = []
+    for name in config.scores:
+        score = get_score(name)
+        params = of_source.get(name) or score.init(jax.random.key(2), 4, 4)
+        logits = np.asarray(score(params, QUERY, keys))[0]
+        same_order = (logits[first] > logits[second]) == (by_dot[first] > by_dot[second])
+        row = {"logit": score(params, QUERY, KEY)[0, 0]}
+        row |= {"same_order": same_order.mean(), **steps(name, params)}
+        rows.append({"score": name, **significant(row)})
+    transposed = (QUERY @ (KEY @ of_source["general"]["kernel"]).T)[0, 0]
+    rows.append({"number": "s . W^T h", "is": significant(transposed)})
+    rows.append({"number": "matrix minus loop", "is": matrix_minus_loop()})
+    tables = {
+        "dot products $QK^T$": THREE_QUERIES @ THREE_KEYS.T,
+        "scaled $QK^T/\\sqrt{2}$": get_score("scaled")({}, THREE_QUERIES, THREE_KEYS),
+        "weights A, rows sum to 1": attention_weights(THREE_QUERIES, THREE_KEYS),
+        "output AV": attention(THREE_QUERIES, THREE_KEYS, THREE_KEYS),
     }
-    return {
-        "scores": {name: trace(name, params[name]) for name in config.scores},
-        "transposed": _transposed(of_source["general"]["kernel"]),
-        "same_order_as_dot": _same_order_as_dot(params, config.keys),
-        "matrix_minus_loop": _matrix_minus_loop(),
-        "three_tokens": three_tokens(),
-        "multiplications": [
-            multiplications(config.target_length, source_length, config.dim)
-            for source_length in config.source_lengths
-        ],
-    }
+    digits = {name: np.asarray(each, np.float64).round(6) for name, each in tables.items()}
+    return rows + [{"table": name, "is": each.tolist()} for name, each in digits.items()]
 
 
 def source_parameters() -> dict[str, Any]:
     """Returns the parameters of §38.1 in the form that our scores take."""
-    random, dim = TorchRandom(PARAMETER_SEED), len(QUERY)
-    general = random.randn(dim, dim) * np.float32(PARAMETER_SCALE)
-    both = random.randn(dim, 2 * dim) * np.float32(PARAMETER_SCALE)
-    v = random.randn(dim) * np.float32(PARAMETER_SCALE)
-    additive = {"query_kernel": both[:, :dim].T, "key_kernel": both[:, dim:].T, "v": v}
-    params = {"dot": {}, "scaled": {}, "general": {"kernel": general}, "additive": additive}
-    return jax.tree.map(jnp.asarray, params)
+    random = TorchRandom(11)
+    general, both, v = (0.3 * random.randn(*shape) for shape in ((4, 4), (4, 8), (4,)))
+    additive = {"query_kernel": both[:, :4].T, "key_kernel": both[:, 4:].T, "v": v}
+    return jax.tree.map(jnp.asarray, {"general": {"kernel": general}, "additive": additive})
 
 
-def trace(name: str, params: Any) -> JSON:
-    """Returns the logit of the one pair; for a score of the source its steps and summands, too."""
-    steps, summands, logit = jax.device_get(_trace(name, params))
-    return {
-        "steps": {step: _rounded(steps[step]) for step in STEPS.get(name, ())},
-        "summands": None if summands is None else _rounded(summands),
-        "logit": _rounded(logit),
-    }
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _trace(name: str, params: Any) -> tuple[dict[str, Array], Array | None, Array]:
-    score, query, key = get_score(name), jnp.array([QUERY]), jnp.array([KEY])
-    logit = score(params, query, key)[0, 0]
-    if name not in STEPS:
-        return {}, None, logit
-    q_features = score.project_query(params, query)[0]
-    k_features = score.project_key(params, key)[0]
+def steps(name: str, params: Any) -> Row:
+    """The step that §38.1 prints and the summands of the logit, for a score of the source."""
+    if name not in SUMMANDS:
+        return {}
+    query = get_score(name).project_query(params, QUERY)[0]
+    key = get_score(name).project_key(params, KEY)[0]
     if name == "additive":
-        hidden = jnp.tanh(q_features + k_features)
-        arrays = [q_features, k_features, hidden]
-        summands = params["v"] * hidden
-    else:
-        arrays = [q_features] * len(STEPS[name])
-        summands = q_features * k_features
-    return dict(zip(STEPS[name], arrays, strict=True)), summands, logit
+        query, key = jnp.tanh(query + key), params["v"]
+    return {"step": query, "summands": query * key}
 
 
-def _transposed(kernel: Array) -> JSON:
-    """The general score s^T W h, and dot products with the keys W h and W^T h."""
-
-    @jax.jit
-    def logits(query: Array, key: Array) -> dict[str, Array]:
-        dot, general = SCORES["dot"], SCORES["general"]
-        return {
-            "general": general({"kernel": kernel}, query, key)[0, 0],
-            "W h": dot({}, query, key @ kernel.T)[0, 0],
-            "W^T h": dot({}, query, key @ kernel)[0, 0],
-        }
-
-    by_name = jax.device_get(logits(jnp.array([QUERY]), jnp.array([KEY])))
-    return {name: _rounded(by_name[name]) for name in ("general", "W h", "W^T h")}
-
-
-def _same_order_as_dot(params: dict[str, Any], count: int) -> JSON:
-    """The share of pairs of random keys that each score puts in the order of s . h."""
-    key = jax.random.normal(jax.random.key(0), (count, len(KEY)))
-
-    @jax.jit
-    def logits(query: Array, key: Array) -> dict[str, Array]:
-        rows = {name: get_score(name)(params[name], query, key)[0] for name in params}
-        return rows | {"dot": SCORES["dot"]({}, query, key)[0]}
-
-    rows = jax.device_get(logits(jnp.array([QUERY]), key))
-    first, second = np.triu_indices(count, k=1)
-    rises = {name: row[first] > row[second] for name, row in rows.items()}
-    return {name: _rounded(np.mean(rises[name] == rises["dot"])) for name in params}
-
-
-def _matrix_minus_loop() -> float:
+def matrix_minus_loop() -> float:
     """The largest difference between the two forms of §38.9, on the source's own problem."""
-    random = TorchRandom(FORMS_SEED)
-    query, key, value = (jnp.asarray(random.randn(FORMS_LENGTH, FORMS_DIM)) for _ in range(3))
-    difference = attention(query, key, value) - loop_form(query, key, value)
-    return float(np.abs(np.asarray(difference)).max())
+    random = TorchRandom(3)
+    query, key, value = (jnp.asarray(random.randn(5, 8)) for _ in range(3))
+    logits = [jnp.stack([jnp.sum(s * h) / math.sqrt(8) for h in key]) for s in query]
+    loop = jnp.stack([jax.nn.softmax(row) @ value for row in logits])
+    return float(jnp.abs(attention(query, key, value) - loop).max())
 
 
-def loop_form(query: Array, key: Array, value: Array) -> Array:
-    """Returns attention as §38.9 writes it with s and h: one query and one key at a time."""
-
-    def output_of_query(s: Array) -> Array:
-        logits = jnp.stack([jnp.sum(h * s) for h in key]) / math.sqrt(key.shape[-1])
-        return jax.nn.softmax(logits) @ value
-
-    return jnp.stack([output_of_query(s) for s in query])
-
-
-def three_tokens() -> JSON:
-    """Returns every step of E11.1."""
-    query, key = jnp.array(THREE_QUERIES), jnp.array(THREE_KEYS)
-    weights = attention_weights(query, key)
-    return {
-        "QK^T": _rounded(SCORES["dot"]({}, query, key)),
-        "QK^T / sqrt(2)": _rounded(SCORES["scaled"]({}, query, key)),
-        "A": _rounded(weights),
-        "AV": _rounded(attention(query, key, key)),
-        "entropy": _rounded(weight_entropy(weights)),
-        "largest_weight": _rounded(np.asarray(weights).max(axis=-1)),
-    }
-
-
-def expectations(numbers: JSON) -> list[Expectation]:
+def claims(rows: list[Row]) -> list[Claim]:
     """The sources' numbers and claims."""
-    four_digits = "half of the last digit printed, and float32 rounding"
-    scores = numbers["scores"]
-    checks = [
-        near(
-            f"{name} score of the worked example", f"{printed:+.4f}",
-            scores[name]["logit"], printed, 5.1e-5, four_digits,
-        )
-        for name, printed in PRINTED.items() if name in scores
-    ]  # fmt: skip
-    for (name, step), values in PRINTED_STEPS.items():
-        if name in scores:
-            error = np.abs(np.subtract(scores[name]["steps"][step], values)).max()
-            claim = f"largest difference from the printed {step}"
-            checks.append(Expectation(claim, str(list(values)), error, 0, 5.1e-4, four_digits))
-    transposed = numbers["transposed"]
-    checks.append(
-        Expectation(
-            "dot product with W^T h minus the general score, absolute (the source says 0)", "0",
-            abs(transposed["W^T h"] - transposed["general"]), 1e-3, math.inf,
-            "not 0, because W is not symmetric", contradicts=True,
-        )
-    )  # fmt: skip
-    checks.append(
-        Expectation(
-            "largest difference: matrix and loop, the source's problem", "2.4e-07",
-            numbers["matrix_minus_loop"], 0, 1e-6,
-            "the source's; up to 4 float32 roundings of outputs below 4",
-        )
-    )  # fmt: skip
-    if "general" in scores:
-        checks.append(
-            Expectation(
-                "pairs of keys that general puts in the order of s . h (the source says all)", "1",
-                numbers["same_order_as_dot"]["general"], 0, 0.9,
-                "W is far from a multiple of the identity", contradicts=True,
-            )
-        )  # fmt: skip
-    return checks + _three_token_expectations(numbers["three_tokens"], four_digits)
-
-
-def _three_token_expectations(tables: JSON, four_digits: str) -> list[Expectation]:
-    """E11.1 by its exponentials: logits of 0, 1/2 and 1, divided by sqrt(2)."""
-    whole, half = math.exp(1 / math.sqrt(2)), math.exp(0.5 / math.sqrt(2))
-    total = whole + half + 1
-    by_hand = {
-        "weight of query 1 on key 1": (tables["A"][0][0], whole / total),
-        "weight of query 1 on key 2": (tables["A"][0][1], 1 / total),
-        "weight of query 1 on key 3": (tables["A"][0][2], half / total),
-        "weight of query 3 on key 1": (tables["A"][2][0], 1 / 3),
-        "output of query 1, feature 1": (tables["AV"][0][0], (whole + half / 2) / total),
-        "output of query 2, feature 1": (tables["AV"][1][0], (1 + half / 2) / total),
-        "output of query 3, feature 1": (tables["AV"][2][0], 1 / 2),
-        "entropy of query 3": (tables["entropy"][2], math.log(3)),
-        "entropy of query 2, as of query 1": (tables["entropy"][1], tables["entropy"][0]),
-    }
+    scores = {row["score"]: row for row in rows if "score" in row}
+    if not set(PRINTED) <= set(scores):
+        return []
+    general = scores["general"]
+    logit = max(abs(scores[name]["logit"] - printed) for name, printed in PRINTED.items())
+    step = max(
+        np.abs(np.subtract(scores[name]["step"], printed)).max()
+        for name, printed in PRINTED_STEPS.items()
+    )
+    transposed = where(rows, number="s . W^T h")[0]["is"] - general["logit"]
+    loop = where(rows, number="matrix minus loop")[0]["is"]
+    tables = [np.array(row["is"]) for row in rows if "table" in row]
+    hand = max(np.abs(a - b).max() for a, b in zip(tables[2:], by_hand(), strict=True))
     return [
-        near(f"E11.1: {name}", "exact to 4 digits", measured, expected, 5e-5, four_digits)
-        for name, (measured, expected) in by_hand.items()
+        Claim("largest difference from the printed scores", logit, 0, 5.1e-5, "four scores"),
+        Claim("largest difference from the printed steps", step, 0, 5.1e-4, "s W, tanh(...)"),
+        Claim("s . W^T h - general, absolute", abs(transposed), 1e-3, source="0", denies=True),
+        Claim("largest difference of matrix and loop", loop, 0, 1e-6, "2.4e-07"),
+        Claim(
+            "share of pairs of keys that general puts in the order of s . h",
+            general["same_order"],
+            high=0.9,
+            source="1: only additive can fall where s . h rises",
+            denies=True,
+        ),
+        Claim("E11.1: largest difference from weights and outputs by hand", hand, 0, 5e-5, "0"),
     ]
 
 
+def by_hand() -> tuple[np.ndarray, np.ndarray]:
+    """Weights and outputs of E11.1 by their exponentials: logits of 0, 1/2 and 1, over sqrt(2)."""
+    whole, half = math.exp(1 / math.sqrt(2)), math.exp(0.5 / math.sqrt(2))
+    weights = np.array([[whole, 1, half], [1, whole, half], [1, 1, 1]])
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights, weights @ np.asarray(THREE_KEYS, np.float64)
+
+
+def table(rows: list[Row]) -> str:
+    """The logits beside the source's, and how often a score keeps the order of s . h."""
+    head = ("score", "logit of s and h", "the source's", "pairs of keys in the order of s·h")
+    lines = []
+    for row in (row for row in rows if "score" in row):
+        printed = f"{PRINTED[row['score']]:.4f}" if row["score"] in PRINTED else ""
+        share = f"{100 * row['same_order']:.0f} %"
+        lines.append((row["score"], f"{row['logit']:.4f}", printed, share))
+    return markdown(head, lines)
+
+
+def plot(rows: list[Row]) -> dict[str, Figure]:
+    """The summands of each logit, and the four tables of E11.1."""
+    scores = [row for row in rows if "score" in row]
+    width = max(2.6 * len(scores), 5.2)
+    summands, axes = plotting.new_figure(width, 3.4, columns=len(scores), sharey=True)
+    for ax, row in zip(axes, scores, strict=True):
+        name, heights = row["score"], row.get("summands") or [row["logit"]]
+        features = range(1, len(heights) + 1)
+        color = style(name, [each["score"] for each in scores])["color"]
+        bars = ax.bar(features, heights, color=color)
+        ax.bar_label(bars, fmt="%.3f", padding=2)
+        ax.axhline(0, color="black", linewidth=0.8)
+        title = f"{name}: {SUMMANDS[name]}" if name in SUMMANDS else name
+        ax.set_title(f"{title}\nlogit {row['logit']:+.4f}", fontsize=11)
+        ax.set(xlabel="feature i", xticks=features)
+    axes[0].set_ylabel("summand of the logit")
+    axes[0].margins(y=0.15)
+    summands.suptitle("The logit of one query s and one key h, and its summands, for each score")
+    ratios = {"width_ratios": [3, 3, 3, 2]}
+    tokens, axes = plotting.new_figure(10.5, 3.6, columns=4, gridspec_kw=ratios)
+    tables = [row for row in rows if "table" in row]
+    for ax, row in zip(axes, tables, strict=True):
+        numbers = np.array(row["is"])
+        plotting.draw_weights(ax, numbers, "123", "123"[: numbers.shape[1]])
+        for (query, key), number in np.ndenumerate(numbers):
+            color = "white" if number < 0.6 else "black"
+            ax.text(key, query, f"{number:.4f}", ha="center", va="center", color=color)
+        ax.set_title(row["table"], fontsize=11)
+    axes[0].set_ylabel("query")
+    axes[-1].set_xlabel("feature")
+    title = "the third query lies between the keys and weighs all alike"
+    tokens.suptitle(f"Three tokens by hand: {title}")
+    return {"worked_example": summands, "worked_example_three_tokens": tokens}
+
+
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)
