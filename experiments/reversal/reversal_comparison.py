@@ -142,7 +142,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 def table(rows: list[Row]) -> str:
     """The share of whole strings right by score and length, in %."""
     beyond = [length for length in dict.fromkeys(column(rows, "length")) if length not in TRAINED]
-    heads = ("score", "lengths 3-8", *(f"length {length}" for length in beyond), "steps/s, all seeds")
+    heads = ("score", "lengths 3-8", *(f"length {length}" for length in beyond), "steps/s")
     columns = [exact(rows, TRAINED), *(exact(rows, [length]) for length in beyond)]
     lines = []
     for index, score in enumerate(dict.fromkeys(column(rows, "score"))):
