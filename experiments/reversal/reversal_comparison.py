@@ -14,7 +14,7 @@ of this experiment. `gru_padding.py` trains models with positions from the start
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,11 @@ from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import train_run
 from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, column, where
-from experiments.reversal.training_settings import TrainingSettings, check_word
+from experiments.reversal.training_settings import TrainingSettings
 
 TRAINED = range(Reversal.min_length, Reversal.max_length + 1)
+LONGER = ((10, 1000), (20, 1000), (50, 1000), (200, 200), (500, 100))
+WORD = "reversal"  # its attention is drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,6 @@ class Config(TrainingSettings):
         scores: scores to train.
         strings: test strings for each length of training.
         longer: (length, number of test strings) beyond training.
-        word: the word whose attention is drawn.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
@@ -52,19 +53,11 @@ class Config(TrainingSettings):
     seeds: int = 5
     learning_rate: float = Reversal.train.learning_rate
     strings: int = 1000
-    longer: tuple[tuple[int, int], ...] = (
-        (10, 1000),
-        (20, 1000),
-        (50, 1000),
-        (200, 200),
-        (500, 100),
-    )
-    word: str = "reversal"
+    longer: tuple[tuple[int, int], ...] = LONGER
     workdir: Path = Path("runs/reversal_comparison")
 
     def __post_init__(self) -> None:
         lab.check_least(self, strings=1, longer=1)
-        check_word(self.word)
         for score in self.scores:
             self.task(score)
         check_folder("workdir", self.workdir)
@@ -96,7 +89,7 @@ def run(config: Config) -> list[Row]:
             letters, _, exact = ([round(float(s), 6) for s in shares] for shares in found)
             rows.append({"score": score, "length": length, "letters": letters, "exact": exact})
         params = trained.params_of(0)
-        answers = trained.task.answers(params, [config.word])
+        answers = trained.task.answers(params, [WORD])
         panels = cross_attention(trained.task, params, answers.batch, answers.labels)
         ((weights, written, read),) = panels.values()
         weights = np.asarray(weights, np.float64).round(3).tolist()
@@ -107,15 +100,11 @@ def run(config: Config) -> list[Row]:
 # --- what came out ---
 
 
-def exact(rows: list[Row], lengths: Iterable[int]) -> np.ndarray:
+def exact(rows: list[Row], lengths: Sequence[int]) -> np.ndarray:
     """Shares of whole strings right, a mean over these lengths: [scores, seeds]."""
-    scores = dict.fromkeys(column(rows, "score"))
-    return np.array(
-        [
-            np.mean([column(rows, "exact", score=s, length=n)[0] for n in lengths], axis=0)
-            for s in scores
-        ]
-    )
+    tested = [row for row in rows if row.get("length") in lengths]
+    by_score = {score: column(tested, "exact", score=score) for score in column(tested, "score")}
+    return np.array([np.mean(shares, axis=0) for shares in by_score.values()])
 
 
 def claims(rows: list[Row]) -> list[Claim]:

@@ -265,11 +265,8 @@ def sizes_of_dot(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
     """Parts 1 and 2: dot by d and by size of its logits, each at its best rate."""
     dot = where(rows, score="dot")
     return {
-        dim: {
-            size: best(dot, dim=dim, size=size)
-            for size in dict.fromkeys(column(dot, "size", dim=dim))
-        }
-        for dim in dict.fromkeys(column(dot, "dim"))
+        dim: {size: best(dot, dim=dim, size=size) for size in column(dot, "size", dim=dim)}
+        for dim in column(dot, "dim")
     }
 
 
@@ -357,14 +354,12 @@ def _outcome(row: Row) -> str:
 
 CAPTIONS = {
     "scale_and_dimension_sizes": "Final loss of dot times a constant, over the initial deviation of"
-    " its logits within a row; each at its best rate. Open symbols: dot and scaled dot as they are,"
-    " at every d. Points are geometric means over seeds, bands one standard deviation of the"
-    " logarithms on either side.",
-    "scale_and_dimension_training": "Dot and scaled dot while they learn to reverse strings, one"
-    " column per size d of the model: loss, entropy of the cross attention and deviation of its"
-    " logits within a row, over steps; each at its best learning rate. Lines are means over seeds,"
-    " bands one standard deviation on either side, both of logarithms where the axis is"
-    " logarithmic.",
+    " its logits; open symbols are dot and scaled dot as they are. Each at its best learning rate;"
+    " geometric means over seeds, and bands of one standard deviation of the logarithms.",
+    "scale_and_dimension_training": "Dot and scaled dot while they learn, by size d of the model:"
+    " loss, entropy of the cross attention and deviation of its logits within a row; each at its"
+    " best learning rate. Means over seeds, and bands of one standard deviation, both of logarithms"
+    " where the axis is logarithmic.",
 }
 
 
