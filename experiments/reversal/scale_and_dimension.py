@@ -160,7 +160,7 @@ QUICK = Config(dims=(16,), sizes=(16,), rates=(3e-3,), seeds=2, steps=2, look_ev
 
 
 def run(config: Config) -> list[Row]:
-    """A row per arm and rate; those of dot and scaled dot as they are have the looks at them."""
+    """A row per arm and rate; of dot and scaled dot at their best rates, with looks on the way."""
     rows = []
     for dim in config.dims:
         sizes = config.sizes if dim in config.size_dims else ()
@@ -222,6 +222,9 @@ def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float])
             steps = [*range(0, config.steps + 1, config.look_every)]
             measured["looks"] = {"step": steps, **curves}
         rows.append({"score": score, "dim": dim, "size": size, "rate": rate, **measured})
+    for row in rows:
+        if row is not best(rows, size=row["size"]):
+            row.pop("looks", None)
     return rows
 
 
