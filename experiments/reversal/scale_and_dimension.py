@@ -9,18 +9,16 @@ Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and
 Command: .venv/bin/python -m experiments.reversal.scale_and_dimension  # 35 minutes on 2 CPU cores
 
 All models are the reversal model for short strings (`SHORT_STRINGS` in `training_settings.py`) with
-padding masked; only the cross attention's score changes. The scores are part of the question, so
-that there is no setting for them. With this number of steps unscaled dot at d = 16 and 64 stops
-improving; at d = 256 it takes more. Every arm is trained at several learning rates, and compared at
-the rate with its lowest mean final loss, so that no arm suffers from a rate that suits another.
+padding masked; only the cross attention's score changes. With this number of steps unscaled dot at
+d = 16 and 64 stops improving; at d = 256 it takes more. Every arm is trained at several learning
+rates, and compared at the rate with its lowest mean final loss.
 
 1. Dimension: dot and scaled dot at d of 16, 64 and 256; the source's exercise is d = 256.
 2. Size of logits: dot times a constant, chosen for each seed so that its logits begin with a given
    deviation within a row. Scaled dot is the same function: at equal logits both are one model.
 3. The four scores at one d: as they are; with logits that begin with equal deviations; with equally
-   many parameters; and with both equal. General has d^2 parameters. Additive gets as many with a
-   hidden layer of d / 2 (and d / 2 for v), dot and scaled dot with projections of query and key to
-   d / 2 each.
+   many parameters; and with both equal. General has d^2 parameters; additive gets as many with a
+   hidden layer of d / 2, dot and scaled dot with projections of query and key to d / 2 each.
 """
 
 from __future__ import annotations
@@ -40,7 +38,6 @@ import optax
 from attention_jax.analysis import learning_statistics
 from attention_jax.reports import plotting
 from attention_jax.scores import Additive, Dot, General, Params
-from attention_jax.tasks.evaluation import decoded
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
@@ -50,8 +47,6 @@ from experiments.lab import Claim, Row, column, markdown, significant, where
 from experiments.reversal.multiplied_scores import Times
 from experiments.reversal.training_settings import SHORT_STRINGS
 
-Array = jax.Array
-
 PLAIN, SCALED, EQUAL = "as it is", "scaled", 1.0  # sizes of logits; a number is their deviation
 LABELS = {
     "loss": "loss (nats per token)",
@@ -59,8 +54,7 @@ LABELS = {
     "logit_sd": "logits' sd within a row",
 }
 CROSS = ("entropy", "logit_sd")  # of the cross attention
-LENGTHS = SHORT_STRINGS.min_length + SHORT_STRINGS.max_length
-GUESSING = LENGTHS / (LENGTHS + 2) * math.log(26)  # the loss of guessing letters, but not EOS
+GUESSING = 5.5 / 6.5 * math.log(26)  # loss of guessing the letters, but not EOS: 5.5 on average
 
 
 # --- scores with equally many parameters, and with a factor on their logits ---
@@ -70,7 +64,7 @@ GUESSING = LENGTHS / (LENGTHS + 2) * math.log(26)  # the loss of guessing letter
 class HalfAdditive(Additive):
     """`Additive` with A = Dk / 2: for tokens of size d, d^2 + d / 2 parameters."""
 
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+    def init(self, rng: jax.Array, query_dim: int, key_dim: int) -> Params:
         return Additive(key_dim // 2).init(rng, query_dim, key_dim)
 
 
@@ -78,31 +72,27 @@ class HalfAdditive(Additive):
 class ProjectedDot(Dot):
     """e(q, k) = (q Wq) . (k Wk), with A = Dk / 2: for tokens of size d, d^2 parameters
 
-    Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]}, normal with variance 1 / Dq
-    and 1 / Dk, so that projected tokens of unit variance have unit variance.
+    Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]}, which keep unit variance.
     """
 
     needs_equal_dims: ClassVar[bool] = False
 
-    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+    def init(self, rng: jax.Array, query_dim: int, key_dim: int) -> Params:
         rngs, width = jax.random.split(rng), key_dim // 2
         return {
             "query_kernel": jax.random.normal(rngs[0], (query_dim, width)) * query_dim**-0.5,
             "key_kernel": jax.random.normal(rngs[1], (key_dim, width)) * key_dim**-0.5,
         }
 
-    def project_query(self, params: Params, query: Array) -> Array:
+    def project_query(self, params: Params, query: jax.Array) -> jax.Array:
         return query @ params["query_kernel"]
 
-    def project_key(self, params: Params, key: Array) -> Array:
+    def project_key(self, params: Params, key: jax.Array) -> jax.Array:
         return key @ params["key_kernel"]
 
 
 ADDITIVE, DOT, GENERAL = Times(Additive()), Times(Dot()), Times(General())
 HALF_ADDITIVE, PROJECTED_DOT = Times(HalfAdditive()), Times(ProjectedDot())
-
-
-# --- settings ---
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,9 +105,8 @@ class Config:
         size_dims: d of part 2, if they are among `dims`.
         sizes: initial deviations of dot's logits within a row, in part 2.
         score_dim: the one of `dims` for part 3, or another, to leave it out.
-        rates: Adam's initial learning rates at d = `score_dim`; at other d they are multiplied by
-            `score_dim` / d, since the best rate of a hidden layer falls about as 1 / d (Yang et al.
-            2022). Each falls to 0 along a cosine.
+        rates: Adam's initial learning rates at d = `score_dim`; at other d times `score_dim` / d,
+            as the best rate of a hidden layer falls about as 1 / d (Yang et al. 2022).
         seeds: trainings per arm and rate.
         batch_size: strings per step.
         look_every: steps between two measurements of entropy and loss.
@@ -153,7 +142,7 @@ class Config:
         return dataclasses.replace(SHORT_STRINGS, model=model, train=train)
 
 
-QUICK = Config(dims=(16,), sizes=(16,), rates=(3e-3,), seeds=2, steps=2, look_every=1)
+QUICK = Config(dims=(16,), sizes=(16,), rates=(3e-3,), seeds=2, steps=2, look_every=1)  # no part 3
 
 
 # --- training: one program per score and dimension, for all sizes of logits, rates and seeds ---
@@ -181,17 +170,18 @@ def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float])
     batch = task.batch(batch_rng, size=config.strings)
     test = task.batch(test_rng, size=config.test_strings)
 
-    def look(params: Any) -> dict[str, Array]:
+    def look(params: Any) -> dict[str, jax.Array]:
         found = learning_statistics(task.loss, params, batch, loss_rng, depth=0)
         cross = {name: found[f"decoder_0/cross_attention/{name}"] for name in CROSS}
         return {"loss": found["loss"], **cross}
 
-    def examine(params: Any) -> dict[str, Array]:
-        answers = decoded(task.bind(params), test)
-        exact = exact_match(answers, test.targets, test.target_lengths)
+    def examine(params: Any) -> dict[str, jax.Array]:
+        # Greedy decoding is right where each token is, given the right ones before it.
+        predicted = jnp.argmax(task.bind(params)(*test.inputs), axis=-1)
+        exact = exact_match(predicted, test.targets, test.target_lengths)
         return {"loss": task.loss(params, test, loss_rng)[0], "exact": exact}
 
-    def advance(state: TrainState, rate: Array) -> TrainState:
+    def advance(state: TrainState, rate: jax.Array) -> TrainState:
         return train_steps(AtRate(task, rate), config.look_every, state)[0]
 
     look_at_all = jax.jit(jax.vmap(jax.vmap(look)))
@@ -231,7 +221,7 @@ def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float])
 class AtRate(Task):
     """A task whose learning rate may be traced."""
 
-    def __init__(self, task: Reversal, rate: Array | float):
+    def __init__(self, task: Reversal, rate: jax.Array | float):
         self.train, self.init, self.batch, self.loss = task.train, task.init, task.batch, task.loss  # type: ignore[method-assign]
         self.rate = rate
 
@@ -252,8 +242,8 @@ def loss_of(row: Row) -> float:
 def difference(row: Row, other: Row) -> tuple[float, float]:
     """How much higher a row's loss is than another's, and two standard errors.
 
-    Seeds are paired: with the same seed two arms learn from the same strings. With three seeds, a
-    true difference of 0 is measured within two standard errors with probability 0.82 (Student's t).
+    Seeds are paired: they learn from the same strings. With three seeds, a true difference of 0 is
+    measured within two standard errors with probability 0.82 (Student's t).
     """
     gaps = np.subtract(row["loss"], other["loss"])
     return float(gaps.mean()), 2 * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
@@ -279,25 +269,24 @@ def comparisons(rows: list[Row]) -> dict[str, dict[str, Row]]:
     if not (dims := column(rows, "dim", score="general")):
         return found
     at = functools.partial(best, rows, dim=dims[0])
-    for what, additive, dot in (
-        ("logits", "additive", "dot"),
-        ("logits and parameters", "half_additive", "projected_dot"),
+    own = {"additive": "additive", "dot": "dot", "general": "general"}
+    fewer = {"additive": "half_additive", "dot": "projected_dot", "general": "general"}
+    for scores, plain, equal in (
+        (own, "as they are", "equal logits"),
+        (fewer, "equal parameters", "equal logits and parameters"),
     ):
-        plain = {"additive": additive, "dot": dot, "general": "general"}
-        as_it_is = {name: at(score=score, size=PLAIN) for name, score in plain.items()}
-        name = "equal parameters" if "and" in what else "as they are"
-        found[name] = {**as_it_is, "scaled": at(score=dot, size=SCALED)}
-        equal = {"additive": additive, "dot = scaled": dot, "general": "general"}
-        found[f"equal {what}"] = {n: at(score=score, size=EQUAL) for n, score in equal.items()}
+        found[plain] = {name: at(score=score, size=PLAIN) for name, score in scores.items()}
+        found[plain]["scaled"] = at(score=scores["dot"], size=SCALED)
+        found[equal] = {name: at(score=score, size=EQUAL) for name, score in scores.items()}
+        found[equal]["dot = scaled"] = found[equal].pop("dot")
     return found
 
 
 def claims(rows: list[Row]) -> list[Claim]:
     """What the source and theory predict."""
     dim, arms = max(sizes_of_dot(rows).items())
-    dot, scaled = arms[PLAIN], arms[SCALED]
-    loss, bound = difference(dot, scaled)
-    highest, lowest = max(dot["looks"]["entropy"][0]), min(scaled["looks"]["entropy"][0])
+    entropies = [arms[size]["looks"]["entropy"][0] for size in (PLAIN, SCALED)]
+    loss, bound = difference(arms[PLAIN], arms[SCALED])
     harm = max(
         loss_of(other) - loss_of(row)
         for row in where(rows, score="dot", size=PLAIN)
@@ -305,11 +294,11 @@ def claims(rows: list[Row]) -> list[Claim]:
     )
     falls = "unscaled entropy falls with d (§38.5)"
     least = "scaled .39/.17/.30/.12 of letters right, the least of four, at d = 64 (§38.6)"
-    at = f"at d = {dim} dot begins with a lower entropy than scaled dot"
+    begins = f"at d = {dim} dot begins with a lower entropy than scaled dot: over all seeds, nats"
     harms = "scaling harms at no d and no rate: highest mean loss of scaled dot minus dot's, nats"
     found = [
         Claim(f"at d = {dim} unscaled dot's loss ends above scaled dot's, nats", loss, bound),
-        Claim(f"{at}: over all seeds, nats", highest - lowest, high=0, source=falls),
+        Claim(begins, max(entropies[0]) - min(entropies[1]), high=0, source=falls),
         Claim(harms, harm, high=0, source=least, denies=True),
     ]
     if not (four := comparisons(rows).get("as they are")):
@@ -317,38 +306,30 @@ def claims(rows: list[Row]) -> list[Claim]:
     worst = max(four, key=lambda score: loss_of(four[score]))
     gap, of_chance = difference(four["scaled"], four[worst])
     most = -of_chance if worst != "scaled" else -math.inf
-    fourth = f"at d = {four['dot']['dim']}, padding masked, scaled dot is not the worst of four"
-    text = f"{fourth}: its loss minus {worst}'s"
+    text = f"at d = {four['dot']['dim']} scaled dot is not the worst of four: its loss - {worst}'s"
     return [*found, Claim(text, gap, high=most, source=least, denies=True)]
 
 
 def table(rows: list[Row]) -> str:
-    """Dot by size of its logits; the four scores in each comparison.
-
-    Losses are means ± deviations over seeds, with the share of strings reversed in parentheses.
-    """
-    lines, scores = [], []
+    """Dot by size of its logits; the four scores in each comparison: losses, strings reversed."""
+    lines, scores, form = [], [], "{:.2g} ± {:.1g}"
     for dim, arms in sizes_of_dot(rows).items():
         least = min(arms.values(), key=loss_of)
         for size, row in arms.items():
             looks = [np.mean(row["looks"][n], axis=1) for n in CROSS if "looks" in row]
             ends = [f"{values[0]:.3g} → {values[-1]:.3g}" for values in looks] or ["", ""]
             name = size if isinstance(size, str) else f"sd {size:g}"
-            gap = "least" if row is least else _gap(row, least)
+            gap = "least" if row is least else form.format(*difference(row, least))
             lines.append((dim, name, f"{row['rate']:g}", _outcome(row), gap, *ends))
     for what, arms_of in comparisons(rows).items():
         order = sorted(arms_of, key=lambda score: loss_of(arms_of[score]))
         losses = "; ".join(f"{score} {_outcome(arms_of[score])}" for score in order)
-        scores.append((what, losses, _gap(arms_of[order[1]], arms_of[order[0]])))
+        gap = form.format(*difference(arms_of[order[1]], arms_of[order[0]]))
+        scores.append((what, losses, gap))
     curves = ("entropy, start → end", "logits' sd, start → end")
     heads = ("d", "logits of dot", "best rate", "final loss", "minus the least ± 2 s.e.", *curves)
     of_scores = ("comparison", "final losses, lowest first", "second minus first ± 2 s.e.")
     return f"{markdown(heads, lines)}\n\n{markdown(of_scores, scores)}"
-
-
-def _gap(row: Row, other: Row) -> str:
-    gap, bound = difference(row, other)
-    return f"{gap:.2g} ± {bound:.1g}"
 
 
 def _outcome(row: Row) -> str:
@@ -359,10 +340,9 @@ CAPTIONS = {
     "scale_and_dimension_sizes": "Final loss of dot times a constant, over the initial deviation of"
     " its logits; open symbols are dot and scaled dot as they are. Each at its best learning rate;"
     " geometric means over seeds, and bands of one standard deviation of the logarithms.",
-    "scale_and_dimension_training": "Dot and scaled dot while they learn, by size d of the model:"
-    " loss, entropy of the cross attention and deviation of its logits within a row; each at its"
-    " best learning rate. Means over seeds, and bands of one standard deviation, both of logarithms"
-    " where the axis is logarithmic.",
+    "scale_and_dimension_training": "Dot and scaled dot while they learn, each at its best learning"
+    " rate: loss, entropy of the cross attention and deviation of its logits within a row. Means"
+    " over seeds, and bands of one deviation, of logarithms where the axis is logarithmic.",
 }
 
 
@@ -379,26 +359,23 @@ def _training(rows: list[Row]) -> Any:
     for ax, ((name, label), (dim, arms)) in panels:
         for size, score, index in ((PLAIN, "dot", 1), (SCALED, "scaled dot", 3)):
             looks, log = arms[size]["looks"], name != "entropy"
-            values, limits = np.array(looks[name]), (0, np.inf)
-            plotting.draw_band(
-                ax, looks["step"], values, index=index, label=score, log=log, limits=limits
-            )
+            options: Any = {"index": index, "label": score, "log": log, "limits": (0, np.inf)}
+            plotting.draw_band(ax, looks["step"], np.array(looks[name]), **options)
         ax.grid(alpha=0.3)
         ax.set(yscale="log" if name != "entropy" else "linear", ylabel=label)
         if name == "loss":
             ax.set_title(f"reversal model, d = {dim}")
             ax.axhline(GUESSING, color="black", ls="--", lw=1, label="guessing letters")
-        ax.label_outer()
-    for ax in axes[-len(dims) :]:
         ax.set_xlabel("step")
+        ax.label_outer()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
 def _sizes(rows: list[Row]) -> Any:
     figure, (ax,) = plotting.new_figure(7.4, 4.2)
-    ax.set(xscale="log", yscale="log", ylabel=LABELS["loss"])
-    ax.set(xlabel="sd of logits within a row, before training")
+    ax.set(xscale="log", yscale="log", xlabel="sd of logits within a row, before training")
+    ax.set_ylabel(f"final {LABELS['loss']}")
     for index, (dim, arms) in enumerate(sizes_of_dot(rows).items(), start=4):
         sizes = sorted(size for size in arms if not isinstance(size, str))
         if sizes:
@@ -408,9 +385,9 @@ def _sizes(rows: list[Row]) -> Any:
         for size, marker in ((PLAIN, "s"), (SCALED, "^")):
             sd = np.mean(arms[size]["looks"]["logit_sd"][0])
             loss = np.exp(np.mean(np.log(arms[size]["loss"])))
-            color, name = plotting.COLORS[index], "dot" if size == PLAIN else "scaled dot"
-            label = f"{name} as it is, d = {dim}"
-            ax.plot(sd, loss, marker, ms=9, mfc="white", mew=1.6, color=color, label=label, ls="")
+            label = f"{'dot' if size == PLAIN else 'scaled dot'} as it is, d = {dim}"
+            options: Any = {"mfc": "white", "mew": 1.6, "color": plotting.COLORS[index]}
+            ax.plot(sd, loss, marker, ms=9, label=label, **options)
     ax.axhline(GUESSING, color="black", ls="--", lw=1, label="guessing letters")
     ax.minorticks_off()
     ax.grid(alpha=0.3)
