@@ -231,7 +231,7 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
 
 def _options(arguments: Any) -> dict[str, Any]:
     """What `train_run` takes besides the settings and the folder."""
-    names = ("tensorboard", "log_gradients", "mesh")
+    names = ("log_gradients", "mesh")
     return {"resume": True, **{name: getattr(arguments, name) for name in names}}
 
 

@@ -16,77 +16,112 @@ the reset gate multiplies the recurrent product.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.checks import check_integer
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.scores import get_score
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.tasks.vocabulary import PAD, Batch
-from attention_jax.training.losses import cross_entropy, real_tokens
-from attention_jax.training.metrics import token_accuracy
-from attention_jax.training.task import Task
-from experiments.reversal.strings import VOCABULARY
+from attention_jax.tasks.vocabulary import PAD
+from attention_jax.training.losses import real_tokens
 
 Array = jax.Array
 Params = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
-class GRUConfig:
-    """Settings of the model.
+class GRUReversal(Reversal):
+    """String reversal with this model; of `model`, only `score` and `mask_padding` count.
 
     Attributes:
-        score: the score under study, a name or "module:Name".
         embedding_dim: E, size of a token's embedding.
         hidden_dim: H, size of both GRUs' states, and so of queries, keys and values.
     """
 
-    score: str = "scaled"
     embedding_dim: int = 32
     hidden_dim: int = 96
 
-    def __post_init__(self) -> None:
-        get_score(self.score)
-        for name in ("embedding_dim", "hidden_dim"):
-            check_integer(name, getattr(self, name))
+    def init(self, rng: Array) -> Params:
+        size, width, hidden = self.vocabulary.size, self.embedding_dim, self.hidden_dim
+        source, target, encoder, decoder, score, logits = jax.random.split(rng, 6)
+        initial_score = _INITIAL_SCORES.get(self.model.score, get_score(self.model.score).init)
 
+        def gru(rng: Array, input_dim: int) -> Params:
+            shapes = {
+                "input_kernel": (input_dim, 3 * hidden),
+                "state_kernel": (hidden, 3 * hidden),
+                "input_bias": (3 * hidden,),
+                "state_bias": (3 * hidden,),
+            }
+            rngs = jax.random.split(rng, len(shapes))
+            return {
+                name: _uniform(rng, shape, hidden)
+                for rng, (name, shape) in zip(rngs, shapes.items(), strict=True)
+            }
 
-def init(config: GRUConfig, rng: Array) -> Params:
-    """Returns initial parameters, distributed as those of the chapter's model."""
-    size, width, hidden = VOCABULARY.size, config.embedding_dim, config.hidden_dim
-    rngs = dict(zip(_PARTS, jax.random.split(rng, len(_PARTS)), strict=True))
-
-    def gru(rng: Array, input_dim: int) -> Params:
-        shapes = {
-            "input_kernel": (input_dim, 3 * hidden),
-            "state_kernel": (hidden, 3 * hidden),
-            "input_bias": (3 * hidden,),
-            "state_bias": (3 * hidden,),
-        }
-        keys = jax.random.split(rng, len(shapes))
+        kernel_rng, bias_rng = jax.random.split(logits)
         return {
-            name: _uniform(key, shape, hidden)
-            for key, (name, shape) in zip(keys, shapes.items(), strict=True)
+            "source_embedding": jax.random.normal(source, (size, width)),
+            "target_embedding": jax.random.normal(target, (size, width)),
+            "encoder": gru(encoder, width),
+            "decoder": gru(decoder, width + hidden),
+            "score": initial_score(score, hidden, hidden),
+            "logits": {
+                "kernel": _uniform(kernel_rng, (2 * hidden, size), 2 * hidden),
+                "bias": _uniform(bias_rng, (size,), 2 * hidden),
+            },
         }
 
-    kernel_rng, bias_rng = jax.random.split(rngs["logits"])
-    return {
-        "source_embedding": jax.random.normal(rngs["source_embedding"], (size, width)),
-        "target_embedding": jax.random.normal(rngs["target_embedding"], (size, width)),
-        "encoder": gru(rngs["encoder"], width),
-        "decoder": gru(rngs["decoder"], width + hidden),
-        "score": _INITIAL_SCORES.get(config.score, get_score(config.score).init)(
-            rngs["score"], hidden, hidden
-        ),
-        "logits": {
-            "kernel": _uniform(kernel_rng, (2 * hidden, size), 2 * hidden),
-            "bias": _uniform(bias_rng, (size,), 2 * hidden),
-        },
-    }
+    def bind(self, params: Params) -> Any:
+        return functools.partial(self.logits, params)
+
+    def logits(
+        self, params: Params, source: Array, lengths: Array, target_inputs: Array, **_: Any
+    ) -> Array:
+        """The logits of all target tokens, given the right ones before them.
+
+        Args:
+            params: from `init`.
+            source: int [B, S].
+            lengths: int [B], of the sources; the rest is padding.
+            target_inputs: int [B, T], from SOS on.
+
+        Returns:
+            float [B, T, V]
+        """
+        score, score_params = get_score(self.model.score), params["score"]
+        encoder, decoder = params["encoder"], params["decoder"]
+        mask = real_tokens(lengths, source.shape[1]) | (not self.model.mask_padding)
+        start = jnp.zeros((len(source), self.hidden_dim))
+
+        def encode(state: Array, inputs: Array) -> tuple[Array, Array]:
+            state = _gru(encoder, inputs, state)
+            return state, state
+
+        inputs = _affine(_embed(params["source_embedding"], source), encoder, "input")
+        memory = _scan(encode, start, inputs)
+        k_features = jax.vmap(lambda key: score.project_key(score_params, key))(memory)
+
+        def attend(query: Array, k_features: Array) -> Array:
+            q_features = score.project_query(score_params, query[None])
+            return score.pair(score_params, q_features, k_features)[0]
+
+        # The product with [token; context] is a sum of two; that of the tokens needs no loop.
+        token_kernel, context_kernel = jnp.split(decoder["input_kernel"], [self.embedding_dim])
+
+        def decode(state: Array, inputs: Array) -> tuple[Array, Array]:
+            weights = masked_softmax(jax.vmap(attend)(state, k_features), mask)
+            context = jnp.einsum("bs,bsh->bh", weights, memory)
+            state = _gru(decoder, inputs + context @ context_kernel, state)
+            return state, jnp.concatenate([state, context], axis=-1)
+
+        tokens = _embed(params["target_embedding"], target_inputs)
+        inputs = _affine(tokens, {**decoder, "input_kernel": token_kernel}, "input")
+        features = _scan(decode, start, inputs)
+        return features @ params["logits"]["kernel"] + params["logits"]["bias"][None, None]
 
 
 def _uniform(rng: Array, shape: tuple[int, ...], fan_in: int) -> Array:
@@ -109,110 +144,27 @@ def _initial_general(rng: Array, query_dim: int, key_dim: int) -> Params:
 
 
 _INITIAL_SCORES = {"additive": _initial_additive, "general": _initial_general}
-_PARTS = ("source_embedding", "target_embedding", "encoder", "decoder", "score", "logits")
 
 
-def logits(
-    config: GRUConfig, params: Params, source: Array, target_inputs: Array, mask: Array
-) -> Array:
-    """Returns the logits of all target tokens, given the right ones before them.
-
-    Args:
-        config: the model.
-        params: its parameters.
-        source: int [B, S].
-        target_inputs: int [B, T], from SOS on.
-        mask: bool [B, S], True = the decoder may attend to the token.
-
-    Returns:
-        float [B, T, V]
-    """
-    score = get_score(config.score)
-    encoder, decoder = params["encoder"], params["decoder"]
-    start = jnp.zeros((len(source), config.hidden_dim))
-
-    def encode(state: Array, inputs: Array) -> tuple[Array, Array]:
-        state = _gru(encoder, inputs, state)
-        return state, state
-
-    tokens = _embed(params["source_embedding"], source)
-    inputs = _affine(tokens, encoder["input_kernel"], encoder["input_bias"])
-    memory = jnp.moveaxis(jax.lax.scan(encode, start, jnp.moveaxis(inputs, 1, 0))[1], 0, 1)
-    k_features = jax.vmap(lambda key: score.project_key(params["score"], key))(memory)
-
-    def attend(query: Array, k_features: Array) -> Array:
-        q_features = score.project_query(params["score"], query[None])
-        return score.pair(params["score"], q_features, k_features)[0]
-
-    # The product with [token; context] is a sum of two; that of the tokens needs no loop.
-    token_kernel, context_kernel = jnp.split(decoder["input_kernel"], [config.embedding_dim])
-
-    def decode(state: Array, inputs: Array) -> tuple[Array, Array]:
-        weights = masked_softmax(jax.vmap(attend)(state, k_features), mask)
-        context = jnp.einsum("bs,bsh->bh", weights, memory)
-        state = _gru(decoder, inputs + context @ context_kernel, state)
-        return state, jnp.concatenate([state, context], axis=-1)
-
-    tokens = _embed(params["target_embedding"], target_inputs)
-    inputs = _affine(tokens, token_kernel, decoder["input_bias"])
-    features = jax.lax.scan(decode, start, jnp.moveaxis(inputs, 1, 0))[1]
-    return _affine(jnp.moveaxis(features, 0, 1), **params["logits"])
+def _scan(step: Any, state: Array, inputs: Array) -> Array:
+    """The outputs of a loop over the second axis of inputs and outputs, [B, T, ...]."""
+    return jnp.moveaxis(jax.lax.scan(step, state, jnp.moveaxis(inputs, 1, 0))[1], 0, 1)
 
 
 def _gru(params: Params, inputs: Array, state: Array) -> Array:
     """One step; `inputs` [B, 3 H] are the products with the input, for reset, update and new."""
-    of_state = _affine(state, params["state_kernel"], params["state_bias"])
     reset, update, new = jnp.split(inputs, 3, axis=-1)
-    reset_state, update_state, new_state = jnp.split(of_state, 3, axis=-1)
+    reset_state, update_state, new_state = jnp.split(_affine(state, params, "state"), 3, axis=-1)
     update = jax.nn.sigmoid(update + update_state)
     new = jnp.tanh(new + jax.nn.sigmoid(reset + reset_state) * new_state)
     return (1 - update) * new + update * state
 
 
-def _affine(x: Array, kernel: Array, bias: Array) -> Array:
-    return x @ kernel + jnp.expand_dims(bias, range(x.ndim - 1))
+def _affine(x: Array, params: Params, of: str) -> Array:
+    bias = params[f"{of}_bias"]
+    return x @ params[f"{of}_kernel"] + jnp.expand_dims(bias, range(x.ndim - 1))
 
 
 def _embed(table: Array, tokens: Array) -> Array:
     """The embeddings of tokens; that of PAD is 0, and no gradient changes it."""
     return jnp.where((tokens == PAD)[..., None], 0, table[tokens])
-
-
-class GRUTask(Task):
-    """The task of reversing strings with this model.
-
-    Args:
-        model: the model.
-        config: batches and training.
-        mask_padding: whether the decoder does not see padding; may be traced.
-    """
-
-    def __init__(self, model: GRUConfig, config: Reversal, mask_padding: Array | bool):
-        self.gru, self.config, self.mask_padding = model, config, mask_padding
-        self.train = config.train
-
-    def init(self, rng: Array) -> Params:
-        return init(self.gru, rng)
-
-    def batch(self, rng: Array, *, size: int, length: int | None = None) -> Batch:
-        return self.config.batch(rng, size=size, length=length)
-
-    def loss(
-        self, params: Params, batch: Batch, rng: Array | None
-    ) -> tuple[Array, dict[str, Array]]:
-        predicted = _logits_of(self.gru, params, batch, self.mask_padding)
-        return cross_entropy(predicted, batch.targets, batch.target_lengths), {}
-
-
-def letters_right(
-    model: GRUConfig, params: Params, batch: Batch, mask_padding: Array | bool
-) -> Array:
-    """Returns the share of letters that are predicted from the right letters before them, []."""
-    predicted = jnp.argmax(_logits_of(model, params, batch, mask_padding), axis=-1)
-    return token_accuracy(predicted, batch.targets, batch.source_lengths)
-
-
-def _logits_of(model: GRUConfig, params: Params, batch: Batch, mask_padding: Array | bool) -> Array:
-    real = real_tokens(batch.source_lengths, batch.source.shape[1])
-    mask = real | ~jnp.asarray(mask_padding)
-    return logits(model, params, batch.source, batch.target_inputs, mask)

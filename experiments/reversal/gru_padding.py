@@ -1,219 +1,261 @@
 """Does a published ranking of four scores come from the scores, or from a missing padding mask?
 
-Source:   chapter 38 ("Attention Variants"), §38.6: letters right by string length, for a GRU
-          encoder-decoder with four scores, one training each. It finds scaled dot the worst by far
-          and blames the scaling.
-Command:  .venv/bin/python -m experiments.reversal.gru_padding
-Time:     11 minutes on 2 CPU cores shared with other work.
-Expected: without the mask, the published numbers; with it, at least 99 % of the letters of lengths
-          3-8 with every score. At length 10, beyond training, scaled dot stays behind dot.
+Answer: From the mask: without it scaled dot has 31 % of the letters of lengths 3, 5 and 7 right
+    and dot 71 %, about as published; with it all four scores have at least 99.9 %.
+Source: chapter 38 ("Attention Variants"), §38.6: letters right by string length, for a GRU
+    encoder-decoder with four scores, one training each. It finds scaled dot the worst by far and
+    blames the scaling.
+Command: .venv/bin/python -m experiments.reversal.gru_padding  # 25 minutes on 2 CPU cores
 
 The chapter trains on padded batches, masks no padding, and tests single strings, which have no
-padding. The model of the chapter (`gru_model.py`) is trained here that way, and again from the same
-initial parameters and on the same strings with padding masked in its attention. Both are tested
-without padding, as in the chapter, and the first also padded to 8 letters, as in training.
-
-Strings, batches and optimiser are those of short strings (`SHORT_STRINGS` in
-`training_settings.py`).
-
-One training says little about additive without the mask. The model in PyTorch, by hand, agrees: it
-comes close to the published numbers with the chapter's seed 1, and not with seed 2.
+padding. Its model (`gru_model.py`) is trained here that way, and again from the same initial
+parameters and on the same strings with padding masked in its attention. So is this library's model
+for short strings (`SHORT_STRINGS` in `training_settings.py`), a transformer whose encoder attends
+to padding too. All are tested without padding, as in the chapter; models without a mask also on
+strings padded to 8 letters, as in training. The chapter calls letters that are right, each given
+the right ones before it, "exact match".
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+from collections.abc import Iterable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib.figure import Figure
 
+from attention_jax.reports import plotting
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
-from attention_jax.training.loop import TrainState, initial_state, train_steps
-from experiments.experiment import JSON, ScoreNames, run_experiment, significant
-from experiments.reversal import published
-from experiments.reversal.arms import EXTRAPOLATION_LENGTH, TRAINED_LENGTHS
-from experiments.reversal.curves import accuracy_by_length
-from experiments.reversal.gru_model import GRUConfig, GRUTask, Params, letters_right
-from experiments.reversal.gru_padding_report import expectations, report
-from experiments.reversal.strings import random_batch, reversal_batch
-from experiments.reversal.training_settings import SHORT_STRINGS
-from experiments.score_colors import score_indices
-from experiments.setting_checks import check_least, check_some
+from attention_jax.training.loop import initial_state, train_steps
+from attention_jax.training.metrics import exact_match, mean_and_deviation, token_accuracy
+from experiments.lab import Claim, Row, ScoreNames, check_least, column, main, markdown, where
+from experiments.lab import style as style_of
+from experiments.reversal.gru_model import GRUReversal
+from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
-
-Array = jax.Array
-
-LENGTHS = range(TRAINED_LENGTHS[0], EXTRAPOLATION_LENGTH + 1)
+# Share of letters right by length, each of one training (§38.6).
+PUBLISHED = {
+    "additive": {3: 0.9956, 5: 0.9893, 7: 1.0, 10: 0.946},
+    "dot": {3: 0.4133, 5: 0.8213, 7: 0.8943, 10: 0.8807},
+    "general": {3: 0.5156, 5: 0.8240, 7: 0.8829, 10: 0.8947},
+    "scaled": {3: 0.3911, 5: 0.1653, 7: 0.3038, 10: 0.12},
+}
+SHOWN = (3, 5, 7, 10)
+RANKED = SHOWN[:3]  # the published lengths that occur in training
+TRAINED = range(SHORT_STRINGS.min_length, SHORT_STRINGS.max_length + 1)
+TESTED = range(TRAINED[0], SHOWN[-1] + 1)
+GRU, OURS = "GRU", "transformer"
+MODELS = {GRU: GRUReversal(**vars(SHORT_STRINGS)), OURS: SHORT_STRINGS}
+Panels = dict[str, dict[str, Any]]  # by title and score, {length: [seeds]}
+UNMASKED, MASKED, PADDED = "no mask", "padding masked", "no mask, padded strings"
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings; those of the training that are not here are the defaults of `Reversal`.
+class Config(TrainingSettings):
+    """Settings beside those of every training.
 
     Attributes:
         scores: scores to train.
-        seeds: trainings per score, with the mask and without.
-        steps: optimiser steps per training, a multiple of 25.
-        batch_size: strings per step.
-        learning_rate: Adam's rate at the start; it falls to 0 along a cosine.
-        embedding_dim: size of a token's embedding.
-        hidden_dim: size of both GRUs' states.
+        seeds: trainings of the transformer for each score, with the mask and without.
+        gru_seeds: the same for the GRU, whose sizes are the chapter's.
         strings: test strings per length.
     """
 
-    scores: ScoreNames = tuple(published.LETTERS_RIGHT)
-    seeds: int = 3
-    steps: int = 2500
-    batch_size: int = 64
-    learning_rate: float = 3e-3
-    embedding_dim: int = GRUConfig.embedding_dim
-    hidden_dim: int = GRUConfig.hidden_dim
+    scores: ScoreNames = tuple(PUBLISHED)
+    seeds: int = 5
+    gru_seeds: int = 3
     strings: int = 1000
 
     def __post_init__(self) -> None:
-        check_some(self, "scores")
-        check_least(self, strings=1)
+        check_least(self, gru_seeds=1, strings=1)
         for score in self.scores:
-            self.model(score)
-        training = self.training()
-        if self.steps % training.train.log_every:
-            raise ValueError(
-                f"steps must be a multiple of {training.train.log_every}; got {self.steps}"
-            )
+            self.task(OURS, score, mask=True)
 
-    def model(self, score: str) -> GRUConfig:
-        """Returns the settings of the model."""
-        return GRUConfig(score, self.embedding_dim, self.hidden_dim)
-
-    def training(self) -> Reversal:
-        """Returns the settings of the training."""
-        return dataclasses.replace(
-            SHORT_STRINGS,
-            train=dataclasses.replace(
-                SHORT_STRINGS.train,
-                seeds=self.seeds,
-                steps=self.steps,
-                batch_size=self.batch_size,
-                learning_rate=self.learning_rate,
-            ),
-        )
+    def task(self, model: str, score: str, *, mask: bool) -> Reversal:
+        """One model and its training."""
+        settings = dataclasses.replace(self, seeds=self.gru_seeds) if model == GRU else self
+        return settings.training_of(MODELS[model], score=score, mask_padding=mask)
 
 
-QUICK = Config(scores=("dot", "scaled"), seeds=2, steps=100, strings=50)
+QUICK = Config(scores=("scaled",), seeds=2, gru_seeds=2, steps=2, batch_size=4, strings=8)
 
 
-def run(config: Config) -> JSON:
-    """Trains the model with every score, with the mask and without, and counts right letters."""
-    numbers: JSON = {"published": published.LETTERS_RIGHT, "scores": {}}
-    for score in config.scores:
-        numbers["scores"][score] = _both_arms(config, score)
-        print(f"{score}: trained and tested", flush=True)
-    return numbers
+def run(config: Config) -> list[Row]:
+    """A row per model, score, arm and length."""
+    rows = []
+    for model, score, mask in itertools.product(MODELS, config.scores, (False, True)):
+        task = config.task(model, score, mask=mask)
+        train = jax.jit(jax.vmap(functools.partial(train_steps, task, task.train.steps)))
+        params = train(initial_state(task))[0].params
+        # A model that masks padding reads padded strings as it reads strings without padding.
+        bare = dataclasses.replace(config.task(model, score, mask=True), max_length=TESTED[-1])
+        tests = [(MASKED if mask else UNMASKED, bare, TESTED)]
+        tests += [] if mask else [(PADDED, task, TRAINED)]
+        for arm, test, length in ((arm, test, n) for arm, test, lengths in tests for n in lengths):
+            rng = jax.random.fold_in(jax.random.key(0), length)  # the same strings for all models
+            batch = test.batch(rng, size=config.strings, length=length)
+            shares = jax.device_get(_right(test, params, batch))
+            by_seed = {name: [round(float(s), 6) for s in share] for name, share in shares.items()}
+            rows.append({"model": model, "score": score, "arm": arm, "length": length, **by_seed})
+        print(f"{model}, {score}, {tests[0][0]}: trained", flush=True)
+    return rows
 
 
-def _both_arms(config: Config, score: str) -> JSON:
-    model = config.model(score)
-    states, loss = _trained(model, config.training())
-    masked = jnp.arange(2 * config.seeds) >= config.seeds
-    right = jax.jit(
-        jax.vmap(lambda params, batch, mask: letters_right(model, params, batch, mask),
-                 in_axes=(0, None, 0))
-    )  # fmt: skip
+@functools.partial(jax.jit, static_argnums=0)
+def _right(task: Reversal, params: Any, batch: Batch) -> dict[str, jax.Array]:
+    """Shares of letters and of whole strings of which each token is right, given those before.
 
-    def by_length(params: Params, masks: Array, lengths: range) -> dict[int, np.ndarray]:
-        return {
-            length: np.asarray(right(params, _strings(config, length, lengths[-1]), masks))
-            for length in lengths
-        }
+    These are the strings that greedy decoding writes right. [seeds] each.
+    """
 
-    # The encoder reads from left to right: if the decoder does not see the padding behind a string,
-    # no letter depends on it. So all lengths can have one shape.
-    bare = by_length(states.params, jnp.ones_like(masked), LENGTHS)
-    padded = by_length(states.params, masked, TRAINED_LENGTHS)
-    arms = {"unmasked": slice(None, config.seeds), "masked": slice(config.seeds, None)}
-    numbers = {
-        arm: {"loss": significant(loss[seeds]), "letters_right": _listed(bare, seeds)}
-        for arm, seeds in arms.items()
-    }
-    numbers["unmasked"]["letters_right_padded"] = _listed(padded, arms["unmasked"])
-    return numbers
+    def one_seed(params: Any) -> dict[str, jax.Array]:
+        targets, lengths = batch.targets, batch.target_lengths
+        predicted = jnp.argmax(task.bind(params)(*batch.inputs), axis=-1)
+        letters = token_accuracy(predicted, targets, lengths - 1)
+        return {"letters": letters, "exact": exact_match(predicted, targets, lengths)}
+
+    return jax.vmap(one_seed)(params)
 
 
-def _trained(model: GRUConfig, training: Reversal) -> tuple[TrainState, np.ndarray]:
-    """All seeds without the mask, then with it, and their loss over the last steps: [2 seeds]."""
-    every = training.train.log_every
-
-    def advance(state: TrainState, mask_padding: Array) -> tuple[TrainState, Array]:
-        task = GRUTask(model, training, mask_padding)
-        state, metrics = train_steps(task, every, state)
-        return state, metrics["loss"]
-
-    seeds = initial_state(GRUTask(model, training, True))
-    states = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), seeds)
-    masked = jnp.arange(2 * training.train.seeds) >= training.train.seeds
-    advance_all = jax.jit(jax.vmap(advance), donate_argnums=0)
-    for _ in range(training.train.steps // every):
-        states, loss = advance_all(states, masked)
-    return states, np.asarray(loss)
+# --- what came out ---
 
 
-def _strings(config: Config, length: int, width: int) -> Batch:
-    """Fresh strings of one length, padded to `width`."""
-    batch = random_batch(
-        jax.random.fold_in(jax.random.key(0), length),
-        batch_size=config.strings,
-        min_length=length,
-        max_length=length,
-        source_start=False,
-    )
-    letters = jnp.pad(batch.source, ((0, 0), (0, width - length)))
-    return reversal_batch(letters, batch.source_lengths, source_start=False)
+def right(
+    rows: list[Row], model: str, arm: str, lengths: Iterable[int], name: str = "letters"
+) -> dict[str, np.ndarray]:
+    """What each score gets right, a mean over lengths: [seeds]."""
+    tested = [row for row in where(rows, model=model, arm=arm) if row["length"] in lengths]
+    scores = dict.fromkeys(column(tested, "score"))
+    return {score: np.mean(column(tested, name, score=score), axis=0) for score in scores}
 
 
-def _listed(by_length: dict[int, np.ndarray], seeds: slice) -> JSON:
-    return {
-        str(length): [round(float(share), 6) for share in shares[seeds]]
-        for length, shares in by_length.items()
-    }
+def claims(rows: list[Row]) -> list[Claim]:
+    """The published numbers come out without the mask; with it the ranking vanishes."""
+    found = []
+    by_length = {length: _means(right(rows, GRU, UNMASKED, [length])) for length in SHOWN}
+    for score in (score for score in PUBLISHED if score in by_length[3]):
+        shares = PUBLISHED[score]
+        gap = max(abs(by_length[length][score] - shares[length]) for length in SHOWN)
+        text = f"{score}, no mask: largest difference from the published numbers"
+        found.append(Claim(text, gap, 0, 0.15, f"{_percent(shares.values())} % of letters right"))
+    unmasked, masked = (_means(right(rows, GRU, arm, RANKED)) for arm in (UNMASKED, MASKED))
+    far = _means(right(rows, GRU, MASKED, [10]))
+    others = [score for score in masked if score != "scaled"]
+    if "scaled" in masked and others:
+        least = f"scaled {_percent(PUBLISHED['scaled'][n] for n in RANKED)} %, the least of four"
+        text = "no mask, lengths 3, 5 and 7: letters right of scaled dot minus worst other score"
+        gap = unmasked["scaled"] - min(unmasked[score] for score in others)
+        found.append(Claim(text, gap, -1, 0, least))
+        text = "padding masked, lengths 3, 5 and 7: letters right of scaled dot minus best other"
+        gap = masked["scaled"] - max(masked[score] for score in others)
+        found.append(Claim(text, gap, -0.01, 1, least, denies=True))
+    if {"dot", "scaled"} <= set(far):
+        text = "padding masked, length 10, beyond training: letters right of dot minus scaled dot"
+        found.append(Claim(text, far["dot"] - far["scaled"], 0.2, 1, "88 / 12 %"))
+    seeds = np.array([*right(rows, GRU, MASKED, TRAINED).values()])
+    padded = min(_means(right(rows, GRU, PADDED, TRAINED)).values())
+    exact = np.array([*right(rows, OURS, MASKED, TRAINED, "exact").values()])
+    of_five = [_means(right(rows, OURS, arm, [5])).values() for arm in (UNMASKED, PADDED)]
+    return [
+        *found,
+        Claim("padding masked: letters right at lengths 3-8, worst seed", seeds.min(), 0.99, 1),
+        Claim("no mask: the same, padded as in training, worst score", padded, 0.98, 1),
+        Claim(f"{OURS}, masked: exact match, 3-8, worst score", exact.mean(1).min(), 0.995, 1),
+        Claim(f"{OURS}, masked: exact match, 3-8, worst seed", exact.min(), 0.98, 1),
+        Claim(f"{OURS}, no mask: letters right at length 5, best score", max(of_five[0]), 0, 0.5),
+        Claim(f"{OURS}, no mask: the same, padded, worst score", min(of_five[1]), 0.99, 1),
+    ]
+
+
+def _means(by_score: dict[str, np.ndarray]) -> dict[str, float]:
+    return {score: float(by_seed.mean()) for score, by_seed in by_score.items()}
+
+
+def _percent(shares: Iterable[float]) -> str:
+    return " / ".join(f"{100 * share:.0f}" for share in shares)
+
+
+def table(rows: list[Row]) -> str:
+    """Letters right by score, model and length, beside the published numbers."""
+    lines = []
+    for score in dict.fromkeys(column(rows, "score")):
+        if score in PUBLISHED:
+            shares = (f"{100 * share:.0f}" for share in PUBLISHED[score].values())
+            lines.append((score, "GRU as published, one training", *shares))
+        for model, arm in itertools.product(MODELS, (UNMASKED, MASKED)):
+            by_length = [100 * right(rows, model, arm, [length])[score] for length in SHOWN]
+            cells = ("{:.0f} ± {:.0f}".format(*mean_and_deviation(shares)) for shares in by_length)
+            lines.append((score, f"{model}, {arm}", *cells))
+    return markdown(("score", "letters right, %", *(f"length {n}" for n in SHOWN)), lines)
 
 
 CAPTIONS = {
-    "gru_padding": "Share of letters right by string length, on strings without padding: as"
-    " published, from one training; with the same model trained again without a padding mask; and"
-    " trained with it. Points are means over seeds; bars are one standard deviation on either side,"
-    " cut off at 0 and 1.",
+    "gru_padding": "Letters right by string length, on strings without padding: as published, from"
+    " one training; with the same model trained again without a padding mask; and trained with it."
+    " Points are means over seeds; bars are one standard deviation on either side, cut off at 0 and"
+    " 100.",
+    "transformer_padding": "The same for this library's transformer, without the mask and with it.",
 }
 
 
-def plot(numbers: JSON) -> dict[str, Figure]:
-    """Draws the published numbers and both arms."""
-    seeds = numbers["config"]["seeds"]
-    arms = {"no padding mask": "unmasked", "padding masked": "masked"}
-    panels = {
-        f"{title} ({seeds} seeds)": {
-            score: {int(n): by_seed for n, by_seed in both[arm]["letters_right"].items()}
-            for score, both in numbers["scores"].items()
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """Letters right by length: published, without the mask, with it; and for the transformer."""
+    scores = dict.fromkeys(column(rows, "score"))
+
+    def panel(model: str, arm: str) -> dict[str, Any]:
+        tested = where(rows, model=model, arm=arm)
+        return {
+            score: {row["length"]: row["letters"] for row in where(tested, score=score)}
+            for score in scores
         }
-        for title, arm in arms.items()
+
+    published = {
+        score: {length: [share] for length, share in PUBLISHED[score].items()}
+        for score in scores
+        if score in PUBLISHED
     }
-    of_chapter = {
-        score: {int(n): [share] for n, share in numbers["published"][score].items()}
-        for score in numbers["scores"]
-        if score in numbers["published"]
+    seeds = f"({len(column(rows, 'letters', model=GRU)[0])} seeds)"
+    panels: Panels = {
+        "as published (one training)": published,
+        f"trained again, no padding mask {seeds}": panel(GRU, UNMASKED),
+        f"trained with a padding mask {seeds}": panel(GRU, MASKED),
     }
-    if of_chapter:
-        panels = {"as published (one training)": of_chapter, **panels}
-    figure = accuracy_by_length(
-        panels,
-        ylabel="letters right (teacher forcing)",
-        indices=score_indices(numbers["scores"]),
-    )
-    return {"gru_padding": figure}
+    transformer: Panels = {arm: panel(OURS, arm) for arm in (UNMASKED, MASKED)}
+    title = "A published ranking of attention scores is a ranking of missing padding masks"
+    return {
+        "gru_padding": _draw(panels, title),
+        "transformer_padding": _draw(transformer, "The same with this library's transformer"),
+    }
+
+
+def _draw(panels: Panels, title: str) -> Any:
+    """A panel per title: letters right of each score by length."""
+    figure, axes = plotting.new_figure(3.9 * len(panels), 3.9, columns=len(panels), sharey=True)
+    for ax, (name, by_score) in zip(axes, panels.items(), strict=True):
+        ax.axvspan(TRAINED[-1] + 0.5, TESTED[-1] + 0.5, color="#eeeeee")
+        for place, (score, by_length) in enumerate(by_score.items()):
+            lengths = np.array([*by_length])
+            mean, deviation = mean_and_deviation(100 * np.array([*by_length.values()]))
+            bars = np.minimum(deviation, mean), np.minimum(deviation, 100 - mean)
+            line: Any = {"linestyle": "-" if np.all(np.diff(lengths) == 1) else ":"}
+            line |= {"linewidth": 1.3, "label": score, **style_of(score, [*by_score])}
+            ax.errorbar(lengths + 0.12 * (place - (len(by_score) - 1) / 2), mean, bars, **line)
+        ax.set(
+            title=name, xlabel="string length (trained on 3 to 8)", xticks=TESTED, ylim=(-3, 106)
+        )
+        ax.set_xlim(TESTED[0] - 0.5, TESTED[-1] + 0.5)
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("letters right (%)")
+    handles, names = axes[-1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
+    figure.suptitle(title)
+    return figure
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

@@ -1,65 +1,112 @@
-"""Is it the score, its scale, or its size? Comparisons with all but one of them held equal.
+"""Is dot product attention better or worse for its score, for its scale, or for its size?
 
-Source:   chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and scaled dot on the
-          reversal task with d = 256, compare their final losses, and plot the entropy of attention
-          across training. The comparisons at equal logits and equal parameters are ours.
-Command:  .venv/bin/python -m experiments.reversal.scale_and_dimension
-Time:     35 minutes of processor time on 2 CPU cores; 50 minutes beside other work.
-Expected: at d = 256 unscaled dot ends with a higher loss than scaled dot and with a lower entropy.
-          §38.6 found scaled dot the worst score at d = 64; with padding masked it should not be.
+Answer: For its scale: at d = 256 dot ends with a loss of 0.21 nats per token and scaled dot, the
+    same score times 1/16, with 0.002; logits that begin with a deviation of 1 or 2 within a row are
+    learned best.
+Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and scaled dot on the
+    reversal task with d = 256, compare their final losses, and plot the entropy of attention across
+    training. The comparisons at equal logits and equal parameters are ours.
+Command: .venv/bin/python -m experiments.reversal.scale_and_dimension  # 35 minutes on 2 CPU cores
 
 All models are the reversal model for short strings (`SHORT_STRINGS` in `training_settings.py`) with
-padding masked; only the cross attention's score changes. The scores are part of the question, so
-that there is no setting for them. All trainings have the same number of steps, with which unscaled
-dot at d = 16 and 64 stops improving; at d = 256 it takes more.
-
-Every arm is trained at several learning rates, and compared at the rate with its lowest mean final
-loss, so that no arm suffers from a rate that suits another.
+padding masked; only the cross attention's score changes. With this number of steps unscaled dot at
+d = 16 and 64 stops improving; at d = 256 it takes more. Every arm is trained at several learning
+rates, and compared at the rate with its lowest mean final loss.
 
 1. Dimension: dot and scaled dot at d of 16, 64 and 256; the source's exercise is d = 256.
-2. Size of logits: dot times a constant, chosen so that its logits begin with a given deviation
-   within a row. Scaled dot is the same function: at equal logits both are one model.
-3. The four scores at one d: as they are; with logits that begin with equal deviations, by a
-   constant factor measured for each seed; with equally many parameters; and with both equal.
-   General has d^2 parameters. Additive gets as many with a hidden layer of d / 2 (and d / 2 for v),
-   dot and scaled dot with projections of query and key to d / 2 each.
+2. Size of logits: dot times a constant, chosen for each seed so that its logits begin with a given
+   deviation within a row. Scaled dot is the same function: at equal logits both are one model.
+3. The four scores at one d: as they are; with logits that begin with equal deviations; with equally
+   many parameters; and with both equal. General has d^2 parameters; additive gets as many with a
+   hidden layer of d / 2, dot and scaled dot with projections of query and key to d / 2 each.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 
+from attention_jax.analysis import learning_statistics
+from attention_jax.reports import plotting
+from attention_jax.scores import Additive, Dot, General, Params
 from attention_jax.tasks.reversal import Reversal
-from experiments.experiment import JSON, run_experiment, significant
-from experiments.reversal import scale_and_dimension_training as training
-from experiments.reversal.arms import Arrays
-from experiments.reversal.scale_and_dimension_answers import best_rate, expectations, report
-from experiments.reversal.scale_and_dimension_figures import CAPTIONS, plot
-from experiments.reversal.scale_and_dimension_training import Size
+from attention_jax.training.loop import TrainState, initial_state, train_steps
+from attention_jax.training.metrics import exact_match
+from attention_jax.training.task import Task
+from experiments import lab
+from experiments.lab import Claim, Row, column, markdown, significant, where
+from experiments.reversal.multiplied_scores import Times
 from experiments.reversal.training_settings import SHORT_STRINGS
-from experiments.setting_checks import check_least
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
+PLAIN, SCALED, EQUAL = "as it is", "scaled", 1.0  # sizes of logits; a number is their deviation
+LABELS = {
+    "loss": "loss (nats per token)",
+    "entropy": "entropy (nats)",
+    "logit_sd": "logits' sd within a row",
+}
+CROSS = ("entropy", "logit_sd")  # of the cross attention
+GUESSING = 5.5 / 6.5 * math.log(26)  # loss of guessing the letters, but not EOS: 5.5 on average
+
+
+# --- scores with equally many parameters, and with a factor on their logits ---
+
+
+@dataclasses.dataclass(frozen=True)
+class HalfAdditive(Additive):
+    """`Additive` with A = Dk / 2: for tokens of size d, d^2 + d / 2 parameters."""
+
+    def init(self, rng: jax.Array, query_dim: int, key_dim: int) -> Params:
+        return Additive(key_dim // 2).init(rng, query_dim, key_dim)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProjectedDot(Dot):
+    """e(q, k) = (q Wq) . (k Wk), with A = Dk / 2: for tokens of size d, d^2 parameters
+
+    Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]}, which keep unit variance.
+    """
+
+    needs_equal_dims: ClassVar[bool] = False
+
+    def init(self, rng: jax.Array, query_dim: int, key_dim: int) -> Params:
+        rngs, width = jax.random.split(rng), key_dim // 2
+        return {
+            "query_kernel": jax.random.normal(rngs[0], (query_dim, width)) * query_dim**-0.5,
+            "key_kernel": jax.random.normal(rngs[1], (key_dim, width)) * key_dim**-0.5,
+        }
+
+    def project_query(self, params: Params, query: jax.Array) -> jax.Array:
+        return query @ params["query_kernel"]
+
+    def project_key(self, params: Params, key: jax.Array) -> jax.Array:
+        return key @ params["key_kernel"]
+
+
+ADDITIVE, DOT, GENERAL = Times(Additive()), Times(Dot()), Times(General())
+HALF_ADDITIVE, PROJECTED_DOT = Times(HalfAdditive()), Times(ProjectedDot())
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; all others are the defaults of `Reversal`.
+    """Settings; all others are those of `SHORT_STRINGS`.
 
     Attributes:
         dims: model sizes d of part 1, multiples of 4.
-        steps: optimiser steps for each of `dims`, multiples of `look_every`.
-        size_dims: those of `dims` for part 2.
+        steps: optimiser steps, a multiple of `look_every`.
+        size_dims: d of part 2, if they are among `dims`.
         sizes: initial deviations of dot's logits within a row, in part 2.
-        score_dim: the one of `dims` for part 3.
-        score_size: the initial deviation of all scores' logits in part 3.
-        rates: Adam's initial learning rates at d = `score_dim`; at other d they are multiplied by
-            `score_dim` / d, since the best rate of a hidden layer falls about as 1 / d (Yang et al.
-            2022). Each falls to 0 along a cosine.
+        score_dim: the one of `dims` for part 3, or another, to leave it out.
+        rates: Adam's initial learning rates at d = `score_dim`; at other d times `score_dim` / d,
+            as the best rate of a hidden layer falls about as 1 / d (Yang et al. 2022).
         seeds: trainings per arm and rate.
         batch_size: strings per step.
         look_every: steps between two measurements of entropy and loss.
@@ -68,11 +115,10 @@ class Config:
     """
 
     dims: tuple[int, ...] = (16, 64, 256)
-    steps: tuple[int, ...] = (1600, 1600, 1600)
+    steps: int = 1600
     size_dims: tuple[int, ...] = (16, 64)
     sizes: tuple[float, ...] = (0.25, 1, 2, 4, 8, 16)
     score_dim: int = 64
-    score_size: float = 1.0
     rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
     seeds: int = 3
     batch_size: int = 32
@@ -81,163 +127,273 @@ class Config:
     test_strings: int = 512
 
     def __post_init__(self) -> None:
-        for name in ("dims", "size_dims", "sizes", "rates"):
-            values = getattr(self, name)
-            if not values or len(set(values)) < len(values):
-                raise ValueError(f"{name} must be at least one, each once; got {values}")
-        if len(self.steps) != len(self.dims):
-            raise ValueError(f"steps must be one for each of dims {self.dims}; got {self.steps}")
-        for name in ("sizes", "rates", "score_size"):
-            for value in np.ravel(getattr(self, name)):
-                if not 0 < value < np.inf:
-                    raise ValueError(f"{name} must be finite and greater than 0; got {value}")
-        check_least(self, seeds=2, batch_size=1, look_every=1, strings=1, test_strings=1)
-        for name in ("size_dims", "score_dim"):
-            for dim in np.ravel(getattr(self, name)):
-                if dim not in self.dims:
-                    raise ValueError(f"{name} must be among dims {self.dims}; got {dim}")
-        for dim, steps in zip(self.dims, self.steps, strict=True):
-            if dim % 4 or dim < 4:
-                raise ValueError(f"dims must be multiples of 4; got {dim}")
-            if steps < 1 or steps % self.look_every:
-                raise ValueError(
-                    f"steps must be multiples of look_every {self.look_every}; got {steps}"
-                )
+        lab.check_least(self, dims=4, steps=1, seeds=2, look_every=1, strings=1, test_strings=1)
+        if self.steps % self.look_every:
+            raise ValueError(f"steps must be a multiple of look_every; got {self.steps}")
+        for dim in self.dims:
+            self.task("dot", dim)
 
-    def training(self, score: str, dim: int) -> Reversal:
-        """Returns the settings of one run, without its learning rate."""
-        return dataclasses.replace(
-            SHORT_STRINGS,
-            model=dataclasses.replace(SHORT_STRINGS.model, score=training.name_of(score), dim=dim),
-            train=dataclasses.replace(
-                SHORT_STRINGS.train,
-                seeds=self.seeds,
-                steps=self.steps[self.dims.index(dim)],
-                batch_size=self.batch_size,
-            ),
-        )
+    def task(self, score: str, dim: int) -> Reversal:
+        """The settings of one training, without its learning rate."""
+        sizes: Any = {"seeds": self.seeds, "steps": self.steps, "batch_size": self.batch_size}
+        name = f"experiments.reversal.scale_and_dimension:{score.upper()}"
+        model = dataclasses.replace(SHORT_STRINGS.model, score=name, dim=dim)
+        train = dataclasses.replace(SHORT_STRINGS.train, **sizes)
+        return dataclasses.replace(SHORT_STRINGS, model=model, train=train)
 
 
-QUICK = Config(
-    dims=(16,), steps=(4,), size_dims=(16,), sizes=(1, 16), score_dim=16, rates=(3e-3,), seeds=2,
-    batch_size=4, look_every=2, strings=8, test_strings=8,
-)  # fmt: skip
-
-DRAWN_FROM = 0  # seed of everything random, except models and their batches
-CURVES = ("loss", "entropy", "logit_sd")
+QUICK = Config(dims=(16,), sizes=(16,), rates=(3e-3,), seeds=2, steps=2, look_every=1)  # no part 3
 
 
-def run(config: Config) -> JSON:
-    """Computes the numbers of all three parts."""
-    numbers: JSON = {"dimension": {}, "size": {}, "scores": {}}
-    for dim, steps in zip(config.dims, config.steps, strict=True):
-        as_it_is = {"dot": Size(), "scaled": Size(factor=dim**-0.5)}
+# --- training: one program per score and dimension, for all sizes of logits, rates and seeds ---
+
+
+def run(config: Config) -> list[Row]:
+    """A row per arm and rate; of dot and scaled dot at their best rates, with looks on the way."""
+    rows = []
+    for dim in config.dims:
         sizes = config.sizes if dim in config.size_dims else ()
-        equal = (config.score_size,) if dim == config.score_dim else ()
-        begun_with = {sd: Size(sd=sd) for sd in (*sizes, *equal)}
-        arms = _trained(config, "DOT", dim, {**as_it_is, **begun_with})
-        numbers["dimension"][str(dim)] = {
-            "steps": list(range(0, steps + 1, config.look_every)),
-            **{score: _with_curves(arms[score]) for score in as_it_is},
-        }
-        plain = {key: _without_curves(arm) for key, arm in arms.items()}
-        if sizes:
-            numbers["size"][str(dim)] = {f"{sd:g}": plain[sd] for sd in sizes}
-        if equal:
-            numbers["scores"] = _scores(config, plain)
-    return numbers
+        arms: dict[str, tuple[str | float, ...]] = {"dot": (PLAIN, SCALED, *sizes)}
+        if dim == config.score_dim:
+            arms["dot"] = (PLAIN, SCALED, EQUAL, *(size for size in sizes if size != EQUAL))
+            arms |= dict.fromkeys(("additive", "general", "half_additive"), (PLAIN, EQUAL))
+            arms["projected_dot"] = (PLAIN, SCALED, EQUAL)
+        for score, of_score in arms.items():
+            rows += _trained(config, score, dim, of_score)
+    return rows
 
 
-def _scores(config: Config, dot: Mapping[Any, JSON]) -> JSON:
-    """Part 3; `dot` holds the results of dot without a projection."""
-    dim = config.score_dim
-    equal = Size(sd=config.score_size)
+def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float]) -> list[Row]:
+    task = config.task(score, dim)
+    runs = [*itertools.product(sizes, [rate * config.score_dim / dim for rate in config.rates])]
+    batch_rng, loss_rng, test_rng = jax.random.split(jax.random.key(0), 3)
+    batch = task.batch(batch_rng, size=config.strings)
+    test = task.batch(test_rng, size=config.test_strings)
 
-    def both(score: str, **more: Size) -> dict[str, JSON]:
-        sizes = {"as it is": Size(), "equal": equal, **more}
-        arms = _trained(config, score, dim, sizes)
-        return {name: _without_curves(arm) for name, arm in arms.items()}
+    def look(params: Any) -> dict[str, jax.Array]:
+        found = learning_statistics(task.loss, params, batch, loss_rng, depth=0)
+        cross = {name: found[f"decoder_0/cross_attention/{name}"] for name in CROSS}
+        return {"loss": found["loss"], **cross}
 
-    additive, general, half = (both(score) for score in ("ADDITIVE", "GENERAL", "HALF_ADDITIVE"))
-    projected = both("PROJECTED_DOT", scaled=Size(factor=(dim // 2) ** -0.5))
-    return {
-        "as they are": {
-            "additive": additive["as it is"],
-            "dot": dot["dot"],
-            "general": general["as it is"],
-            "scaled": dot["scaled"],
-        },
-        "equal logits": {
-            "additive": additive["equal"],
-            "dot = scaled": dot[config.score_size],
-            "general": general["equal"],
-        },
-        "equal parameters": {
-            "additive": half["as it is"],
-            "dot": projected["as it is"],
-            "general": general["as it is"],
-            "scaled": projected["scaled"],
-        },
-        "equal logits and parameters": {
-            "additive": half["equal"],
-            "dot = scaled": projected["equal"],
-            "general": general["equal"],
-        },
-    }
+    def examine(params: Any) -> dict[str, jax.Array]:
+        # Greedy decoding is right where each token is, given the right ones before it.
+        predicted = jnp.argmax(task.bind(params)(*test.inputs), axis=-1)
+        exact = exact_match(predicted, test.targets, test.target_lengths)
+        return {"loss": task.loss(params, test, loss_rng)[0], "exact": exact}
 
+    def advance(state: TrainState, rate: jax.Array) -> TrainState:
+        return train_steps(AtRate(task, rate), config.look_every, state)[0]
 
-def _trained(config: Config, score: str, dim: int, sizes: Mapping[Any, Size]) -> dict[Any, JSON]:
-    """Trains each size at each rate, all seeds, in one compiled program."""
-    rates = [rate * config.score_dim / dim for rate in config.rates]
-    runs = [(size, rate) for size in sizes.values() for rate in rates]
-    results = training.trained(
-        config.training(score, dim),
-        runs,
-        every=config.look_every,
-        strings=config.strings,
-        test_strings=config.test_strings,
-        seed=DRAWN_FROM,
-    )
+    look_at_all = jax.jit(jax.vmap(jax.vmap(look)))
+    advance_all = jax.jit(jax.vmap(jax.vmap(advance, in_axes=(0, None))), donate_argnums=0)
+    seeds = initial_state(AtRate(task, 1.0))
+    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(runs)), seeds)
+    of_factor_1 = np.asarray(look_at_all(state.params)["logit_sd"])
+    fixed = {PLAIN: 1.0, SCALED: (dim // 2 if score == "projected_dot" else dim) ** -0.5}
+    factors = [
+        np.full_like(sd, fixed[size]) if isinstance(size, str) else size / sd
+        for (size, _), sd in zip(runs, of_factor_1, strict=True)
+    ]
+    attention = state.params["decoder"][0]["cross_attention"]["attention"]
+    attention["params"]["factor"] = jnp.asarray(factors)
+
+    rates, looks = jnp.array([rate for _, rate in runs]), [look_at_all(state.params)]
+    for _ in range(config.steps // config.look_every):
+        state = advance_all(state, rates)
+        looks.append(look_at_all(state.params))
+    final = jax.device_get(jax.jit(jax.vmap(jax.vmap(examine)))(state.params))
     print(f"{score}, d = {dim}: {len(runs)} runs of {config.seeds} seeds", flush=True)
-    count = len(rates)
+
+    rows: list[Row] = []
+    for index, (size, rate) in enumerate(runs):
+        measured: Row = {name: significant(values[index]) for name, values in final.items()}
+        if score == "dot" and size in (PLAIN, SCALED):
+            curves = {name: [significant(each[name][index]) for each in looks] for name in LABELS}
+            steps = [*range(0, config.steps + 1, config.look_every)]
+            measured["looks"] = {"step": steps, **curves}
+        rows.append({"score": score, "dim": dim, "size": size, "rate": rate, **measured})
+    for row in rows:
+        if row is not best(rows, size=row["size"]):
+            row.pop("looks", None)
+    return rows
+
+
+class AtRate(Task):
+    """A task whose learning rate may be traced."""
+
+    def __init__(self, task: Reversal, rate: jax.Array | float):
+        self.train, self.init, self.batch, self.loss = task.train, task.init, task.batch, task.loss  # type: ignore[method-assign]
+        self.rate = rate
+
+    def optimizer(self) -> optax.GradientTransformation:
+        # Adam's updates are proportional to the rate: computed at rate 1, then scaled.
+        at_one = dataclasses.replace(self.train, learning_rate=1.0).optimizer()
+        return optax.chain(at_one, optax.scale(self.rate))
+
+
+# --- what came out ---
+
+
+def loss_of(row: Row) -> float:
+    """The mean final loss."""
+    return float(np.mean(row["loss"]))
+
+
+def difference(row: Row, other: Row) -> tuple[float, float]:
+    """How much higher a row's loss is than another's, and two standard errors.
+
+    Seeds are paired: they learn from the same strings. With three seeds, a true difference of 0 is
+    measured within two standard errors with probability 0.82 (Student's t).
+    """
+    gaps = np.subtract(row["loss"], other["loss"])
+    return float(gaps.mean()), 2 * float(gaps.std(ddof=1)) / math.sqrt(len(gaps))
+
+
+def best(rows: list[Row], **arm: Any) -> Row:
+    """An arm at its best rate."""
+    return min(where(rows, **arm), key=loss_of)
+
+
+def sizes_of_dot(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
+    """Parts 1 and 2: dot by d and by size of its logits, each at its best rate."""
+    dot = where(rows, score="dot")
     return {
-        key: _arm(rates, results, slice(index * count, (index + 1) * count))
-        for index, key in enumerate(sizes)
+        dim: {size: best(dot, dim=dim, size=size) for size in column(dot, "size", dim=dim)}
+        for dim in column(dot, "dim")
     }
 
 
-def _arm(rates: Sequence[float], results: Arrays, rows: slice) -> JSON:
-    """The results of one size: by rate, lists over seeds, and curves over looks."""
-    curves = {name: results["curves"][name][rows] for name in CURVES}
-    return {
-        "parameters": int(results["parameters"]),
-        "factor": significant(results["factor"][rows][0]),
-        "initial_logit_sd": significant(curves["logit_sd"][0, :, 0]),
-        "initial_entropy": significant(curves["entropy"][0, :, 0]),
-        "rates": {
-            f"{rate:g}": {
-                "loss": significant(results["loss"][rows][index]),
-                "exact_match": significant(results["exact_match"][rows][index]),
-                "entropy": significant(curves["entropy"][index, :, -1]),
-                "curves": {name: significant(values[index].T) for name, values in curves.items()},
-            }
-            for index, rate in enumerate(rates)
-        },
-    }
+def comparisons(rows: list[Row]) -> dict[str, dict[str, Row]]:
+    """Part 3: by comparison and score, each at its best rate."""
+    found: dict[str, dict[str, Row]] = {}
+    if not (dims := column(rows, "dim", score="general")):
+        return found
+    at = functools.partial(best, rows, dim=dims[0])
+    own = {"additive": "additive", "dot": "dot", "general": "general"}
+    fewer = {"additive": "half_additive", "dot": "projected_dot", "general": "general"}
+    for scores, plain, equal in (
+        (own, "as they are", "equal logits"),
+        (fewer, "equal parameters", "equal logits and parameters"),
+    ):
+        found[plain] = {name: at(score=score, size=PLAIN) for name, score in scores.items()}
+        found[plain]["scaled"] = at(score=scores["dot"], size=SCALED)
+        found[equal] = {name: at(score=score, size=EQUAL) for name, score in scores.items()}
+        found[equal]["dot = scaled"] = found[equal].pop("dot")
+    return found
 
 
-def _with_curves(arm: JSON) -> JSON:
-    """The arm with the curves of its best rate, and no others."""
-    return {**_without_curves(arm), "curves": arm["rates"][best_rate(arm)]["curves"]}
+def claims(rows: list[Row]) -> list[Claim]:
+    """What the source and theory predict."""
+    dim, arms = max(sizes_of_dot(rows).items())
+    entropies = [arms[size]["looks"]["entropy"][0] for size in (PLAIN, SCALED)]
+    loss, bound = difference(arms[PLAIN], arms[SCALED])
+    harm = max(
+        loss_of(other) - loss_of(row)
+        for row in where(rows, score="dot", size=PLAIN)
+        for other in where(rows, score="dot", size=SCALED, dim=row["dim"], rate=row["rate"])
+    )
+    falls = "unscaled entropy falls with d (§38.5)"
+    least = "scaled .39/.17/.30/.12 of letters right, the least of four, at d = 64 (§38.6)"
+    begins = f"at d = {dim} dot begins with a lower entropy than scaled dot: over all seeds, nats"
+    harms = "scaling harms at no d and no rate: highest mean loss of scaled dot minus dot's, nats"
+    found = [
+        Claim(f"at d = {dim} unscaled dot's loss ends above scaled dot's, nats", loss, bound),
+        Claim(begins, max(entropies[0]) - min(entropies[1]), high=0, source=falls),
+        Claim(harms, harm, high=0, source=least, denies=True),
+    ]
+    if not (four := comparisons(rows).get("as they are")):
+        return found
+    worst = max(four, key=lambda score: loss_of(four[score]))
+    gap, of_chance = difference(four["scaled"], four[worst])
+    most = -of_chance if worst != "scaled" else -math.inf
+    text = f"at d = {four['dot']['dim']} scaled dot is not the worst of four: its loss - {worst}'s"
+    return [*found, Claim(text, gap, high=most, source=least, denies=True)]
 
 
-def _without_curves(arm: JSON) -> JSON:
-    rates = {
-        rate: {name: value for name, value in of_rate.items() if name != "curves"}
-        for rate, of_rate in arm["rates"].items()
-    }
-    return {**arm, "rates": rates}
+def table(rows: list[Row]) -> str:
+    """Dot by size of its logits; the four scores in each comparison: losses, strings reversed."""
+    lines, scores, form = [], [], "{:.2g} ± {:.1g}"
+    for dim, arms in sizes_of_dot(rows).items():
+        least = min(arms.values(), key=loss_of)
+        for size, row in arms.items():
+            looks = [np.mean(row["looks"][n], axis=1) for n in CROSS if "looks" in row]
+            ends = [f"{values[0]:.3g} → {values[-1]:.3g}" for values in looks] or ["", ""]
+            name = size if isinstance(size, str) else f"sd {size:g}"
+            gap = "least" if row is least else form.format(*difference(row, least))
+            lines.append((dim, name, f"{row['rate']:g}", _outcome(row), gap, *ends))
+    for what, arms_of in comparisons(rows).items():
+        order = sorted(arms_of, key=lambda score: loss_of(arms_of[score]))
+        losses = "; ".join(f"{score} {_outcome(arms_of[score])}" for score in order)
+        gap = form.format(*difference(arms_of[order[1]], arms_of[order[0]]))
+        scores.append((what, losses, gap))
+    curves = ("entropy, start → end", "logits' sd, start → end")
+    heads = ("d", "logits of dot", "best rate", "final loss", "minus the least ± 2 s.e.", *curves)
+    of_scores = ("comparison", "final losses, lowest first", "second minus first ± 2 s.e.")
+    return f"{markdown(heads, lines)}\n\n{markdown(of_scores, scores)}"
+
+
+def _outcome(row: Row) -> str:
+    return f"{lab.spread(row['loss'], 2)} ({100 * np.mean(row['exact']):.0f} %)"
+
+
+CAPTIONS = {
+    "scale_and_dimension_sizes": "Final loss of dot times a constant, over the initial deviation of"
+    " its logits; open symbols are dot and scaled dot as they are. Each at its best learning rate;"
+    " geometric means over seeds, and bands of one standard deviation of the logarithms.",
+    "scale_and_dimension_training": "Dot and scaled dot while they learn, each at its best learning"
+    " rate: loss, entropy of the cross attention and deviation of its logits within a row. Means"
+    " over seeds, and bands of one deviation, of logarithms where the axis is logarithmic.",
+}
+
+
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """The figures of parts 2 and 1."""
+    return dict(zip(CAPTIONS, (_sizes(rows), _training(rows)), strict=True))
+
+
+def _training(rows: list[Row]) -> Any:
+    dims = sizes_of_dot(rows)
+    shape: Any = {"rows": 3, "columns": len(dims), "sharex": "col", "sharey": "row"}
+    figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 6.8, **shape)
+    panels = zip(axes, itertools.product(LABELS.items(), dims.items()), strict=True)
+    for ax, ((name, label), (dim, arms)) in panels:
+        for size, score, index in ((PLAIN, "dot", 1), (SCALED, "scaled dot", 3)):
+            looks, log = arms[size]["looks"], name != "entropy"
+            options: Any = {"index": index, "label": score, "log": log, "limits": (0, np.inf)}
+            plotting.draw_band(ax, looks["step"], np.array(looks[name]), **options)
+        ax.grid(alpha=0.3)
+        ax.set(yscale="log" if name != "entropy" else "linear", ylabel=label)
+        if name == "loss":
+            ax.set_title(f"reversal model, d = {dim}")
+            ax.axhline(GUESSING, color="black", ls="--", lw=1, label="guessing letters")
+        ax.set_xlabel("step")
+        ax.label_outer()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+def _sizes(rows: list[Row]) -> Any:
+    figure, (ax,) = plotting.new_figure(7.4, 4.2)
+    ax.set(xscale="log", yscale="log", xlabel="sd of logits within a row, before training")
+    ax.set_ylabel(f"final {LABELS['loss']}")
+    for index, (dim, arms) in enumerate(sizes_of_dot(rows).items(), start=4):
+        sizes = sorted(size for size in arms if not isinstance(size, str))
+        if sizes:
+            losses = np.array([arms[size]["loss"] for size in sizes])
+            plotting.draw_band(ax, sizes, losses, index=index, label=f"d = {dim}", log=True)
+            ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        for size, marker in ((PLAIN, "s"), (SCALED, "^")):
+            sd = np.mean(arms[size]["looks"]["logit_sd"][0])
+            loss = np.exp(np.mean(np.log(arms[size]["loss"])))
+            label = f"{'dot' if size == PLAIN else 'scaled dot'} as it is, d = {dim}"
+            options: Any = {"mfc": "white", "mew": 1.6, "color": plotting.COLORS[index]}
+            ax.plot(sd, loss, marker, ms=9, label=label, **options)
+    ax.axhline(GUESSING, color="black", ls="--", lw=1, label="guessing letters")
+    ax.minorticks_off()
+    ax.grid(alpha=0.3)
+    figure.legend(loc="outside right center", fontsize=9)
+    return figure
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    lab.main(__name__)

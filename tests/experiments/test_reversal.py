@@ -1,0 +1,221 @@
+"""The experiments on reversal: their models, scores and counts against independent numbers."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from numpy_gru import numpy_logits
+
+from attention_jax.scores import ScaledDot
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.vocabulary import EOS, PAD
+from attention_jax.training.task import TrainConfig
+from experiments import lab
+from experiments.reversal import coverage, gru_padding
+from experiments.reversal import scale_and_dimension as scale
+
+B, S, T, E, H = 3, 7, 5, 11, 13
+LENGTHS = np.array([7, 2, 5])
+SCORES = ("additive", "dot", "general", "scaled")
+
+
+# --- gru_padding ---
+
+
+def torch_state(score, params):
+    """The parameters by their names in PyTorch, float64; PAD's embedding is 0."""
+    params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    state = {}
+    for name in ("source_embedding", "target_embedding"):
+        state[f"{name}.weight"] = params[name].copy()
+        state[f"{name}.weight"][PAD] = 0
+    for name, ending in (("encoder", "_l0"), ("decoder", "")):
+        for ours, theirs in (("input", "ih"), ("state", "hh")):
+            state[f"{name}.weight_{theirs}{ending}"] = params[name][f"{ours}_kernel"].T
+            state[f"{name}.bias_{theirs}{ending}"] = params[name][f"{ours}_bias"]
+    state["logits.weight"] = params["logits"]["kernel"].T
+    state["logits.bias"] = params["logits"]["bias"]
+    if score == "additive":
+        kernels = (params["score"]["query_kernel"].T, params["score"]["key_kernel"].T)
+        state["score.hidden.weight"] = np.concatenate(kernels, axis=1)
+        state["score.v.weight"] = params["score"]["v"][None]
+    if score == "general":
+        state["score.weight"] = params["score"]["kernel"]
+    return state
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_the_gru_is_that_of_the_chapter(score):
+    rng = np.random.default_rng(3)
+    source, target_inputs = rng.integers(1, 29, (B, S)), rng.integers(1, 29, (B, T))
+    source[np.arange(S) >= LENGTHS[:, None]] = PAD
+    config = gru_padding.Config()
+    tasks = [config.task(gru_padding.GRU, score, mask=mask) for mask in (False, True)]
+    tasks = [dataclasses.replace(task, embedding_dim=E, hidden_dim=H) for task in tasks]
+    params = tasks[0].init(jax.random.key(5))
+    arrays = params, jnp.asarray(source), jnp.asarray(LENGTHS), jnp.asarray(target_inputs)
+    bare, masked = (jax.jit(task.logits)(*arrays) for task in tasks)
+    for logits, lengths in ((bare, None), (masked, LENGTHS)):
+        expected = numpy_logits(score, torch_state(score, params), source, target_inputs, lengths)
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+    assert np.abs(bare - masked).max() > 1e-3
+
+
+def test_initial_parameters_are_distributed_as_in_pytorch():
+    tasks = [gru_padding.Config().task(gru_padding.GRU, s, mask=True) for s in SCORES[::2]]
+    additive, params = (jax.device_get(jax.jit(task.init)(jax.random.key(5))) for task in tasks)
+    kernels = [additive["score"][name] for name in ("query_kernel", "key_kernel")]
+    # A linear layer or GRU: uniform up to 1 / sqrt(fan-in), or 1 / sqrt(H).
+    for arrays, bound in (
+        (params["encoder"].values(), 96**-0.5),
+        (params["decoder"].values(), 96**-0.5),
+        (params["logits"].values(), 192**-0.5),
+        (kernels, 192**-0.5),
+        ([additive["score"]["v"]], 96**-0.5),
+    ):
+        for array in arrays:
+            assert np.abs(array).max() <= bound
+            assert np.std(array) == pytest.approx(bound / 3**0.5, rel=0.25)
+    assert np.std(params["source_embedding"]) == pytest.approx(1, rel=0.1)
+    assert np.std(params["score"]["kernel"]) == pytest.approx(0.1, rel=0.05)  # 0.1 randn(H, H)
+
+
+def test_a_worse_scaled_dot_would_not_contradict_the_published_ranking():
+    rows = lab.content_of("gru_padding")["rows"]
+    for row in lab.where(rows, model=gru_padding.GRU, arm=gru_padding.MASKED, score="scaled"):
+        row["letters"] = [0.9 for _ in row["letters"]]
+    (claim,) = [claim for claim in gru_padding.claims(rows) if claim.denies]
+    assert claim.verdict == "MISS"
+    assert claim.measured == pytest.approx(-0.1, abs=0.005)
+
+
+# --- scale_and_dimension ---
+
+D = 12
+FORMULAS = {
+    "ADDITIVE": lambda p, q, k: (
+        np.tanh((q @ p["query_kernel"])[:, None] + (k @ p["key_kernel"])[None]) @ p["v"]
+    ),
+    "DOT": lambda p, q, k: q @ k.T,
+    "GENERAL": lambda p, q, k: q @ p["kernel"] @ k.T,
+    "PROJECTED_DOT": lambda p, q, k: (q @ p["query_kernel"]) @ (k @ p["key_kernel"]).T,
+}
+FORMULAS["HALF_ADDITIVE"] = FORMULAS["ADDITIVE"]
+SIZES = {
+    "ADDITIVE": 2 * D * D + D,
+    "DOT": 0,
+    "GENERAL": D * D,
+    "HALF_ADDITIVE": D * D + D // 2,
+    "PROJECTED_DOT": D * D,
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_scores_are_their_formulas_times_a_factor_without_gradient(name):
+    score, rng = getattr(scale, name), np.random.default_rng(0)
+    query, key = rng.normal(size=(T, D)), rng.normal(size=(S, D))
+
+    @jax.jit
+    def logits_and_gradient(query, key):
+        params = {**score.init(jax.random.key(3), D, D), "factor": jnp.float32(-2.5)}
+        total = jax.grad(lambda params: jnp.sum(score(params, query, key) ** 2))
+        return params, score(params, query, key), total(params)["factor"]
+
+    params, logits, slope = logits_and_gradient(*(np.float32(x) for x in (query, key)))
+    arrays = {part: np.asarray(leaf, np.float64) for part, leaf in params["score"].items()}
+    expected = -2.5 * FORMULAS[name](arrays, query, key)
+    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    assert float(slope) == 0
+    assert sum(leaf.size for leaf in arrays.values()) == SIZES[name]
+
+
+def test_dot_and_scaled_dot_are_one_function_at_equal_logits():
+    query, key = jax.random.normal(jax.random.key(1), (2, T, D))
+    dot = scale.DOT({"factor": jnp.float32(D**-0.5), "score": {}}, query, key)
+    np.testing.assert_allclose(dot, ScaledDot()({}, query, key), rtol=1e-5, atol=1e-6)
+
+
+def test_a_traced_rate_is_the_rate_of_the_configuration():
+    task = Reversal(train=TrainConfig(learning_rate=3e-3, steps=7, weight_decay=0.3))
+    params = {"x": jnp.array([1.0, -2.0, 0.5])}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def steps(optimizer_at, rate):
+        optimizer, moved = optimizer_at(rate), params
+        state = optimizer.init(params)
+        for step in range(3):
+            gradients = {"x": np.array([0.3, -4.0, 2.0], np.float32) * np.float32(step - 1.5)}
+            updates, state = optimizer.update(gradients, state, moved)
+            moved = optax.apply_updates(moved, updates)
+        return moved["x"]
+
+    with jax.numpy_dtype_promotion("standard"):
+        expected = steps(lambda _: task.optimizer(), 1.0)
+        found = steps(lambda rate: scale.AtRate(task, rate).optimizer(), 3e-3)
+    assert not np.allclose(expected, params["x"], atol=1e-3)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_arms_are_compared_at_their_best_rates_with_paired_seeds():
+    rows = [{"size": 1, "loss": [1.0, 9.0, 5.0]}, {"size": 1, "loss": [2.0, 4.0, 6.0]}]
+    best = scale.best(rows, size=1)
+    assert best is rows[1]
+    # Gaps 1, 2, 3: mean 2, deviation 1.
+    assert scale.difference(best, {"loss": [1.0, 2.0, 3.0]}) == pytest.approx((2, 2 / math.sqrt(3)))
+
+
+# --- coverage ---
+
+
+@pytest.mark.parametrize("kernel", [0.0, -2.0])
+def test_the_stuck_decoder_by_the_formulas_of_the_chapter(kernel):
+    covered, losses, weights = [0.0] * 4, [], []
+    for _ in range(4):
+        exps = [
+            math.exp(10 * math.tanh(key + kernel * cov))
+            for key, cov in zip(coverage.KEYS, covered, strict=True)
+        ]
+        row = [each / sum(exps) for each in exps]
+        losses.append(sum(map(min, row, covered)))
+        covered = [cov + weight for cov, weight in zip(covered, row, strict=True)]
+        weights.append(row)
+    found = coverage.stuck_decoder(kernel)
+    for name, expected in (("weights", weights), ("loss", losses), ("coverage", covered)):
+        np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_the_coverage_loss_of_a_string_has_a_floor_of_1():
+    rng, loss = np.random.default_rng(1), jax.jit(coverage.loss_per_string)
+    lengths = np.array([S + 1, S + 1, 3])
+    weights = np.float32(rng.dirichlet(np.full(S, 0.3), size=(3, S + 1)))
+    expected = []
+    for rows, length in zip(weights, lengths, strict=True):
+        before = np.concatenate([np.zeros((1, S)), np.cumsum(rows, axis=0)])[:length]
+        expected.append(np.minimum(rows[:length], before).sum())
+    assert float(loss(weights, lengths)) == pytest.approx(np.mean(expected), rel=1e-5)
+    assert min(expected[:2]) >= 1
+    once = np.float32([[*np.eye(S)[::-1], np.eye(S)[3]]])  # each letter once, and EOS anywhere
+    assert float(loss(once, lengths[:1])) == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "answer", "repeated"),
+    [
+        ("cba", "cba", 0),
+        ("cba", "ccb", 1 / 3),
+        ("acba", "acba", 0),  # twice, as in the right answer
+        ("acba", "aaaa", 2 / 4),
+        ("cba", "xyx", 1 / 3),  # no letter of the right answer, but twice
+        ("cba", "xyz", 0),  # wrong, and nothing twice
+        ("cba", "", 0),
+    ],
+)
+def test_letters_written_once_too_often(right, answer, repeated):
+    ids = ([*Reversal.vocabulary.encode(text), EOS, *[PAD] * 4][:5] for text in (answer, right))
+    found = coverage.repeated_letters(*(jnp.array([row]) for row in ids))
+    assert float(found) == pytest.approx(repeated)
