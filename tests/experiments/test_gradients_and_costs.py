@@ -4,9 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy_model import PAIRS, normal, softmax_where
 
+from attention_jax import SCORES
 from attention_jax.scores import Additive
 from attention_jax.tasks.vocabulary import Batch
+from experiments.costs import complexity_ledger as ledger
 from experiments.gradients import gradient_analysis as analysis
 
 
@@ -114,3 +117,46 @@ def test_a_mask_leaves_no_gradient_at_padding_and_no_need_of_it():
         assert max(*row["cross_gradient"], *row["encoder_gradient"]) == 0
         np.testing.assert_allclose(row["bare"], row["padded"], atol=2e-4)
     assert min(rows[2]["encoder_gradient"]) > 0
+
+
+# --- the ledger ---
+
+
+@pytest.mark.parametrize("name", ledger.NAIVE)
+def test_a_naive_form_is_its_score(name):
+    query, key, value = normal(5, 3), normal(7, 3, seed=3), normal(7, 3, seed=4)
+    params = SCORES[name].init(jax.random.key(1), 3, 3)
+    output = jax.jit(ledger.naive_attention(name))(query, key, value, params)
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    logits = PAIRS[name](wide, query[:, None].astype(float), key[None].astype(float))
+    np.testing.assert_allclose(output, softmax_where(logits) @ value, atol=2e-6)
+
+
+def test_the_exponent_of_growth_sees_through_a_constant():
+    def exponent(sizes):
+        return ledger.exponent({"lengths": (1, 2, 4, 8), "held": sizes}, "held")
+
+    assert exponent([1003, 1006, 1012, 1024]) == pytest.approx(1)
+    assert exponent([1003, 1012, 1048, 1192]) == pytest.approx(2)
+    assert exponent([5, 5, 5, 5]) == 0
+    assert exponent([1, 2, 2, 8]) == pytest.approx(0.9)
+
+
+def test_temporary_memory_of_real_programs():
+    table = 4 * 128 * 128
+    naive = ledger.temporary("additive", "naive", 128, ledger.QUICK)
+    assert naive >= 2 * ledger.QUICK.dim * table  # [T, S, A] and its gradient
+    assert ledger.temporary("scaled", "tiled", 128, ledger.QUICK) < table
+
+
+def test_tiles_that_grow_as_a_square_miss_their_bound(monkeypatch):
+    def held(score, form, length, config):
+        return 1000 + (700 if form == "naive" else 7) * length ** exponents[form]
+
+    monkeypatch.setattr(ledger, "temporary", held)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        exponents = {"naive": 2, "reference": 2, "tiled": 1}
+        assert "MISS" not in [claim.verdict for claim in ledger.claims(ledger.run(ledger.QUICK))]
+        exponents["tiled"] = 2
+        missed = [c.text for c in ledger.claims(ledger.run(ledger.QUICK)) if c.verdict == "MISS"]
+    assert missed == ["exponent of memory in tiles, the largest"]
