@@ -63,7 +63,7 @@ class Config(Texts):
 
 
 missing = translators.missing
-QUICK = Config(**translators.SMALL, steps=(50, 50, 50))
+QUICK = Config(**translators.SMALL, steps=(25, 25, 25))
 
 
 def run(config: Config) -> list[Row]:

@@ -71,7 +71,7 @@ class Config(Texts):
             raise ValueError(f"trials must be recipe and others of {[*TRIALS]}; got {self.trials}")
 
 
-QUICK = Config(**translators.SMALL, trials=("recipe", "label-smoothing-0"), steps=50, seeds=2)
+QUICK = Config(**translators.SMALL, trials=("recipe", "label-smoothing-0"), steps=25, seeds=2)
 
 
 def missing(config: Config) -> str:
@@ -116,10 +116,11 @@ def claims(rows: list[Row]) -> list[Claim]:
     (greedy,) = column(rows, "bleu", beams=1)
     by_penalty = {row["length_penalty"]: row["bleu"] for row in where(rows, beams=4)}
     beams = by_penalty.pop(1.0)
-    most = max(_gained(rows, trial) for trial in column(rows, "trial") if trial != "recipe")
+    gained = [_gained(rows, trial) for trial in column(rows, "trial") if trial != "recipe"]
     penalty = max(by_penalty.values()) - beams
+    text = "most BLEU that another setting gains over the recipe, greedy"
     return [
-        Claim("most BLEU that another setting gains over the recipe, greedy", most, -100, 1),
+        *(Claim(text, most, -100, 1) for most in sorted(gained)[-1:]),
         Claim("4 beams minus greedy: BLEU", beams - greedy, 0.5, 3),
         Claim("most BLEU that another length penalty gains over 1, 4 beams", penalty, -100, 0.5),
     ]

@@ -39,6 +39,7 @@ class Texts:
         vocabulary_size: joint subwords.
         dim: size of the models' tokens; feed-forward layers are four times as wide.
         layers: of the encoder, and of the decoder.
+        most_buckets: the most shapes of batches; each is compiled.
         workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
@@ -50,6 +51,7 @@ class Texts:
     vocabulary_size: int = Translation.vocabulary_size
     dim: int = MODEL.dim
     layers: int = MODEL.encoder_layers
+    most_buckets: int = 12
     workdir: Path = Path("runs/translation")
 
     def __post_init__(self) -> None:
@@ -80,6 +82,7 @@ class Texts:
         sizes |= {"decoder_layers": self.layers, "vocabulary_size": self.vocabulary_size}
         sizes |= {"steps": steps, "first_seed": seed}
         settings: Any = {**RECIPE, **sizes, "score": score, **changes}
+        settings["buckets"] = min(settings.get("buckets", Translation.buckets), self.most_buckets)
         for part, whole in (("model", MODEL), ("train", TRAIN)):
             names = {field.name for field in dataclasses.fields(whole)} & {*settings}
             own = {name: settings.pop(name) for name in names}
@@ -97,6 +100,7 @@ SMALL: dict[str, Any] = {
     "vocabulary_size": 330,
     "dim": 16,
     "layers": 1,
+    "most_buckets": 1,
 }
 
 

@@ -238,12 +238,12 @@ def test_comparison_writes_numbers_and_figures(tmp_path, capsys):
 
 
 def test_help_says_what_an_experiment_asks_and_how_long_it_takes():
-    words = [sys.executable, "-m", "experiments.costs.weak_scaling", "--help"]
+    words = [sys.executable, "-m", "experiments.costs.complexity_ledger", "--help"]
     result = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert "usage: python -m experiments.costs.weak_scaling" in result.stdout
     shown = " ".join(result.stdout.split())
-    assert "On paper: what do 8 to 4,096 devices exchange in a step" in shown
-    assert "Time: a few seconds." in shown
+    assert "What does each score cost in parameters, operations and memory" in shown
+    assert "# 2 minutes on 2 CPU cores" in shown
+    assert "--lengths" in shown
 
 
 @pytest.mark.slow
