@@ -7,21 +7,18 @@ Source:   Vaswani et al. 2017, section 3.2.1: unscaled dot products have "extrem
           gradients"; Ghorbani, Krishnan and Xiao 2019 for curvature. The rest is ours.
 Command:  .venv/bin/python -m experiments.gradients.gradient_analysis   # 5 minutes on 2 CPU cores
 
-1. Queries: one random query and S keys of unit variance. dweights = doutput value^T has entries of
-   variance 1. The median query has a gap of log(2) / f(0) between its two largest logits, as if the
-   gap were exponential: f(0), the density at 0 of the gap between the two largest of S standard
-   normal numbers, is their expected maximum, too. With unscaled dot its |dlogits| is then about
-   4 exp(-sqrt(d) gap).
+1. Queries: one random query and S keys of unit variance; dweights = doutput value^T has entries of
+   variance 1. The median gap between the two largest logits is log(2) / f(0), as if exponential;
+   f(0), the density at 0 of the gap between the two largest of S standard normal numbers, is their
+   expected maximum, too. Unscaled dot's median |dlogits| is then about 4 exp(-sqrt(d) gap).
 2. Parameters: additive's kernels grow from 0.1 to 30 times their initial size; so do those of a
    scaled dot product between projected tokens. At scale 1 the arguments of tanh have variance 1.
 3. Positions: the reversal model with score general, whose kernel is the first that the gradient of
    the logits reaches, with a padding mask and without. `bare` is the loss on the shortest strings
    without padding, `padded` the loss with that of training.
-4. Curvature: the largest and smallest eigenvalue of the Hessian of one batch's loss in all
-   parameters, and its trace.
+4. Curvature: the extreme eigenvalues and the trace of the Hessian of one batch's loss.
 
-softmax_saturation shows the softmax's Jacobian over the scale of its logits, scale_and_dimension
-how dot and scaled dot learn. `--scores` are those of part 4.
+softmax_saturation shows the softmax's Jacobian, scale_and_dimension how dot and scaled dot learn.
 """
 
 from __future__ import annotations
@@ -51,9 +48,8 @@ from experiments.lab import Claim, Row, column, main, markdown, significant, spr
 
 Array = jax.Array
 CAPTIONS = {
-    "gradient_tanh": "Kernels from 0.1 to 30 times their initial size. Additive's tanh saturates,"
-    " so that its logits stop growing, its softmax stays soft, and v gets the gradient; scaled"
-    " dot's logits grow without bound, and its median gradient vanishes.",
+    "gradient_tanh": "Growing kernels: additive's tanh saturates, its logits stop growing and its"
+    " softmax stays soft; scaled dot's logits grow on, and its median gradient vanishes.",
     "gradient_queries": "Unscaled dot's mean gradient into a query stays above scaled dot's over d;"
     " its median vanishes, since a tenth of the queries get nearly all of it.",
 }
@@ -65,22 +61,10 @@ ATTENTIONS = {"cross": "decoder_0/cross_attention", "encoder": "encoder_0/self_a
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; all others of the models are the defaults of `Reversal` and `ModelConfig`.
-
-    Attributes:
-        dims: sizes d of random queries and keys.
-        keys: S, keys of each random query.
-        samples: random queries.
-        kernel_scales: factors on the initial kernels.
-        kernel_dim: size of the tokens, and of additive's hidden layer.
-        kernel_samples: random sets of kernels and tokens.
-        steps: optimiser steps of part 3 and of part 4.
-        scores: scores whose loss surface is measured.
-        iterations: of Lanczos.
-        trace_samples: random vectors for the estimate of the trace.
-        seeds: trainings per model.
-        strings: strings in the batch that models are measured on.
-        dim: size of the models.
+    """dims: d of random queries and keys; keys: S; samples: random queries; kernel_scales: factors
+    on the initial kernels; kernel_dim: size of their tokens and hidden layer; kernel_samples: sets
+    of random kernels; steps: of the models of parts 3 and 4; scores: of part 4; iterations: of
+    Lanczos; trace_samples: random vectors; seeds, dim: of models; strings: in a batch for looks.
     """
 
     dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -125,9 +109,6 @@ def _summary(name: str, values: np.ndarray) -> Row:
     return {name: significant(number) for name, number in numbers.items()}
 
 
-# --- 1. queries ---
-
-
 def _queries(config: Config) -> list[Row]:
     rows = []
     for dim in config.dims:
@@ -136,9 +117,8 @@ def _queries(config: Config) -> list[Row]:
             largest = np.sort(sizes["dlogits"])[::-1]
             share = largest[: math.ceil(config.samples / 10)].sum() / largest.sum()
             row = {"part": "queries", "score": score, "dim": dim, "keys": config.keys}
-            row |= {"top_tenth": significant(share)}
+            row |= {"top_tenth": significant(share), **_summary("dquery", sizes["dquery"])}
             rows.append(row | _summary("dlogits", sizes["dlogits"]))
-            rows[-1] |= _summary("dquery", sizes["dquery"])
     return rows
 
 
@@ -157,9 +137,6 @@ def random_gradients(dim: int, keys: int, samples: int, rng: Array) -> dict[str,
         of_query = jnp.linalg.norm(dquery, axis=-1) / math.sqrt(dim)
         sizes[score] = {"dlogits": jnp.linalg.norm(dlogits, axis=-1), "dquery": of_query}
     return sizes
-
-
-# --- 2. parameters ---
 
 
 def _kernels(config: Config) -> list[Row]:
@@ -212,9 +189,6 @@ def _of_logits(logits: Array) -> dict[str, Array]:
     }
 
 
-# --- 3. positions ---
-
-
 def _before_and_after(task: Reversal, look: Callable[[Any], Row]) -> list[Row]:
     """What `look` measures of the params of each seed before and after training."""
     state, look = initial_state(task), jax.jit(jax.vmap(look))
@@ -262,9 +236,6 @@ def widened(batch: Batch, width: int) -> Batch:
     return Reversal(source_start=False).padded(*pairs)
 
 
-# --- 4. curvature ---
-
-
 def _curvature(config: Config) -> list[Row]:
     batch_rng, loss_rng, edges_rng, trace_rng = jax.random.split(jax.random.key(0), 4)
     batch = config.training(1).batch(batch_rng, size=config.strings)
@@ -288,9 +259,6 @@ def _curvature(config: Config) -> list[Row]:
 
         rows += [{"part": "curvature", "score": score, **r} for r in _before_and_after(task, look)]
     return rows
-
-
-# --- what came out ---
 
 
 def claims(rows: list[Row]) -> list[Claim]:
@@ -353,27 +321,19 @@ def saturated(scale: float) -> float:
 def table(rows: list[Row]) -> str:
     """Padding by mask, and curvature by score."""
     parts = []
-    for part, first, columns in (("padding", "mask", _PADDING), ("curvature", "score", _CURVATURE)):
+    for part, first, names in (
+        ("padding", "mask", ("cross_gradient", "encoder_gradient", "padded", "bare")),
+        ("curvature", "score", ("largest", "smallest", "trace", "loss")),
+    ):
         lines = [
-            [row[first], row["step"], *(spread(row[name], 2) for name in columns)]
+            [row[first], row["step"], *(spread(row[name], 2) for name in names)]
             for row in where(rows, part=part)
         ]
-        parts.append(markdown((first, "after steps", *columns.values()), lines))
-    return "\n\n".join((*parts, "± is one standard deviation over seeds."))
-
-
-_PADDING = {
-    "cross_gradient": "share of the gradient at padding, cross attention",
-    "encoder_gradient": "encoder",
-    "padded": "loss on the shortest strings, padded",
-    "bare": "without padding",
-}
-_CURVATURE = {
-    "largest": "largest eigenvalue",
-    "smallest": "smallest",
-    "trace": "trace per parameter",
-    "loss": "loss",
-}
+        head = (first, "after steps", *(name.replace("_", " ") for name in names))
+        parts.append(markdown(head, lines))
+    note = "The gradients are shares of |dlogits| at padding. Padded and bare are losses on the"
+    note += " shortest strings. The trace is divided by the number of parameters. ± is one standard"
+    return "\n\n".join((*parts, f"{note} deviation over seeds."))
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
