@@ -71,7 +71,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     ),
     "costs": ("complexity_ledger",),
     "gradients": ("gradient_analysis",),
-    "translation": ("translation_comparison", "translation_budget", "translation_recipes"),
+    "translation": ("translation_comparison", "translation_budget", "translation_settings"),
 }
 SUBJECT_OF = {name: subject for subject, names in SUBJECTS.items() for name in names}
 _SCORES = ("additive", "dot", "general", "scaled")  # which keep their colours in all figures

@@ -1,35 +1,32 @@
 """What does each score cost in parameters, operations and memory, as stated and as measured?
 
-Source:   chapter 38 ("Attention Variants"), §38.6, "A complexity ledger for the four variants" and
-          the cell that counts parameters; the notebook's complexity analysis, O(n² d) time and
-          O(n²) memory.
-Command:  .venv/bin/python -m experiments.costs.complexity_ledger
-Time:     2 minutes on 2 CPU cores, 6 beside other work; it compiles programs and runs none.
-Expected: attention parameters at d = 64: additive 8256, general 4096, dot and scaled 0. Operations
-          per query T (2d² + d), d² + T d, T d and T d + T, a multiplication and its addition
-          counted as one. Memory grows as T² where [T, S] is materialised, and as T in tiles.
+Answer:   Additive needs 1.5 times dot's operations, not the 129 times of the chapter's ledger, once
+          each token is projected once; in tiles its memory at 4,096 tokens is 4 MiB instead of
+          8.3 GiB, and every score's grows linearly there.
+Source:   chapter 38, §38.6, "A complexity ledger for the four variants" and the cell that counts
+          parameters; the notebook's complexity analysis of scaled dot-product attention: O(n² d)
+          time and O(n²) memory.
+Command:  .venv/bin/python -m experiments.costs.complexity_ledger   # 2 minutes on 2 CPU cores
 
 Parameters are counted from the shapes that `init` makes. XLA counts operations in the traced
-program (an addition and a multiplication are two) and memory in the compiled program: the temporary
-memory of one example and one head, T = S, forward, and forward with all gradients. "naive" is the
-formula as one writes it down; "reference" and "tiled" are this library's implementations, tiled
-with the same tile size at all lengths. Tiles also take a constant amount of memory, so the exponent
-is fitted to the increments from one length to the next, in which the constant cancels.
+program: an addition and a multiplication are two, the chapter counts them as one. It counts memory
+in the compiled program, which is not run: the temporary memory of one example and one head, T = S,
+with all gradients. "naive" is the formula as one writes it down, for the chapter's scores and
+concat; "reference" and "tiled" are this library's implementations, tiled with one tile size at all
+lengths. Programs also take a constant amount of memory, so the exponent of growth is that of the
+increments from one length to the next, in which the constant cancels.
 
 The chapter's T (2d² + d) for additive is the cost of its own computation: it concatenates each
 query with each key and multiplies the pair by W. With W = [W_q W_k], W [q; k] = W_q q + W_k k, and
 each product is computed once per token. A pair then costs d additions, d tanh and a product
 with v.
-
-The ledger, the naive formulas and the operations are those of named scores. Other scores of
-`--scores` get their parameters, operations, and memory as "reference" and "tiled".
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -38,44 +35,20 @@ import numpy as np
 
 from attention_jax import SCORES, BlockSizes, attention, get_score
 from attention_jax.analysis import ledger
-from experiments.costs.complexity_ledger_figures import FORMS, plot
-from experiments.costs.complexity_ledger_report import (
-    PUBLISHED_PARAMETERS,
-    expectations,
-    report,
-)
-from experiments.costs.price_of_additive import price_of_additive
-from experiments.experiment import JSON, ScoreNames, run_experiment
-from experiments.setting_checks import check_least
-
-__all__ = [
-    "CAPTIONS",
-    "QUICK",
-    "Config",
-    "expectations",
-    "plot",
-    "price_of_additive",
-    "report",
-    "run",
-]
+from attention_jax.reports import plotting
+from experiments import lab
+from experiments.lab import Claim, Row, column, content_of, main, markdown, spread, where
 
 Array = jax.Array
-Tree = dict[str, Array]
-
 CAPTIONS = {
-    "complexity_ledger": (
-        "Temporary memory of attention with all gradients against sequence length, for additive "
-        "and scaled dot, and for eight scores at length 4096. The naive formula and the reference "
-        "grow as the square of the length; the tiled implementation grows linearly and lies far "
-        "below."
-    ),
-    "complexity_ledger_flops": (
-        "Operations for one query against the number of keys. Additive attention as the chapter "
-        "computes it, a product with a matrix per pair, lies far above. With its two projections "
-        "computed once per token it lies near dot product attention, but takes a tanh per feature "
-        "besides. General, dot and scaled dot nearly coincide at many keys."
-    ),
+    "complexity_ledger": "Memory of attention with all gradients over the length, and of all scores"
+    " at the longest: it grows as the square where all pairs are stored, and linearly in tiles."
 }
+FORMS = ("naive", "reference", "tiled")
+PARAMETERS = {"additive": 8256, "general": 4096, "dot": 0, "scaled": 0}  # the chapter, d = 64
+# At some sizes XLA:CPU replaces the whole of a naive attention by one kernel of YNNPACK, whose
+# allocations it does not count: 0 bytes for dot at T = S = 4096. This option turns that off.
+_COUNT_ALL = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,201 +58,217 @@ class Config:
     Attributes:
         scores: the scores to count.
         dim: d, features of queries, keys, values and hidden layers.
-        lengths: T = S, at least three, rising.
+        lengths: T = S, rising.
         block: rows and columns of a tile.
     """
 
-    scores: ScoreNames = tuple(SCORES)
+    scores: lab.ScoreNames = tuple(SCORES)
     dim: int = 64
     lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     block: int = 128
 
     def __post_init__(self) -> None:
-        if not self.scores or len(set(self.scores)) != len(self.scores):
-            raise ValueError(f"scores must be one or more, each once; got {self.scores}")
-        for score in self.scores:
-            get_score(score)
-        if len(self.lengths) < 3 or list(self.lengths) != sorted(set(self.lengths)):
-            raise ValueError(f"lengths must be at least three, rising; got {self.lengths}")
-        check_least(self, dim=1, block=1, lengths=1)
+        lab.check_least(self, dim=1, block=1, lengths=1)
 
 
-QUICK = Config(scores=tuple(PUBLISHED_PARAMETERS), dim=16, lengths=(64, 128, 256), block=32)
+QUICK = Config(("additive", "general", "dot", "scaled"), 16, (64, 128, 256), 32)
 
 
 # --- the naive forms: each formula as one writes it down ---
 
 
-def _dot(params: Tree, query: Array, key: Array) -> Array:
-    return query @ key.T
-
-
-def _scaled(params: Tree, query: Array, key: Array) -> Array:
-    return query @ key.T / jnp.sqrt(float(key.shape[-1]))
-
-
-def _additive(params: Tree, query: Array, key: Array) -> Array:
+def _additive(params: Any, query: Array, key: Array) -> Array:
     sums = (query @ params["query_kernel"])[:, None] + (key @ params["key_kernel"])[None]
     return jnp.tanh(sums) @ params["v"]
 
 
-def _concat(params: Tree, query: Array, key: Array) -> Array:
-    shape = (len(query), len(key))
-    sides = query[:, None], key[None]
-    pairs = jnp.concatenate([jnp.broadcast_to(x, (*shape, x.shape[-1])) for x in sides], axis=-1)
-    return jnp.tanh(pairs @ params["kernel"]) @ params["v"]
+def _concat(params: Any, query: Array, key: Array) -> Array:
+    shape = len(query), len(key), query.shape[-1]
+    pairs = [jnp.broadcast_to(side, shape) for side in (query[:, None], key[None])]
+    return jnp.tanh(jnp.concatenate(pairs, axis=-1) @ params["kernel"]) @ params["v"]
 
 
-def _cosine(params: Tree, query: Array, key: Array) -> Array:
-    norms = (jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key))
-    return jnp.exp(params["log_scale"]) * (query @ key.T) / jnp.matmul(next(norms), next(norms).T)
-
-
-def _distance(params: Tree, query: Array, key: Array) -> Array:
-    differences = query[:, None] - key[None]
-    return -jnp.sum(differences**2, axis=-1) / jnp.sqrt(8.0 * key.shape[-1])
-
-
-NAIVE: dict[str, Callable[[Tree, Array, Array], Array]] = {
+NAIVE: dict[str, Callable[[Any, Array, Array], Array]] = {
     "additive": _additive,
     "concat": _concat,
-    "cosine": _cosine,
-    "distance": _distance,
-    "dot": _dot,
+    "dot": lambda params, query, key: query @ key.T,
     "general": lambda params, query, key: (query @ params["kernel"]) @ key.T,
-    "scaled": _scaled,
-    "softcap": lambda params, query, key: 50 * jnp.tanh(_scaled(params, query, key) / 50),
+    "scaled": lambda params, query, key: query @ key.T / jnp.sqrt(float(key.shape[-1])),
 }
 
 
 def naive_attention(score: str) -> Callable[..., Array]:
-    """Returns the function (query, key, value, params) -> output of one example."""
-
-    def attend(query: Array, key: Array, value: Array, params: Tree) -> Array:
-        return jax.nn.softmax(NAIVE[score](params, query, key), axis=-1) @ value
-
-    return attend
+    """The function (query, key, value, params) -> output of one example."""
+    return lambda q, k, v, params: jax.nn.softmax(NAIVE[score](params, q, k), axis=-1) @ v
 
 
 # --- the ledger ---
 
 
-def run(config: Config) -> JSON:
-    """Counts parameters and operations, and compiles for the memory."""
-    scores: JSON = {}
-    for name in config.scores:
-        cost = ledger.score_cost(name, config.dim, config.dim)
-        scores[name] = {
-            "parameters": cost.parameters,
-            **{side: list(getattr(cost, side)) for side in ("query", "key", "pair")},
-            # T queries share the projected keys; T = S.
-            "flops_per_query": [cost.flops_per_query(n, n) for n in config.lengths],
-            "memory": {
-                form: _memory(name, form, config)
-                for form in FORMS
-                if form != "naive" or name in NAIVE
-            },
-        }
-    return {
-        "scores": scores,
-        "stated_flops_per_query": {
-            name: [2 * stated(config.dim, n) for n in config.lengths]
-            for name, stated in STATED.items()
-            if name in config.scores
-        },
-        "concatenated_flops_per_query": [
-            _flops_of_concatenation(config.dim, n) for n in config.lengths
-        ],
-        "exponents": _exponents(config),
-    }
+def run(config: Config) -> list[Row]:
+    """A row per score, one of the chapter's additive, and one per size of a whole attention."""
+    dim, lengths, longest, rows = config.dim, config.lengths, config.lengths[-1], []
+    for score in config.scores:
+        cost = ledger.score_cost(score, dim, dim)
+        row = {"score": score, "dim": dim, "lengths": lengths, "parameters": cost.parameters}
+        row["operations"] = cost.flops_per_query(longest, longest)  # T queries share the keys
+        row["tanh"] = cost.pair.transcendentals
+        for form in FORMS if score in NAIVE else FORMS[1:]:
+            row[form] = [temporary(score, form, length, config) for length in lengths]
+        rows.append(row)
+    params = get_score("concat").param_shapes({}, dim, dim)
+    chapter = ledger.operation_count(_concat, params, _token(1, dim), _token(longest, dim)).flops
+    rows.append({"chapter": "additive", "operations": chapter})
+    attend = functools.partial(attention, score="scaled", implementation="reference")
+    for n, d in [*((n, dim) for n in lengths), *((longest, dim * 2**i) for i in range(1, 5))]:
+        operations = ledger.operation_count(attend, *[_token(n, d)] * 3).flops
+        rows.append({"attention": "scaled", "length": n, "dim": d, "operations": operations})
+    return rows
 
 
-# At some sizes XLA:CPU replaces the whole of a naive attention by one kernel of YNNPACK, whose
-# allocations it does not count: 0 bytes for dot at T = S = 4096. This option turns that off.
-_COUNT_ALL = {"xla_cpu_experimental_ynn_fusion_type": ""}
-
-# The chapter's ledger, (d, T) -> multiply-adds for one query.
-STATED: dict[str, Callable[[int, int], int]] = {
-    "additive": lambda d, n: n * (2 * d * d + d),
-    "dot": lambda d, n: n * d,
-    "general": lambda d, n: d * d + n * d,
-    "scaled": lambda d, n: n * d + n,
-}
+def _token(length: int, dim: int) -> Any:
+    return jax.ShapeDtypeStruct((length, dim), jnp.float32)
 
 
-def _memory(score: str, form: str, config: Config) -> dict[str, Any]:
-    """Bytes at each length, forward and forward + backward, and the exponents of their growth."""
-    numbers: dict[str, Any] = {}
-    for direction in ("forward", "backward"):
-        bytes_held = [
-            _temporary(score, form, length, direction == "backward", config)
-            for length in config.lengths
-        ]
-        numbers[direction] = {
-            "bytes": bytes_held,
-            "exponent": round(ledger.growth_exponent(config.lengths, bytes_held), 4),
-            "exponent_of_increments": round(growth_of_increments(config.lengths, bytes_held), 4),
-        }
-    return numbers
-
-
-def growth_of_increments(lengths: Sequence[int], bytes_held: Sequence[int]) -> float:
-    """Returns the exponent of growth, whatever constant is added; 0 if nothing grows."""
-    increments = np.diff(bytes_held)
-    if not increments.any():
-        return 0.0
-    if (increments > 0).all():
-        return ledger.growth_exponent(lengths[1:], increments.tolist())
-    return ledger.growth_exponent(lengths, bytes_held)
-
-
-def _temporary(score: str, form: str, length: int, backward: bool, config: Config) -> int:
+def temporary(score: str, form: str, length: int, config: Config) -> int:
+    """Bytes of temporary memory of an attention with all its gradients."""
+    dim, block = config.dim, BlockSizes(config.block, config.block)
     if form != "naive":
         return ledger.attention_memory(
-            score,
-            length,
-            config.dim,
-            implementation=form,
-            block_sizes=BlockSizes(config.block, config.block),
-            backward=backward,
+            score, length, dim, implementation=form, block_sizes=block, backward=True
         ).temporary
-    token = jax.ShapeDtypeStruct((length, config.dim), jnp.float32)
-    program: Callable[..., Any] = naive_attention(score)
-    inputs = [token, token, token, get_score(score).param_shapes({}, config.dim, config.dim)]
-    if backward:
-        program = functools.partial(ledger.forward_and_backward, program)
-        inputs = [token, *inputs]
+    program = functools.partial(ledger.forward_and_backward, naive_attention(score))
+    inputs = [*[_token(length, dim)] * 4, get_score(score).param_shapes({}, dim, dim)]
     options = _COUNT_ALL if jax.default_backend() == "cpu" else None
     return ledger.program_memory(program, *inputs, compiler_options=options).temporary
 
 
-def _flops_of_concatenation(dim: int, length: int) -> float:
-    """Operations of one query's logits as the chapter computes them: W [q; k] for each key."""
-    query, key = (jax.ShapeDtypeStruct((n, dim), jnp.float32) for n in (1, length))
-    params = SCORES["concat"].param_shapes({}, dim, dim)
-    return ledger.operation_count(_concat, params, query, key).flops
+def exponent(row: Row, form: str) -> float:
+    """The exponent of the memory's growth, whatever constant is added; 0 if nothing grows."""
+    lengths, sizes = row["lengths"], row[form]
+    increments = np.diff(sizes)
+    if not increments.any():
+        return 0.0
+    if (increments > 0).all():
+        lengths, sizes = lengths[1:], increments.tolist()
+    return ledger.growth_exponent(lengths, sizes)
 
 
-def _exponents(config: Config) -> JSON:
-    """Exponents in n and d of scaled dot attention's operations, softmax and values included."""
+# --- what came out ---
 
-    def flops(length: int, dim: int) -> float:
-        token = jax.ShapeDtypeStruct((length, dim), jnp.float32)
-        attend = functools.partial(attention, score="scaled", implementation="reference")
-        return ledger.operation_count(attend, token, token, token).flops
 
-    dims = [config.dim * 2**n for n in range(5)]
-    longest = config.lengths[-1]
-    by_length = [flops(n, config.dim) for n in config.lengths]
-    by_dim = [flops(longest, dim) for dim in dims]
-    return {
-        "flops_by_length": by_length,
-        "length": round(ledger.growth_exponent(config.lengths, by_length), 4),
-        "dims": dims,
-        "flops_by_dim": by_dim,
-        "dim": round(ledger.growth_exponent(dims, by_dim), 4),
-    }
+def claims(rows: list[Row]) -> list[Claim]:
+    """The chapter's ledger, the notebook's exponents, and what tiles save."""
+    scores = _by_score(rows)
+    found = _claims_of_ledger(rows, scores) if {*PARAMETERS} <= {*scores} else []
+    whole = [row for row in rows if "attention" in row]
+    by_length = where(whole, dim=whole[0]["dim"])
+    by_dim = where(whole, length=by_length[-1]["length"])
+    for line, axis, power, within in ((by_length, "length", 2, 0.02), (by_dim, "dim", 1, 0.1)):
+        growth = ledger.growth_exponent(column(line, axis), column(line, "operations"))
+        text = f"exponent of scaled dot attention's operations in the {axis}"
+        found.append(Claim(text, growth, power - within, power + within, "O(n² d)"))
+    text = "exponent of memory where all pairs are stored, the farthest from 2"
+    powers: dict[str, list[float]] = {"scaled": [], "other scores": []}
+    for score, row in scores.items():
+        stored = [exponent(row, form) for form in FORMS[:2] if form in row]
+        powers["scaled" if score == "scaled" else "other scores"] += stored
+    for (of, stored), source in zip(powers.items(), ("O(n²)", ""), strict=True):
+        farthest = sorted(stored, key=lambda power: abs(power - 2))[-1:]
+        found += [Claim(f"{text}, {of}", power, 1.9, 2.1, source) for power in farthest]
+    tiled = max(exponent(row, "tiled") for row in scores.values())
+    found.append(Claim("exponent of memory in tiles, the largest", tiled, 0, 1.1))
+    saved = [row["naive"][-1] / row["tiled"][-1] for row in scores.values() if "naive" in row]
+    text = f"memory at T = {by_length[-1]['length']:,}, naive / tiled, smallest of all scores"
+    return [*found, *(Claim(text, least, 40) for least in sorted(saved)[:1])]
+
+
+def _by_score(rows: list[Row]) -> dict[str, Row]:
+    return {row["score"]: row for row in rows if "score" in row}
+
+
+def _claims_of_ledger(rows: list[Row], scores: dict[str, Row]) -> list[Claim]:
+    d, n = scores["dot"]["dim"], scores["dot"]["lengths"][-1]
+    operations = {score: row["operations"] for score, row in scores.items()}
+    (chapter,) = column(rows, "operations", chapter="additive")
+    stated = {"dot": 2 * n * d, "general": 2 * (d**2 + n * d)}
+    wrong = [chapter - 2 * n * (2 * d**2 + d), *(operations[s] - x for s, x in stated.items())]
+    # Scaled: the chapter scales T logits; we scale the query, d products. Additive, per query: 2d²
+    # for its projection, 2d² for that of one key, and 3d per pair.
+    scaled, shared = 2 * n * d + d, 4 * d**2 + 3 * d * n
+    at, source = f"operations for one query, T = {n:,}", "T (2d² + d), T d, d² + T d"
+    found = [
+        Claim(f"{at}: largest difference", max(map(abs, wrong)), 0, 0, source),
+        Claim(f"{at}, scaled: T d + d / 2", operations["scaled"], scaled, scaled, "T d + T", True),
+        Claim(f"{at}, additive, each token projected once", operations["additive"], shared, shared),
+    ]
+    if d == 64:
+        wrong = [scores[score]["parameters"] - count for score, count in PARAMETERS.items()]
+        text = "parameters at d = 64: largest difference"
+        found.append(Claim(text, max(map(abs, wrong)), 0, 0, "8256, 4096, 0, 0"))
+    return found
+
+
+def table(rows: list[Row]) -> str:
+    """The ledger at the longest length."""
+    head = ("score", "parameters", "operations for the logits of a query", "tanh, roots per pair")
+    lines = [
+        [score]
+        + [f"{row[name]:,.0f}" for name in ("parameters", "operations", "tanh")]
+        + [f"{row[form][-1] / 2**20:,.1f}" if form in row else "" for form in FORMS]
+        for score, row in _by_score(rows).items()
+    ]
+    return markdown((*head, *(f"{form}, MiB" for form in FORMS)), lines)
+
+
+def price_of_additive(rows: list[Row]) -> str:
+    """Additive beside scaled dot, from the rows of this experiment and of others."""
+    pair = [_by_score(rows)[score] for score in ("additive", "scaled")]
+    lines = [["parameters", *(f"{row['parameters']:,}" for row in pair)]]
+    for form in ("naive", "tiled"):
+        mib = (f"{row[form][-1] / 2**20:,.1f}" for row in pair)
+        lines.append([f"MiB with all gradients, {form}", *mib])
+    test = {"part": "seeds", "test": "test_2016_flickr", "search": "4 beams"}
+    for text, name, number, chosen in (
+        ("minutes to train a translator", "translation_comparison", "minutes", {}),
+        ("its BLEU in 2016, 4 beams", "translation_comparison", "bleu", test),
+        ("loss of a reversal model", "gradient_analysis", "loss", {"step": 500}),
+        ("entropy, kernels 30 times as large", "gradient_analysis", "entropy", {"scale": 30}),
+    ):
+        found = where((content_of(name) or {"rows": []})["rows"], **chosen)
+        numbers = (np.ravel(column(found, number, score=row["score"])).tolist() for row in pair)
+        lines.append([text, *(spread(x) if x[1:] else f"{x[0]:.3g}" for x in numbers if x)])
+    return markdown(("measured", "additive", "scaled dot"), lines)
+
+
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """Memory over the length for two scores, and of all at the longest length."""
+    figure, (*curves, bars) = plotting.new_figure(11.5, 4.4, columns=3, sharey=True)
+    scores = _by_score(rows)
+    drawn = sorted(scores, key=lambda score: score not in ("additive", "scaled"))[:2]
+    for index, form in enumerate(FORMS):
+        color = plotting.COLORS[4 + index]  # that no score has
+        for ax, score in zip(curves, drawn, strict=False):
+            row = scores[score]
+            if form in row:
+                label = f"{form}: grows as T^{exponent(row, form):.2f}"
+                mib = np.array(row[form]) / 2**20
+                ax.loglog(row["lengths"], mib, color=color, marker="o", ms=5, label=label)
+            ax.set(title=score, xlabel="length, T = S")
+            ax.set_xticks(row["lengths"], row["lengths"])
+            ax.minorticks_off()
+        held = {x: row[form][-1] / 2**20 for x, row in enumerate(scores.values()) if form in row}
+        places = np.array([*held]) + 0.27 * (index - 1)
+        bars.bar(places, [*held.values()], 0.27, color=color, label=form)
+    bars.set_xticks(range(len(scores)), scores, rotation=40, ha="right")
+    bars.set(title=f"all scores, T = {row['lengths'][-1]:,}", yscale="log")
+    bars.set_ylim(top=bars.get_ylim()[1] * 30)  # room for legends
+    curves[0].set_ylabel("temporary memory (MiB)")
+    for ax in (*curves, bars):
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=9, loc="upper right" if ax is bars else "upper left")
+    return {"complexity_ledger": figure}
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

@@ -1,281 +1,399 @@
-"""Where does the gradient of attention go? Four questions, answered with the analysis tools.
+"""Where does the gradient of attention go: which queries, parameters and positions receive it?
 
-Source:   Vaswani et al. 2017, section 3.2.1, and chapter 38 ("Attention Variants"), §38.3-38.6:
-          unscaled dot products push the softmax to where it has no gradient, and "the model would
-          not train at all"; Ghorbani, Krishnan and Xiao 2019 for curvature. The rest is ours.
-Command:  .venv/bin/python -m experiments.gradients.gradient_analysis
-Time:     5 minutes on 2 CPU cores.
-Expected: the variance of unscaled logits is d. As d grows, the entropy of scaled dot tends to that
-          of standard normal logits, and unscaled dot's mean Jacobian norm to f(0) / sqrt(d), where
-          f(0) is the density at 0 of the gap between the two largest of S standard normal numbers
-          (only these two have weight: p and 1 - p with p = sigmoid(sqrt(d) gap), and |J| is
-          2 p (1 - p)). It is their expected maximum, too.
-          Tests hold that additive logits never exceed sum |v|, and that a masked model sends
-          exactly nothing to padding.
+Answer:   A few queries receive most of it: with unscaled dot at d = 1,024 the mean gradient into a
+          query is 4.4 times scaled dot's, but a tenth of the queries get 85 % of the gradient in
+          the logits. Additive's tanh saturates, and its softmax stays soft.
+Source:   Vaswani et al. 2017, section 3.2.1: unscaled dot products have "extremely small
+          gradients"; Ghorbani, Krishnan and Xiao 2019 for curvature. The rest is ours.
+Command:  .venv/bin/python -m experiments.gradients.gradient_analysis   # 5 minutes on 2 CPU cores
 
-1. Why does unscaled dot stop learning at large d? Random queries and keys, then the cross attention
-   of the reversal model at initialisation and while it learns.
-2. How does additive's tanh saturate? Its kernels grow from 0.1 to 30 times their initial size; so
-   do those of a scaled dot product between projected tokens, for comparison.
-3. What does a missing padding mask do to gradients? The score is general, whose kernel is the first
-   that the gradient of the logits reaches; the same strings are padded to 8 and to 16 letters.
-4. Which score has the best conditioned loss? The largest and smallest eigenvalue of its Hessian in
-   all parameters, its trace, and the root mean square of all eigenvalues, on one batch.
+1. Queries: one random query and S keys of unit variance; dweights = doutput value^T has entries of
+   variance 1. The median gap between the two largest logits is log(2) / f(0), as if exponential;
+   f(0), the density at 0 of the gap between the two largest of S standard normal numbers, is their
+   expected maximum, too. Unscaled dot's median |dlogits| is then about 4 exp(-sqrt(d) gap).
+2. Parameters: additive's kernels grow from 0.1 to 30 times their initial size; so do those of a
+   scaled dot product between projected tokens. At scale 1 the arguments of tanh have variance 1.
+3. Positions: the reversal model with score general, whose kernel is the first that the gradient of
+   the logits reaches, with a padding mask and without. `bare` is the loss on the shortest strings
+   without padding, `padded` the loss with that of training.
+4. Curvature: the extreme eigenvalues and the trace of the Hessian of one batch's loss.
 
-The sources' account of question 1 holds for the typical query and not for the mean: the mean
-gradient of the logits falls only as 1 / sqrt(d). The mean gradient into the query stays above
-scaled dot's, which has a factor 1 / sqrt(d) of its own. Only the share of queries that receive a
-gradient shrinks.
-
-Question 1 is about dot and scaled dot, question 2 about additive and scaled dot, and question 3
-about general; `--scores` are those of question 4. `--num-heads` and `--learning-rate` are settings
-of all trained models, `--dim` and `--batch-size` those of questions 3 and 4. The models have the
-settings for short strings (`SHORT_STRINGS` in `experiments/reversal/training_settings.py`).
+softmax_saturation shows the softmax's Jacobian, scale_and_dimension how dot and scaled dot learn.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from attention_jax import analysis
+from attention_jax.analysis.curvature import edges_and_trace
 from attention_jax.nn.config import ModelConfig
-from attention_jax.tasks.reversal import Reversal
-from experiments.entropy_limits import expected_maximum
-from experiments.experiment import JSON, ScoreNames, run_experiment, significant
-from experiments.gradients import gradient_questions as questions
-from experiments.gradients.gradient_answers import expectations
-from experiments.gradients.gradient_figures import CAPTIONS, plot
-from experiments.gradients.gradient_questions import standard_error
-from experiments.gradients.gradient_report import report
-from experiments.reversal.training_settings import SHORT_STRINGS
-from experiments.setting_checks import check_least, check_some
+from attention_jax.reports import plotting
+from attention_jax.scores import Additive
+from attention_jax.tasks.reversal import Reversal, reversed_pair
+from attention_jax.tasks.vocabulary import Batch
+from attention_jax.training.loop import initial_state, train_steps
+from attention_jax.training.losses import real_tokens
+from attention_jax.training.task import TrainConfig
+from experiments import lab
+from experiments.lab import Claim, Row, column, main, markdown, significant, spread, where
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
+Array = jax.Array
+CAPTIONS = {
+    "gradient_tanh": "Growing kernels: additive's tanh saturates, its logits stop growing and its"
+    " softmax stays soft; scaled dot's logits grow on, and its median gradient vanishes.",
+    "gradient_queries": "Unscaled dot's mean gradient into a query stays above scaled dot's over d;"
+    " its median vanishes, since a tenth of the queries get nearly all of it.",
+}
+PRODUCTS = {"dot": "dot", "scaled": "scaled dot"}  # the same logits up to the factor 1 / sqrt(d)
+VALUE_DIM = 64  # of random values; no result depends on it
+TANH_BOUND = 0.99  # beyond it a unit's derivative, 1 - tanh², is below 2 %
+ATTENTIONS = {"cross": "decoder_0/cross_attention", "encoder": "encoder_0/self_attention"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings; all others of the models are the defaults of `Reversal`.
-
-    Attributes:
-        dims: sizes d of random queries and keys.
-        source_length: S, keys of each random query.
-        samples: number of random queries.
-        model_dims: sizes of the untrained models.
-        trained_dim: size of the models trained with dot and with scaled dot.
-        trained_steps: their optimiser steps, a multiple of `look_every`.
-        look_every: steps between two measurements of them.
-        trained_batch: their strings per step.
-        kernel_scales: factors on the initial kernels.
-        kernel_dim: size of the tokens, and of additive's hidden layer.
-        kernel_samples: number of random sets of kernels and tokens.
-        widths: lengths to which strings of at most 8 letters are padded.
-        padding_steps: optimiser steps of the models with and without the padding mask.
-        batches: batches for the signal-to-noise ratio of gradients, at least 2.
-        scores: scores whose loss surface is measured.
-        curvature_steps: optimiser steps before the second measurement.
-        iterations: Lanczos iterations.
-        trace_samples: random vectors for the estimate of the trace.
-        seeds: trainings per model.
-        strings: strings in the batch that models are measured on.
-        dim: size of the models of questions 3 and 4.
-        num_heads: heads of all attentions.
-        learning_rate: Adam's rate at the start.
-        batch_size: strings per step of questions 3 and 4.
+    """dims: d of random queries and keys; keys: S; samples: random queries; kernel_scales: factors
+    on the initial kernels; kernel_dim: size of their tokens and hidden layer; kernel_samples: sets
+    of random kernels; steps: of the models of parts 3 and 4; scores: of part 4; iterations: of
+    Lanczos; trace_samples: random vectors; seeds, dim: of models; strings: in a batch for looks.
     """
 
     dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-    source_length: int = 16
+    keys: int = 16
     samples: int = 2048
-    model_dims: tuple[int, ...] = (16, 64, 256)
-    trained_dim: int = 256
-    trained_steps: int = 300
-    look_every: int = 25
-    trained_batch: int = 32
     kernel_scales: tuple[float, ...] = (0.1, 0.2, 0.4, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 17, 30)
     kernel_dim: int = 32
     kernel_samples: int = 64
-    widths: tuple[int, ...] = (8, 16)
-    padding_steps: int = 300
-    batches: int = 16
-    scores: ScoreNames = ("additive", "dot", "general", "scaled")
-    curvature_steps: int = 500
+    steps: tuple[int, int] = (300, 500)
+    scores: lab.ScoreNames = ("additive", "dot", "general", "scaled")
     iterations: int = 20
     trace_samples: int = 16
     seeds: int = 3
     strings: int = 64
     dim: int = ModelConfig.dim
-    num_heads: int = ModelConfig.num_heads
-    learning_rate: float = Reversal.train.learning_rate
-    batch_size: int | None = Reversal.train.batch_size
 
     def __post_init__(self) -> None:
-        check_some(self, "model_dims", "kernel_scales", "scores")
-        check_least(self, **_LEAST)
-        if min(self.kernel_scales) <= 0:
-            raise ValueError(f"kernel_scales must be greater than 0; got {min(self.kernel_scales)}")
-        if self.trained_steps % self.look_every:
-            raise ValueError(
-                f"trained_steps must be a multiple of look_every {self.look_every};"
-                f" got {self.trained_steps}"
-            )
+        lab.check_least(self, dims=1, keys=3, samples=10, kernel_scales=1e-6, kernel_samples=2)
+        lab.check_least(self, kernel_dim=1, iterations=1, trace_samples=2, seeds=2, strings=1)
         for score in self.scores:
-            self.training(score, self.curvature_steps)
-        for dim in (*self.model_dims, self.trained_dim):
-            self.training("dot", self.trained_steps, dim=dim)
+            self.training(self.steps[1], score=score)
 
-    def training(
-        self, score: str, steps: int, *, batch_size: int | None = None, **settings: Any
-    ) -> Reversal:
-        """Returns the settings of one run; `settings` are those of the model."""
-        model = {"score": score, "dim": self.dim, "num_heads": self.num_heads, **settings}
-        return dataclasses.replace(
-            SHORT_STRINGS,
-            model=dataclasses.replace(SHORT_STRINGS.model, **model),
-            train=dataclasses.replace(
-                SHORT_STRINGS.train,
-                seeds=self.seeds,
-                steps=steps,
-                batch_size=self.batch_size if batch_size is None else batch_size,
-                learning_rate=self.learning_rate,
-            ),
-        )
+    def training(self, steps: int, **model: Any) -> Reversal:
+        """The settings of a model for strings of 3 to 8 letters, and its training."""
+        train = TrainConfig(seeds=self.seeds, steps=steps)
+        return Reversal(ModelConfig(dim=self.dim, **model), train, source_start=False)
 
 
-_LEAST = {  # setting -> least value of its numbers
-    "dims": 1, "source_length": 3, "samples": 10, "trained_steps": 1, "look_every": 1,
-    "trained_batch": 1, "kernel_dim": 1, "kernel_samples": 2, "widths": 8, "padding_steps": 1,
-    "batches": 2, "curvature_steps": 1, "iterations": 1, "trace_samples": 2, "seeds": 2,
-    "strings": 1,
-}  # fmt: skip
-
-QUICK = Config(
-    dims=(4, 64), samples=256, model_dims=(16,), trained_dim=16, trained_steps=4, look_every=2,
-    trained_batch=4, kernel_scales=(0.5, 1, 30), kernel_dim=16, kernel_samples=16, widths=(8,),
-    padding_steps=2, batches=2, scores=("scaled",), curvature_steps=2, iterations=20,
-    trace_samples=2, seeds=2, strings=8,
-)  # fmt: skip
-
-DRAWN_FROM = 0  # seed of everything random, except the models
+QUICK = Config((4, 64), 16, 256, (0.5, 1, 30), 16, 16, (2, 2), ("scaled",), 20, 2, 2, 8)
 
 
-def run(config: Config) -> JSON:
-    """Computes the numbers of all four questions."""
-    trained = {
-        score: _learning(config, score, config.trained_dim, config.look_every)
-        for score in questions.PRODUCTS
-    }
-
-    def untrained(score: str, dim: int) -> questions.Arrays:
-        if dim == config.trained_dim:
-            return trained[score]
-        return _learning(config, score, dim, every=None)
-
-    return {
-        "random": _random(config),
-        "models": {
-            str(dim): {score: _first(untrained(score, dim)) for score in questions.PRODUCTS}
-            for dim in config.model_dims
-        },
-        "training": {
-            "steps": list(range(0, config.trained_steps + 1, config.look_every)),
-            **{score: significant(looks) for score, looks in trained.items()},
-        },
-        "kernels": _kernels(config),
-        "padding": _padding(config),
-        "curvature": {
-            score: significant(
-                questions.curvature(
-                    config.training(score, config.curvature_steps),
-                    iterations=config.iterations,
-                    samples=config.trace_samples,
-                    strings=config.strings,
-                    seed=DRAWN_FROM,
-                )
-            )
-            for score in config.scores
-        },
-    }
+def run(config: Config) -> list[Row]:
+    """Rows of the four parts."""
+    return [*_queries(config), *_kernels(config), *_padding(config), *_curvature(config)]
 
 
-def _random(config: Config) -> JSON:
-    size = {"source_length": config.source_length, "samples": config.samples}
-    scores: JSON = {score: {} for score in questions.PRODUCTS}
+def _summary(name: str, values: np.ndarray) -> Row:
+    """Mean, its standard error, and median."""
+    values = np.asarray(values, np.float64)
+    error = np.std(values, ddof=1) / math.sqrt(len(values))
+    numbers = {name: values.mean(), f"{name}_error": error, f"{name}_median": np.median(values)}
+    return {name: significant(number) for name, number in numbers.items()}
+
+
+def _queries(config: Config) -> list[Row]:
+    rows = []
     for dim in config.dims:
-        for score, rows in questions.random_products(dim, **size, seed=DRAWN_FROM).items():
-            squares = rows["jacobian_norm"].astype(np.float64) ** 2
-            excess = rows["dlogits_norm"].astype(np.float64) ** 2 - squares
-            # mean |dlogits|^2 / mean |J|^2 - 1, which should be 0.
-            rows["excess"] = excess / squares.mean()
-            for name, values in rows.items():
-                summary = scores[score].setdefault(name, {"mean": [], "error": [], "median": []})
-                summary["mean"].append(significant(values.mean()))
-                summary["error"].append(significant(standard_error(values)))
-                summary["median"].append(significant(np.median(values)))
-            largest = np.sort(rows["dlogits_norm"])[::-1]
+        rng = jax.random.fold_in(jax.random.key(0), dim)
+        for score, sizes in random_gradients(dim, config.keys, config.samples, rng).items():
+            largest = np.sort(sizes["dlogits"])[::-1]
             share = largest[: math.ceil(config.samples / 10)].sum() / largest.sum()
-            scores[score].setdefault("share_of_top_tenth", []).append(significant(share))
+            row = {"part": "queries", "score": score, "dim": dim, "keys": config.keys}
+            row |= {"top_tenth": significant(share), **_summary("dquery", sizes["dquery"])}
+            rows.append(row | _summary("dlogits", sizes["dlogits"]))
+    return rows
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def random_gradients(dim: int, keys: int, samples: int, rng: Array) -> dict[str, dict[str, Array]]:
+    """{score: |dlogits| and the root mean square of dquery, [samples] each}."""
+    rngs = jax.random.split(rng, 4)
+    query = jax.random.normal(rngs[0], (samples, 1, dim))
+    key = jax.random.normal(rngs[1], (samples, keys, dim))
+    value = jax.random.normal(rngs[2], (samples, keys, VALUE_DIM))
+    doutput = jax.random.normal(rngs[3], (samples, 1, VALUE_DIM)) / math.sqrt(VALUE_DIM)
+    sizes = {}
+    for score in PRODUCTS:
+        gradients = analysis.attention_gradients(query, key, value, doutput, score=score)
+        dlogits, dquery = (x[:, 0] for x in (gradients.dlogits, gradients.dquery))
+        of_query = jnp.linalg.norm(dquery, axis=-1) / math.sqrt(dim)
+        sizes[score] = {"dlogits": jnp.linalg.norm(dlogits, axis=-1), "dquery": of_query}
+    return sizes
+
+
+def _kernels(config: Config) -> list[Row]:
+    @jax.jit
+    def measured(scales: Array) -> Any:
+        sample = functools.partial(grown_kernels, config.kernel_dim, config.keys)
+        rngs = jax.random.split(jax.random.key(0), config.kernel_samples)
+        return jax.vmap(jax.vmap(sample, (None, 0)), (0, None))(scales, rngs)
+
+    rows = []
+    for score, numbers in measured(jnp.asarray(config.kernel_scales, jnp.float32)).items():
+        for index, scale in enumerate(config.kernel_scales):
+            row = {"part": "kernels", "score": score, "scale": scale, "keys": config.keys}
+            for name, values in numbers.items():
+                row |= _summary(name, values[index])
+            rows.append(row)
+    return rows
+
+
+def grown_kernels(dim: int, keys: int, scale: Array, rng: Array) -> dict[str, dict[str, Array]]:
+    """{score: {name: []}} of layer-normalised tokens; both scores have the same random kernels."""
+    token_rng, value_rng, doutput_rng, score_rng = jax.random.split(rng, 4)
+    tokens = jax.random.normal(token_rng, (2, keys, dim))
+    tokens = tokens - jnp.mean(tokens, axis=-1, keepdims=True)
+    query, key = tokens / jnp.std(tokens, axis=-1, keepdims=True)
+    value = jax.random.normal(value_rng, (keys, VALUE_DIM))
+    doutput = jax.random.normal(doutput_rng, (keys, VALUE_DIM)) / math.sqrt(VALUE_DIM)
+    score = Additive()
+    params = score.init(score_rng, dim, dim)
+    params = {**{name: scale * params[name] for name in params}, "v": params["v"]}
+    gradients = analysis.attention_gradients(query, key, value, doutput, score=score, params=params)
+    q, k = query @ params["query_kernel"], key @ params["key_kernel"]
+    units = jnp.tanh(q[:, None] + k[None])  # [T, S, A]
+    additive = {name: jnp.linalg.norm(each) for name, each in gradients.dparams.items()}
+    additive["saturated"] = jnp.mean(abs(units) > TANH_BOUND, dtype=jnp.float32)
+    # Additive's kernels have variance 1 / (2 D), since each side makes half of tanh's argument.
+    q, k = q * math.sqrt(2), k * math.sqrt(2)
+    gradients = analysis.attention_gradients(q, k, value, doutput, score="scaled")
+    scaled = {"query_kernel": jnp.linalg.norm(query.T @ gradients.dquery)}
     return {
-        "gap_density": significant(expected_maximum(config.source_length)),
-        "limit_of_entropy": significant(
-            questions.limit_of_entropy(config.source_length, samples=100_000, seed=DRAWN_FROM)
-        ),
-        "scores": scores,
+        "additive": {**additive, **_of_logits(units @ params["v"])},
+        "scaled": {**scaled, **_of_logits(q @ k.T / math.sqrt(dim))},
     }
 
 
-def _learning(config: Config, score: str, dim: int, every: int | None) -> questions.Arrays:
-    training = config.training(
-        score, config.trained_steps, dim=dim, batch_size=config.trained_batch
-    )
-    return questions.learning(training, strings=config.strings, seed=DRAWN_FROM, every=every)
-
-
-def _kernels(config: Config) -> JSON:
-    samples_by_score = questions.growing_kernels(
-        config.kernel_scales,
-        dim=config.kernel_dim,
-        length=config.source_length,
-        samples=config.kernel_samples,
-        seed=DRAWN_FROM,
-    )
+def _of_logits(logits: Array) -> dict[str, Array]:
     return {
-        score: {
-            name: {
-                "mean": significant(values.mean(axis=-1)),
-                "error": significant(standard_error(values)),
-                "median": significant(np.median(values, axis=-1)),
-                "largest": significant(values.max(axis=-1)),
+        "variance": jnp.mean(analysis.logit_variance(logits, per_row=True)),
+        "entropy": jnp.mean(analysis.weight_entropy(jax.nn.softmax(logits))),
+    }
+
+
+def _before_and_after(task: Reversal, look: Callable[[Any], Row]) -> list[Row]:
+    """What `look` measures of the params of each seed before and after training."""
+    state, look = initial_state(task), jax.jit(jax.vmap(look))
+    train = jax.jit(jax.vmap(functools.partial(train_steps, task, task.train.steps)))
+    looks = {0: look(state.params), task.train.steps: look(train(state)[0].params)}
+    return [{"step": step, **jax.tree.map(significant, each)} for step, each in looks.items()]
+
+
+def _padding(config: Config) -> list[Row]:
+    batch_rng, loss_rng = jax.random.split(jax.random.key(0))
+    strings, size = config.training(1), config.strings
+    batch = strings.batch(batch_rng, size=size)
+    bare = dataclasses.replace(strings, max_length=strings.min_length).batch(batch_rng, size=size)
+    padded = widened(bare, strings.max_length)
+    rows = []
+    for mask in (True, False):
+        task = config.training(config.steps[0], score="general", mask_padding=mask)
+
+        def look(params: Any, task: Reversal = task) -> Row:
+            gradients = analysis.capture_gradients(task.loss, params, batch, loss_rng).gradients
+            row = {
+                f"{name}_gradient": share_at_padding(gradients[module].dlogits, batch)
+                for name, module in ATTENTIONS.items()
             }
-            for name, values in of_score.items()
-        }
-        for score, of_score in samples_by_score.items()
-    }
+            row["bare"] = task.loss(params, bare, loss_rng)[0]
+            return {**row, "padded": task.loss(params, padded, loss_rng)[0]}
+
+        rows += [{"part": "padding", "mask": mask, **r} for r in _before_and_after(task, look)]
+    return rows
 
 
-def _padding(config: Config) -> JSON:
-    arms = {f"masked, {config.widths[0]}": (True, config.widths[0])}
-    arms |= {f"unmasked, {width}": (False, width) for width in config.widths}
-    return {
-        name: significant(
-            questions.padding(
-                config.training("general", config.padding_steps, mask_padding=masked),
-                width=width,
-                strings=config.strings,
-                batches=config.batches,
-                seed=DRAWN_FROM,
-            )
-        )
-        for name, (masked, width) in arms.items()
-    }
+def share_at_padding(dlogits: Any, batch: Batch) -> Array:
+    """The share of |dlogits| [B, ..., T, S] that lies at padding; 0 where there is no gradient."""
+    sizes = jnp.abs(dlogits)
+    by_key = jnp.sum(sizes, axis=range(1, sizes.ndim - 1))  # [B, S]
+    padded = jnp.where(real_tokens(batch.source_lengths, sizes.shape[-1]), 0, by_key)
+    total = jnp.sum(by_key)
+    return jnp.sum(padded) / jnp.where(total == 0, 1, total)
 
 
-def _first(looks: questions.Arrays) -> JSON:
-    return {name: significant(values[0]) for name, values in looks.items()}
+def widened(batch: Batch, width: int) -> Batch:
+    """The same strings, padded to `width`."""
+    letters = jnp.pad(batch.source, ((0, 0), (0, width - batch.source.shape[1])))
+    pairs = jax.vmap(reversed_pair)(letters, batch.source_lengths)
+    return Reversal(source_start=False).padded(*pairs)
+
+
+def _curvature(config: Config) -> list[Row]:
+    batch_rng, loss_rng, edges_rng, trace_rng = jax.random.split(jax.random.key(0), 4)
+    batch = config.training(1).batch(batch_rng, size=config.strings)
+    counts = config.iterations, config.trace_samples
+    rows = []
+    for score in config.scores:
+        task = config.training(config.steps[1], score=score)
+
+        def look(params: Any, task: Reversal = task) -> Row:
+            def loss(params: Any) -> Array:
+                return task.loss(params, batch, loss_rng)[0]
+
+            edges, trace = edges_and_trace(loss, params, (edges_rng, trace_rng), *counts)
+            return {
+                "loss": loss(params),
+                "largest": edges.largest,
+                "smallest": edges.smallest,
+                "residual": edges.residuals[-1],
+                "trace": trace.mean / sum(leaf.size for leaf in jax.tree.leaves(params)),
+            }
+
+        rows += [{"part": "curvature", "score": score, **r} for r in _before_and_after(task, look)]
+    return rows
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """Of the largest d and scale; bounds are 4 standard errors, or 2 over seeds."""
+    found = []
+    dot, scaled = (where(rows, part="queries", score=score)[-1:] for score in PRODUCTS)
+    for raw, ours in zip(dot, scaled, strict=True):
+        d, gap = raw["dim"], math.log(2) / expected_largest(raw["keys"])
+        at = f"at d = {d:,}, unscaled / scaled dot"
+        vanishing = 4 * math.exp(-math.sqrt(d) * gap) / 0.25  # a soft row has a |J| of 1/4
+        median, mean = (raw[x] / ours[x] for x in ("dlogits_median", "dquery"))
+        share = raw["top_tenth"] - ours["top_tenth"]
+        tenth = f"share of |dlogits| in a tenth of the queries at d = {d:,}, unscaled - scaled dot"
+        found += [
+            Claim(f"mean gradient into the query {at}", mean, 1),
+            Claim(tenth, share, 0, 1),
+            Claim(f"median |dlogits| {at}", median, 0, vanishing, "extremely small gradients"),
+        ]
+    additive, product = (where(rows, part="kernels", score=s)[-1:] for s in ("additive", "scaled"))
+    for tanh, other in zip(additive, product, strict=True):
+        scale, keys = tanh["scale"], tanh["keys"]
+        at, units, error = f"at scale {scale:g}", saturated(scale), 4 * tanh["saturated_error"]
+        # Half of a unit's argument comes from the query. The unit's signs for two keys therefore
+        # have the covariance 2/pi arcsin(1/2) = 1/3 over queries, and its sign has the variance 2/3
+        # within a row. v² sums to 1 / E tanh² = 1 / 0.394294 of the initial arguments.
+        signs = (keys - 1) / keys * (2 / 3) / 0.394294
+        within = 4 * tanh["variance_error"] + signs * 4 / (scale * math.sqrt(2 * math.pi))
+        entropy = tanh["entropy"] - other["entropy"]
+        beyond = f"share of tanh units beyond {TANH_BOUND} {at}, as of normal arguments"
+        variance = f"variance of additive's logits within a row {at} is that of signs"
+        found += [
+            Claim(beyond, tanh["saturated"], units - error, units + error),
+            Claim(variance, tanh["variance"], signs - within, signs + within),
+            Claim(f"entropy {at}, additive - scaled dot, nats", entropy, 4 * tanh["entropy_error"]),
+        ]
+    for row in where(rows, part="padding", mask=False)[1:]:
+        lost = np.subtract(row["bare"], row["padded"])
+        name = "trained without a mask: loss on the shortest strings, without their padding - with"
+        found.append(Claim(name, lost.mean(), 2 * lost.std(ddof=1) / math.sqrt(len(lost))))
+    if curved := where(rows, part="curvature"):
+        worst = max(np.max(np.divide(row["residual"], row["largest"])) for row in curved)
+        name = "an eigenvalue lies near each largest one of Lanczos: worst residual / eigenvalue"
+        found.append(Claim(name, worst, 0, 0.01))
+    return found
+
+
+def expected_largest(count: int) -> float:
+    """The integral of x n phi(x) Phi(x)^(n-1): the largest of n standard normal numbers."""
+    x = np.linspace(-12, 12, 4801)
+    density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    below = np.array([math.erfc(-each / math.sqrt(2)) / 2 for each in x])
+    return float(np.trapezoid(x * count * density * below ** (count - 1), x))
+
+
+def saturated(scale: float) -> float:
+    """The share of normal arguments of deviation `scale` whose tanh is beyond the bound."""
+    return math.erfc(math.atanh(TANH_BOUND) / scale / math.sqrt(2))
+
+
+def table(rows: list[Row]) -> str:
+    """Padding by mask, and curvature by score."""
+    parts = []
+    for part, first, names in (
+        ("padding", "mask", ("cross_gradient", "encoder_gradient", "padded", "bare")),
+        ("curvature", "score", ("largest", "smallest", "trace", "loss")),
+    ):
+        lines = [
+            [row[first], row["step"], *(spread(row[name], 2) for name in names)]
+            for row in where(rows, part=part)
+        ]
+        head = (first, "after steps", *(name.replace("_", " ") for name in names))
+        parts.append(markdown(head, lines))
+    note = "The gradients are shares of |dlogits| at padding. Padded and bare are losses on the"
+    note += " shortest strings. The trace is divided by the number of parameters. ± is one standard"
+    return "\n\n".join((*parts, f"{note} deviation over seeds."))
+
+
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """The tanh, and the queries."""
+    return dict(zip(CAPTIONS, (_plot_kernels(rows), _plot_queries(rows)), strict=True))
+
+
+def _line(ax: Any, rows: list[Row], x: str, name: str, label: str, ls: str = "-") -> None:
+    """A column over x; means in a band of 1.96 standard errors."""
+    numbers, drawn = np.array(column(rows, name)), lab.style(rows[0]["score"])
+    ax.plot(column(rows, x), numbers, ls=ls, ms=5, label=label, **drawn)
+    if errors := column(rows, f"{name}_error"):
+        low, high = numbers - 1.96 * np.array(errors), numbers + 1.96 * np.array(errors)
+        ax.fill_between(column(rows, x), low.clip(0), high, color=drawn["color"], alpha=0.2, lw=0)
+
+
+def _plot_kernels(rows: list[Row]) -> Any:
+    figure, axes = plotting.new_figure(8.8, 6.8, rows=2, columns=2)
+    units, logits, entropy, gradient = axes
+    additive, product = (where(rows, part="kernels", score=s) for s in ("additive", "scaled"))
+    scales, keys = column(additive, "scale"), additive[0]["keys"]
+    _line(units, additive, "scale", "saturated", "additive, measured")
+    units.plot(scales, [*map(saturated, scales)], "k--", label="of normal arguments")
+    for line, name in ((additive, "additive"), (product, "scaled dot")):
+        deviations = [{**row, "deviation": row["variance"] ** 0.5} for row in line]
+        _line(logits, deviations, "scale", "deviation", name)
+        _line(entropy, line, "scale", "entropy", name)
+    entropy.axhline(math.log(keys), color="k", ls="--", label=f"uniform, log {keys}")
+    _line(gradient, additive, "scale", "query_kernel", "additive: query kernel")
+    _line(gradient, additive, "scale", "v", "additive: v", "--")
+    _line(gradient, product, "scale", "query_kernel", "scaled dot: query kernel, mean")
+    _line(gradient, product, "scale", "query_kernel_median", "the same, median", ":")
+    units.set(title=f"Tanh units with |tanh| > {TANH_BOUND}", ylabel="share")
+    logits.set(title="Logits within a row", ylabel="standard deviation", yscale="log")
+    entropy.set(title="Entropy of the weights", ylabel="nats")
+    gradient.set(title="Gradient into the parameters", ylabel="norm", yscale="log", ylim=(0.02, 80))
+    _finish(axes, "factor on the initial kernels")
+    return figure
+
+
+def _plot_queries(rows: list[Row]) -> Any:
+    figure, (gradient, share) = plotting.new_figure(8.8, 3.6, columns=2)
+    for score, name in PRODUCTS.items():
+        line = where(rows, part="queries", score=score)
+        _line(gradient, line, "dim", "dquery", f"{name}, mean")
+        _line(gradient, line, "dim", "dquery_median", f"{name}, median", ":")
+        _line(share, line, "dim", "top_tenth", name)
+    gradient.set(yscale="log", title="Gradient into the query", ylabel="rms of a component")
+    share.axhline(0.1, color="k", ls="--", label="all queries alike")
+    share.set(ylim=(0, 1), title="A tenth of the queries get", ylabel="share of |dlogits|")
+    _finish((gradient, share), "dimension d")
+    return figure
+
+
+def _finish(axes: Iterable[Any], xlabel: str) -> None:
+    for ax in axes:
+        ax.set(xscale="log", xlabel=xlabel)
+        ax.grid(alpha=0.3)
+        ax.legend(fontsize=9)
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

@@ -1,179 +1,329 @@
-"""How do translators with additive and with scaled dot cross attention differ?
+"""How do translators with additive and with scaled dot cross attention differ, over three seeds?
 
-Source:   day 11, exercise E11.3; Bahdanau et al. 2014; Vaswani et al. 2017; Multi30K (Elliott et
-          al. 2016). Heads that align and heads that spread: topic 7; rollout: Abnar and Zuidema
-          2020, section 3. A prototype of this project in plain JAX: 38.4 greedy, 40.0 with 4 beams.
+Answer:   Little: scaled dot is ahead by 0.2 BLEU on the test set of 2016 and by 0.8 to 1.7 on
+          later ones, an epoch takes it 2.2 minutes instead of 2.7, and both look at the same
+          subword in 70 % of the rows.
+Source:   day 11, exercise E11.3: time per epoch, BLEU, heat maps, where they agree; Multi30K
+          (Elliott et al. 2016 and 2017, Barrault et al. 2018). Heads that align and heads that
+          spread: topic 7.
 Command:  .venv/bin/python -m experiments.translation.translation_comparison --data FOLDER
-Time:     80 to 150 minutes on 2 CPU cores.
-Expected: detokenised BLEU on Multi30K's test set of 2016, German to English, of at least 37 greedy
-          and 38 with 4 beams for scaled dot. Additive is at most 2 below. Both look at the same
-          subwords: their rows differ by at most half of what they differ from uniform rows, and 6
-          in 10 have the same largest weight. At least half of the heads align.
+          # 4 to 6 hours on 2 CPU cores
 
-FOLDER holds Multi30K's raw files, train.de.gz, train.en.gz, val.*, test_2016_flickr.*, from
-data/task1/raw of github.com/multi30k/dataset; they are not part of this project. Encoder, decoder,
-self attention (scaled dot), subwords, batches and seeds are the same: only the score between
-decoder and encoder differs. All scores get the same batches; the second is also trained with as
-many batches as take the minutes that the first took. Give each training as many cores as the
-others. `scripts/benchmark.py --benchmarks translation` measures the times. Each training has one
-seed: translation_seeds.py says how much seeds differ. What is trained once is found again in the
-run folder, if FOLDER is spelt the same way.
+FOLDER holds Multi30K's raw files, train.de.gz, train.en.gz, val.*, test_2016_flickr.*, ..., from
+data/task1/raw of github.com/multi30k/dataset; they are not part of this project. `--tests
+test_2016_flickr` does without the later test sets. Encoder, decoder, self attention (scaled dot),
+subwords and batches are the same: only the score between decoder and encoder differs. The first
+part has one seed of every score; the second is also trained with as many batches as take the
+minutes of the first. The second part has several seeds of the first two scores. Give each training
+as many cores as the others. A run that is finished in the run folder is found again there, if
+FOLDER is spelt the same way.
+
+Weights are taken with the right translation given, as means over layers and heads. Every number is
+a mean over rows: the target's subwords and its EOS, each with its weights over the source's
+subwords and EOS. A head aligns if its rows' largest weights have a mean of at least 0.5, and
+spreads if their mean entropy is at least 0.9 of that of uniform rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-import tyro
 
-from attention_jax.core.checks import check_integer
-from attention_jax.runs.run_folder import check_folder
+from attention_jax.analysis import capture
+from attention_jax.reports import plotting
+from attention_jax.scores import score_folder
+from attention_jax.tasks.translation.batches import Batches, encode_pairs
+from attention_jax.tasks.translation.task import TRAIN, Translation
+from attention_jax.tasks.translation.text import ParallelText
 from attention_jax.tasks.translation.translate import Translator, translated_ids
-from attention_jax.tasks.vocabulary import padded_batch
-from attention_jax.training.task import TrainConfig
-from experiments.experiment import JSON, ScoreNames, run_experiment
-from experiments.translation.recipes import MIDDLE, SMALL, SMALL_CORPUS, Corpus, Recipe
-from experiments.translation.translation_attention import (
-    Seen,
-    agreement,
-    attentions,
-    heads,
-    look,
-    rollouts,
-)
-from experiments.translation.translation_differences import most_different
-from experiments.translation.translation_figures import CAPTIONS, plot
-from experiments.translation.translation_report import expectations, report
-from experiments.translation.translation_scores import bootstrapped
-from experiments.translation.translation_trainings import (
-    SEARCHES,
-    Training,
-    minutes_of,
-    scores_of_tests,
-    trained_translator,
-    training_of,
-    training_record,
-)
+from attention_jax.tasks.vocabulary import EOS, Batch, padded_batch
+from experiments import lab
+from experiments.lab import Claim, Row, column, main, markdown, spread, where
+from experiments.translation import translators
+from experiments.translation.translators import SEARCHES, Texts, bootstrapped, tested, trained
 
-__all__ = ["CAPTIONS", "QUICK", "Config", "expectations", "plot", "report", "run"]
+CAPTIONS = {
+    "translation_seeds": "BLEU of each seed on each test set, with 4 beams, two scores side by"
+    " side.",
+    "translation_heatmaps": "Cross attention of the decoder while it translates the same sentences:"
+    " means over layers and heads, two scores side by side.",
+    "translation_heads": "The mean largest weight of every head of the cross attention: unscaled"
+    " dot's heads all align, additive's first layers look around.",
+}
+# Bounds, in BLEU, written before the runs: the least by score and search, and how much lower a
+# later test set may be than the first.
+LEAST = {"scaled": {"greedy": 37, "4 beams": 38}, "additive": {"greedy": 35, "4 beams": 36}}
+MOST_LOWER = {"test_2017_flickr": 10, "test_2017_mscoco": 13, "test_2018_flickr": 13}
+ALIGNS, SPREADS, TOPIC_7 = 0.5, 0.9, "topic 7: some heads align, some spread"
+EQUAL_MINUTES = ", equal minutes"
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings.
+class Config(Texts):
+    """Settings, beside those of `Texts`.
 
     Attributes:
-        corpus: the text.
-        recipe: settings of every training.
-        scores: scores of the cross attention, two or more; the others are compared with the first.
-        seed: of all trainings.
-        equal_minutes: also trains the second score with fewer batches, which take the minutes that
-            the first has taken.
+        scores: of the cross attention, two or more; the others are compared with the first.
+        steps: batches of every training.
+        seeds: trainings of each of the first two scores in the second part.
         drawn: indices of the test sentences to draw.
-        workdir: folder of the runs; a run that is finished there is not trained again.
     """
 
-    corpus: Annotated[Corpus, tyro.conf.OmitArgPrefixes] = Corpus()
-    recipe: Annotated[Recipe, tyro.conf.OmitArgPrefixes] = MIDDLE
-    scores: ScoreNames = ("scaled", "additive", "general", "dot")
-    seed: int = 0
-    equal_minutes: bool = True
+    scores: lab.ScoreNames = ("scaled", "additive", "general", "dot")
+    steps: int = 7000
+    seeds: int = 3
     drawn: tuple[int, ...] = (0, 4)
-    workdir: Path = Path("runs/translation_comparison")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        lab.check_least(self, steps=1, seeds=2)
         if len(self.scores) < 2 or len(set(self.scores)) != len(self.scores):
             raise ValueError(f"scores must be two or more, each once; got {self.scores}")
-        check_integer("seed", self.seed, 0)
-        for score in self.scores:  # wrong settings fail before the data are read
-            self.recipe.training(None, score)
-        check_folder("workdir", self.workdir)
-
-    def trainings(self) -> dict[str, Training]:
-        """Returns the training of each score."""
-        return {
-            score: training_of(self.workdir, self.corpus, self.recipe, score, self.seed)
-            for score in self.scores
-        }
-
-    def training_in_equal_minutes(self) -> Training:
-        """Returns a training of the second score in the minutes of the first; both have trained."""
-        minutes = [minutes_of(training.workdir) for training in self.trainings().values()][:2]
-        in_one_call = TrainConfig.log_every
-        steps = int(self.recipe.steps * minutes[0] / minutes[1] / in_one_call) * in_one_call
-        recipe = dataclasses.replace(self.recipe, steps=max(steps, in_one_call))
-        folder = self.workdir / "equal_minutes"
-        return training_of(folder, self.corpus, recipe, self.scores[1], self.seed)
 
 
-QUICK = Config(
-    corpus=SMALL_CORPUS,
-    recipe=SMALL,
-    scores=("scaled", "additive"),
-    drawn=(0,),
-)
+missing = translators.missing
+QUICK = Config(**translators.SMALL, scores=("scaled", "additive"), steps=25, seeds=2, drawn=(0,))
 
 
-def missing(config: Config) -> str:
-    """Returns which file is missing, and where to get it; "" if all are there."""
-    return config.corpus.missing()
-
-
-def run(config: Config) -> JSON:
-    """Trains every arm, tests it, and measures its attention."""
-    tests = {split: config.corpus.text(split) for split in config.corpus.tests}
-    text = tests[config.corpus.tests[0]]
-    sentences = [text.source[index] for index in config.drawn]
-    arms: JSON = {}
-    pairs: dict[str, list[Seen]] = {}
+def run(config: Config) -> list[Row]:
+    """A row per arm of one seed; heat maps; the tests of all seeds of the first two scores."""
+    texts = {test: config.text(test) for test in config.tests}
+    first_test, text = next(iter(texts.items()))
+    arms: dict[str, Row] = {}
     answers: dict[str, list[str]] = {}
+    weights: dict[str, list[np.ndarray]] = {}
+    maps: list[Row] = []
 
-    def measure(arm: str, training: Training) -> None:
-        translator = trained_translator(training)
-        scores, translations = scores_of_tests([translator], tests)
-        (answers[arm],) = translations[config.corpus.tests[0], "4 beams"]
-        pairs[arm] = attentions(translator, text)
-        drawn = sentences if arm in config.scores[:2] else []
-        arms[arm] = {
-            "training": training_record([training]),
-            "tests": scores,
-            "heads": heads(pairs[arm]),
-            "rollout": rollouts(pairs[arm]),
-            "drawn": [_drawn(translator, sentence) for sentence in drawn],
-        }
+    def measure(arm: str, folder: Path, task: Translation) -> None:
+        translator, training = trained(folder, task)
+        subwords = encode_pairs(config.text("train"), translator.subwords, task.max_tokens)
+        batches = Batches(subwords, tokens=task.batch_tokens, buckets=task.buckets)
+        arms[arm] = {"part": "arm", "score": arm, **training, "epoch": batches.steps_per_epoch}
+        for row, answers[arm] in tested(translator, {first_test: text}):  # the last with beams
+            arms[arm][row["search"]] = row["bleu"]
+        weights[arm] = cross_attention(translator, text)
+        arms[arm] |= heads(weights[arm])
+        for index in config.drawn if arm in config.scores[:2] else ():
+            row = heat_map(translator, text.source[index])
+            maps.append({"part": "map", "score": arm, **row})
 
-    for score, training in config.trainings().items():
-        measure(score, training)
-    first, *others = config.scores
-    if config.equal_minutes:
-        measure(f"{others[0]}, equal minutes", config.training_in_equal_minutes())
-    return {
-        "arms": arms,
-        "agreement": {
-            f"{first} and {score}": agreement(pairs[first], pairs[score]) for score in others
-        },
-        "bootstrap": bootstrapped(answers, text.target),
-        "differences": most_different(text, answers[first], answers[others[0]]),
-    }
+    def folder_of(score: str, seed: int) -> Path:
+        return config.workdir / score_folder(score) / f"seed_{seed}"
+
+    for score in config.scores:
+        measure(score, folder_of(score, 0), config.training(score, config.steps))
+    first, second = config.scores[:2]
+    share = arms[first]["minutes"] / arms[second]["minutes"]
+    steps = max(int(config.steps * share) // TRAIN.log_every, 1) * TRAIN.log_every
+    shorter = config.training(second, steps)
+    measure(f"{second}{EQUAL_MINUTES}", config.workdir / "equal_minutes", shorter)
+    for arm, interval in bootstrapped(answers, text.target).items():
+        arms[arm] |= interval
+        if arm in config.scores:
+            arms[arm] |= agreement(weights[first], weights[arm])
+    rows = [*arms.values(), *maps]
+    for score, seed in itertools.product((first, second), range(config.seeds)):
+        task = config.training(score, config.steps, seed)
+        translator, training = trained(folder_of(score, seed), task)
+        of_seed = {"part": "seeds", "score": score, "seed": seed, **training}
+        rows += [{**of_seed, **row} for row, _ in tested(translator, texts)]
+    return rows
 
 
-def _drawn(translator: Translator, sentence: str) -> JSON:
+# --- where the cross attention looks ---
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def look(task: Translation, params: Any, batch: Batch) -> jax.Array:
+    """The weights between decoder and encoder, [L, B, N, T, S]."""
+    attentions = capture(task.bind(params), *batch.inputs).attentions
+    layers = (attentions[f"decoder_{i}/cross_attention"] for i in range(task.model.decoder_layers))
+    return jnp.stack([jnp.asarray(layer.weights) for layer in layers])
+
+
+def cross_attention(translator: Translator, text: ParallelText) -> list[np.ndarray]:
+    """The weights [L, N, T, S] of each pair of sentences, computed in batches of few shapes."""
+    sides = [[[*ids, EOS] for ids in translator.subwords.encode(sentences)] for sentences in text]
+    shapes: dict[tuple[int, ...], list[int]] = {}
+    for index, pair in enumerate(zip(*sides, strict=True)):
+        shapes.setdefault(tuple(-(-len(ids) // 8) * 8 for ids in pair), []).append(index)
+    weights = {}
+    for shape, members in shapes.items():
+        for first in range(0, len(members), 32):
+            chunk = members[first : first + 32]
+            source, target = ([side[index] for index in chunk] for side in sides)
+            batch = padded_batch(source, target, 32, *shape)
+            every = np.asarray(look(translator.task, translator.params, batch), np.float64)
+            for row, index in enumerate(chunk):
+                weights[index] = every[:, row, :, : len(target[row]), : len(source[row])]
+    return [weights[index] for index in range(len(weights))]
+
+
+def heat_map(translator: Translator, sentence: str) -> Row:
+    """The mean weights [T, S] while a sentence is translated with 4 beams."""
     source, target = translated_ids(translator, sentence, SEARCHES["4 beams"])
-    batch = padded_batch([source], [target])
-    _, cross = look(translator.task, translator.params, batch)
-    subwords = translator.subwords
-    return {
-        "source": sentence,
-        "translation": subwords.decode([target])[0],
-        "rows": subwords.labels(target),
-        "columns": subwords.labels(source),
-        # [T, S], mean over layers and heads
-        "weights": np.asarray(cross[:, 0]).mean((0, 1)).round(3).tolist(),
+    weights = look(translator.task, translator.params, padded_batch([source], [target]))
+    rows, columns = map(translator.subwords.labels, (target, source))
+    mean = np.asarray(weights[:, 0]).mean((0, 1)).round(3).tolist()
+    return {"source": sentence, "rows": rows, "columns": columns, "weights": mean}
+
+
+def _entropy(weights: np.ndarray) -> np.ndarray:
+    return -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
+
+
+def heads(pairs: list[np.ndarray]) -> Row:
+    """The mean largest weight of each head, and its entropy over that of uniform rows, [L, N]."""
+    largest = [weights.max(-1) for weights in pairs]
+    entropy = [_entropy(weights) / np.log(weights.shape[-1]) for weights in pairs]
+    means = (np.concatenate(rows, axis=-1).mean(-1).round(4) for rows in (largest, entropy))
+    return dict(zip(("largest", "entropy"), (mean.tolist() for mean in means), strict=True))
+
+
+def agreement(first: list[np.ndarray], second: list[np.ndarray]) -> Row:
+    """The Jensen-Shannon divergence of two models' rows in nats, that of each from uniform rows,
+    and how often both rows have the same largest weight.
+    """
+    rows = []
+    for pair in zip(first, second, strict=True):
+        one, other = (weights.mean((0, 1)) for weights in pair)
+        uniform = np.full_like(one, 1 / one.shape[-1])
+        same = one.argmax(-1) == other.argmax(-1)
+        from_uniform = (divergence(weights, uniform) for weights in (one, other))
+        rows.append(np.stack([divergence(one, other), same, *from_uniform]))
+    mean = np.concatenate(rows, axis=-1).mean(-1).round(4).tolist()
+    return {"divergence": mean[0], "same_largest": mean[1], "from_uniform": mean[2:]}
+
+
+def divergence(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """The Jensen-Shannon divergence of rows, in nats."""
+    return _entropy((one + other) / 2) - (_entropy(one) + _entropy(other)) / 2
+
+
+# --- what came out ---
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """BLEU of the seeds, the later test sets, where attention looks, and which heads align."""
+    found, spreading = [], 0
+    scores = [score for score in LEAST if where(rows, part="seeds", score=score)]
+    first, *later = dict.fromkeys(column(rows, "test", part="seeds"))
+    for score in scores:
+        for search, least in LEAST[score].items():
+            text = f"{score}: BLEU of {first}, {search}, mean over seeds"
+            found.append(Claim(text, _bleu(rows, score, first, search).mean(), least, 100))
+        for test in later:
+            lower = (_bleu(rows, score, first) - _bleu(rows, score, test)).mean()
+            text = f"{score}: BLEU of {first} minus that of {test}, 4 beams, means over seeds"
+            found.append(Claim(text, lower, -100, MOST_LOWER.get(test, 100)))
+        (arm,) = where(rows, part="arm", score=score)
+        aligned = float(np.mean(np.array(arm["largest"]) >= ALIGNS))
+        found.append(Claim(f"{score}: share of heads that align", aligned, 0.5, 1, TOPIC_7))
+        spreading += int(np.sum(np.array(arm["entropy"]) >= SPREADS))
+    if len(scores) == 2:
+        text = "heads that spread, of both (a bound written after the run)"
+        found.append(Claim(text, spreading, 0, 0, TOPIC_7, denies=True))
+        deviation = max(_bleu(rows, score, first).std(ddof=1) for score in scores)
+        found.append(
+            Claim("deviation of BLEU over seeds, 4 beams, larger of both", deviation, 0, 1)
+        )
+        ahead = [
+            (_bleu(rows, "scaled", x) - _bleu(rows, "additive", x)).mean() for x in (first, *later)
+        ]
+        for name, worst in (("least", min(ahead)), ("most", max(ahead))):
+            text = (
+                f"scaled minus additive: BLEU, 4 beams, means over seeds, the {name} of all tests"
+            )
+            found.append(Claim(text, worst, 0, 2))
+        share = arm["divergence"] / min(arm["from_uniform"])  # of the last, additive
+        text = "scaled and additive: divergence of their rows over that from uniform rows"
+        found.append(Claim(text, share, 0, 0.5))
+        text = "scaled and additive: share of rows with the same largest weight"
+        found.append(Claim(text, arm["same_largest"], 0.6, 1))
+    return found
+
+
+def _bleu(rows: list[Row], score: str, test: str, search: str = "4 beams") -> np.ndarray:
+    """BLEU of each seed."""
+    return np.array(column(rows, "bleu", part="seeds", score=score, test=test, search=search))
+
+
+def table(rows: list[Row]) -> str:
+    """The arms with one seed, and BLEU over seeds."""
+    arms = []
+    for arm in where(rows, part="arm"):
+        largest, epoch = np.ravel(arm["largest"]), arm["minutes"] * arm["epoch"] / arm["steps"]
+        cells = [arm["score"], f"{arm['steps']:,}", f"{arm['minutes']:.0f}", f"{epoch:.1f}"]
+        cells += [f"{arm['greedy']:.1f}", f"{arm['4 beams']:.1f} ± {arm['half_width']:.1f}"]
+        cells += [arm["p"] or "", f"{np.sum(largest >= ALIGNS)} of {largest.size}"]
+        if "divergence" in arm:
+            cells += [f"{arm['same_largest']:.0%}", arm["divergence"]]
+        arms.append(cells + [""] * (10 - len(cells)))
+    pair, tests = [arm[0] for arm in arms[:2]], []
+    seeds = where(rows, part="seeds", score=pair[0], seed=0)
+    for test, search in ((row["test"], row["search"]) for row in seeds):
+        first, second = (_bleu(rows, score, test, search) for score in pair)
+        both = (spread(bleu.tolist()) for bleu in (first, second, first - second))
+        tests.append([test, search, *both])
+    head = ["cross attention", "batches", "minutes", "per epoch", "BLEU, greedy", "4 beams", "p"]
+    head += ["heads that align", f"same largest weight as {pair[0]}", "divergence, nats"]
+    note = (
+        f"{seeds[0]['test']}, one seed. ± is half of the 95 % interval over sentences, p is against"
+    )
+    note += f" {pair[0]}, both by paired bootstrap. BLEU is `{seeds[0]['signature']}`."
+    over_seeds = markdown(
+        ("all seeds, ± one standard deviation", "search", *pair, "difference"), tests
+    )
+    return "\n\n".join((note, markdown(head, arms), over_seeds))
+
+
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """BLEU of the seeds, heat maps and heads."""
+    arms = where(rows, part="arm")
+    pair = column(arms[:2], "score")
+    seeds, (ax,) = plotting.new_figure(6.4, 3.4)
+    tests = [*dict.fromkeys(column(rows, "test", part="seeds"))]
+    for score, shift in zip(pair, (-0.08, 0.08), strict=True):
+        for place, test in enumerate(tests):
+            bleu, label = _bleu(rows, score, test), None if place else score
+            ax.plot([place + shift] * len(bleu), bleu, ls="", label=label, **lab.style(score))
+    ax.set_xticks(range(len(tests)), tests)
+    ax.set(xlim=(-0.5, len(tests) - 0.5), ylabel="BLEU, 4 beams")
+    ax.legend()
+    maps = zip(*(where(rows, part="map", score=score) for score in pair), strict=True)
+    panels = {
+        f"{row['score']}, sentence {index}": (np.array(row["weights"]), row["rows"], row["columns"])
+        for index, drawn in enumerate(maps, start=1)
+        for row in drawn
     }
+    axes = {"ylabel": "subword written (query)", "xlabel": "source subword (key)"}
+    heatmaps = plotting.weight_heatmaps(panels, columns=2, size=3.6, **axes)
+    for ax in heatmaps.axes[: len(panels)]:
+        ax.set_aspect("auto")  # panels of one size, whatever the lengths of the sentences
+        ax.tick_params(labelsize=8)
+    strips, (ax,) = plotting.new_figure(6.4, 3)
+    drawn = [arm for arm in arms if EQUAL_MINUTES not in arm["score"]]
+    for place, arm in enumerate(drawn):
+        for layer, largest in enumerate(arm["largest"]):
+            color, marker = lab.style(arm["score"])["color"], plotting.MARKERS[layer]
+            y = [place + 0.22 * (layer - 1)] * len(largest)
+            ax.plot(largest, y, ls="", marker=marker, color=color, ms=5)
+            if place == 0:
+                ax.plot([], [], ls="", marker=marker, color="gray", label=f"layer {layer + 1}")
+    ax.axvline(ALIGNS, color="k", ls="--", lw=1, label="aligns from here")
+    ax.set_yticks(range(len(drawn)), [arm["score"] for arm in drawn])
+    ax.set(xlabel="mean largest weight of a head's rows", xlim=(0, 1))
+    ax.invert_yaxis()
+    ax.legend(fontsize=9, loc="lower left")
+    return dict(zip(CAPTIONS, (seeds, heatmaps, strips), strict=True))
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

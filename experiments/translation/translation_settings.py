@@ -1,264 +1,161 @@
 """Which single settings matter for a translator after 3,000 batches, and which for its search?
 
+Answer:   The peak rate and the size of the batches: twice the rate gains 1.5 BLEU and half as large
+          batches 1.4, half the rate loses 3.4; 4 beams gain 1.7 over greedy search.
 Source:   Multi30K, German to English (Elliott et al. 2016).
 Command:  .venv/bin/python -m experiments.translation.translation_settings --data FOLDER
-Time:     80 to 160 minutes on 2 CPU cores, for 13 trainings.
-Expected: on the validation text: no change of one setting improves the mean of the recipe's seeds
-          by more than 1 BLEU, greedy. Four beams add 0.5 to 3 BLEU to greedy search, and no other
-          length penalty adds more than 0.5 to that of 1.
+          # 2 to 3 hours on 2 CPU cores
 
-FOLDER holds Multi30K's raw files (see translation_comparison.py). The recipe is the short one, with
-3,000 batches. Each trial changes what its name says; those with other batches change the number of
-batches and the warm-up too, so that all read as many subwords. Each trial has one seed and the
-recipe has three, which shows how much BLEU varies by chance. The test sets are not read. A finished
-training is reused, if FOLDER is spelt the same way.
+FOLDER holds Multi30K's raw files (see translation_comparison.py). The recipe is the short one of
+translation_budget.py. Each trial changes what its name says; those with other batches change the
+number of batches and the warm-up too, so that all read as many subwords. Each trial has one seed
+and the recipe has several, which shows how much BLEU varies by chance. The test sets are not read:
+BLEU is that of the validation text.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
-from matplotlib.figure import Figure
 
-from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
-from attention_jax.runs.run_folder import check_folder
-from attention_jax.tasks.translation.text import ParallelText
-from attention_jax.tasks.translation.translate import Search, Translator, translate
-from experiments.experiment import JSON, Expectation, run_experiment
-from experiments.setting_checks import check_some
-from experiments.translation.recipes import SHORT, SMALL, SMALL_CORPUS, Corpus, Recipe
-from experiments.translation.translation_scores import over_seeds, scored
-from experiments.translation.translation_trainings import (
-    SEARCHES,
-    parameters_of,
-    scores_of_tests,
-    trained_translator,
-    training_of,
-    training_record,
-)
+from attention_jax.tasks.translation.task import Translation
+from attention_jax.tasks.translation.translate import Search, score_translations, translate
+from experiments import lab
+from experiments.lab import Claim, Row, column, main, markdown, spread, where
+from experiments.translation import translators
+from experiments.translation.translation_budget import SHORT
+from experiments.translation.translators import SEARCHES, Texts, tested, trained
 
 CAPTIONS = {
     "translation_settings": "BLEU of the validation text after trainings in which one setting is"
     " not that of the recipe. Lines: the mean of the recipe's seeds."
 }
-RECIPE = "recipe"
-SEARCHES_OF_RECIPE = (
-    Search(),
-    Search(beams=2),
-    *(Search(beams=4, length_penalty=penalty) for penalty in (0.0, 0.5, 1.0, 1.5)),
-    Search(beams=8),
-)
-# In BLEU, written before the runs.
-MOST_GAINED = 1.0  # by another setting
-LEAST_BY_BEAMS, MOST_BY_BEAMS = 0.5, 3.0
-MOST_BY_PENALTY = 0.5
-
-
-def _changes(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Returns what each trial changes."""
-    return {
-        "dropout-0.2": {"dropout_rate": 0.2},
-        "attention-dropout-0.1": {"attention_dropout_rate": 0.1},
-        "label-smoothing-0": {"label_smoothing": 0.0},
-        "rate-0.001": {"learning_rate": 1e-3},
-        "rate-0.004": {"learning_rate": 4e-3},
-        "inverse-sqrt-schedule": {"schedule": "inverse-sqrt"},
-        "untied-embeddings": {"tied_embeddings": "none"},
-        "batches-half-as-large": {
-            "batch_tokens": recipe.batch_tokens // 2,
-            "steps": 2 * recipe.steps,
-            "warmup_steps": 2 * recipe.warmup_steps,
-        },
-        "batches-twice-as-large": {
-            "batch_tokens": 2 * recipe.batch_tokens,
-            "steps": recipe.steps // 2,
-            "warmup_steps": recipe.warmup_steps // 2,
-        },
-        "12-buckets": {"buckets": 12},
-    }
-
-
-TRIALS = tuple(_changes(SHORT))
+TRIALS: dict[str, Row] = {
+    "recipe": {},
+    "dropout-0.2": {"dropout_rate": 0.2},
+    "attention-dropout-0.1": {"attention_dropout_rate": 0.1},
+    "label-smoothing-0": {"label_smoothing": 0.0},
+    "rate-0.001": {"learning_rate": 1e-3},
+    "rate-0.004": {"learning_rate": 4e-3},
+    "inverse-sqrt-schedule": {"schedule": "inverse-sqrt"},
+    "untied-embeddings": {"tied_embeddings": "none"},
+    "batches-half-as-large": {"batch_tokens": 1280, "warmup_steps": 1000},
+    "batches-twice-as-large": {"batch_tokens": 5120, "warmup_steps": 250},
+    "12-buckets": {"buckets": 12},
+}
+# Beams and length penalty.
+OTHER_SEARCHES = [(1, 1.0), (2, 1.0), *((4, x) for x in (0.0, 0.5, 1.0, 1.5)), (8, 1.0)]
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-    """Settings.
+class Config(Texts):
+    """Settings, beside those of `Texts`.
 
     Attributes:
-        corpus: the text; its test sets are not read.
-        recipe: what the trials change.
-        trials: what is changed, one setting at a time, as each name says.
-        recipe_seeds: trainings of the recipe, with seeds 0, 1, ...; a trial has seed 0.
-        workdir: folder of the runs; a run that is finished there is not trained again.
+        trials: the recipe, and what is changed, one setting at a time, as each name says.
+        steps: batches of the recipe.
+        seeds: trainings of the recipe; a trial has one.
     """
 
-    corpus: Annotated[Corpus, tyro.conf.OmitArgPrefixes] = Corpus()
-    recipe: Annotated[Recipe, tyro.conf.OmitArgPrefixes] = dataclasses.replace(
-        SHORT, steps=3000, checkpoint_every=3000
-    )
-    trials: tuple[str, ...] = TRIALS
-    recipe_seeds: int = 3
-    workdir: Path = Path("runs/translation_settings")
+    trials: tuple[str, ...] = tuple(TRIALS)
+    steps: int = 3000
+    seeds: int = 3
 
     def __post_init__(self) -> None:
-        check_some(self, "trials")
-        if unknown := [name for name in self.trials if name not in TRIALS]:
-            raise ValueError(f"trials must be of {', '.join(TRIALS)}; got {', '.join(unknown)}")
-        check_integer("recipe_seeds", self.recipe_seeds, 2)
-        for name, recipe in self.recipes.items():  # wrong settings fail before the data are read
-            recipe.training(None, "scaled")
-            if name != RECIPE and recipe == self.recipe:
-                raise ValueError(f"recipe must not have the setting of the trial {name}")
-        check_folder("workdir", self.workdir)
-
-    @property
-    def recipes(self) -> dict[str, Recipe]:
-        """The settings of the recipe and of each trial."""
-        changes = _changes(self.recipe)
-        trials = {name: dataclasses.replace(self.recipe, **changes[name]) for name in self.trials}
-        return {RECIPE: self.recipe, **trials}
+        super().__post_init__()
+        lab.check_least(self, steps=1, seeds=2)
+        if "recipe" not in self.trials or not {*self.trials} <= {*TRIALS}:
+            raise ValueError(f"trials must be recipe and others of {[*TRIALS]}; got {self.trials}")
 
 
-QUICK = Config(
-    corpus=SMALL_CORPUS,
-    recipe=dataclasses.replace(SMALL, checkpoint_every=50),
-    trials=("label-smoothing-0",),
-    recipe_seeds=2,
-)
+QUICK = Config(**translators.SMALL, trials=("recipe", "label-smoothing-0"), steps=25, seeds=2)
 
 
 def missing(config: Config) -> str:
-    """Returns which file is missing, and where to get it; "" if all are there."""
-    return config.corpus.missing(tests=False)
+    """Which file is missing, and where to get it; "" if all are there."""
+    return translators.missing(dataclasses.replace(config, tests=()))
 
 
-def run(config: Config) -> JSON:
-    """Trains the recipe and all trials, and translates the validation text."""
-    split = config.corpus.validation
-    text = config.corpus.text(split)
-    trials: JSON = {}
-    searches: list[JSON] = []
-    for name, recipe in config.recipes.items():
-        seeds = range(config.recipe_seeds if name == RECIPE else 1)
-        trainings = [
-            training_of(config.workdir / name, config.corpus, recipe, "scaled", seed)
-            for seed in seeds
-        ]
-        translators = [trained_translator(training) for training in trainings]
-        scores, _ = scores_of_tests(translators, {split: text})
-        trials[name] = {
-            "training": training_record(trainings),
-            "parameters": parameters_of(translators[0]),
-            "scores": scores[split],
-        }
-        if name == RECIPE:
-            searches = [
-                {**dataclasses.asdict(search), "bleu": _bleu(translators[0], text, search)}
-                for search in SEARCHES_OF_RECIPE
-            ]
-    return {"trials": trials, "searches": searches}
+def task_of(config: Config, trial: str, seed: int) -> Translation:
+    """The settings of a training."""
+    tokens = Translation.batch_tokens
+    changes = {**SHORT, "checkpoint_every": 3000, **TRIALS[trial]}
+    steps = config.steps * tokens // changes.get("batch_tokens", tokens)
+    return config.training("scaled", steps, seed, **changes)
 
 
-def _bleu(translator: Translator, text: ParallelText, search: Search) -> float:
-    return float(scored([translate(translator, text.source, search)], text.target)["bleu"][0])
+def run(config: Config) -> list[Row]:
+    """A row for each training, and one for each search by the recipe's first model."""
+    text = config.text(config.validation)
+    rows, searches = [], []
+    for trial in config.trials:
+        for seed in range(config.seeds if trial == "recipe" else 1):
+            folder = config.workdir / "settings" / trial / f"seed_{seed}"
+            task = task_of(config, trial, seed)
+            translator, training = trained(folder, task)
+            bleu = {row["search"]: row["bleu"] for row, _ in tested(translator, {"": text})}
+            rows.append({"trial": trial, "seed": seed, **training, **bleu})
+            for beams, penalty in OTHER_SEARCHES if trial == "recipe" and seed == 0 else ():
+                answers = translate(translator, text.source, Search(beams, penalty))
+                score = round(score_translations(answers, text.target).bleu, 4)
+                searches.append({"beams": beams, "length_penalty": penalty, "bleu": score})
+    return rows + searches
 
 
-def expectations(numbers: JSON) -> list[Expectation]:
-    """How much settings, beams and length penalties gain."""
-    by_search = {
-        (line["beams"], line["length_penalty"]): line["bleu"] for line in numbers["searches"]
-    }
-    other_penalties = [
-        bleu for (beams, penalty), bleu in by_search.items() if beams == 4 and penalty != 1
-    ]
-    gained = [_gained(numbers, name) for name in numbers["trials"] if name != RECIPE]
+def _gained(rows: list[Row], trial: str) -> float:
+    """BLEU of a trial minus the mean of the recipe's seeds, greedy."""
+    of_trial, recipe = (column(rows, "greedy", trial=name) for name in (trial, "recipe"))
+    return float(np.mean(of_trial) - np.mean(recipe))
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """How much settings, beams and length penalties gain; bounds in BLEU, from before the runs."""
+    (greedy,) = column(rows, "bleu", beams=1)
+    by_penalty = {row["length_penalty"]: row["bleu"] for row in where(rows, beams=4)}
+    beams = by_penalty.pop(1.0)
+    gained = [_gained(rows, trial) for trial in column(rows, "trial") if trial != "recipe"]
+    penalty = max(by_penalty.values()) - beams
+    text = "most BLEU that another setting gains over the recipe, greedy"
     return [
-        Expectation(
-            "most BLEU that another setting gains over the recipe, greedy", "", max(gained),
-            -100.0, MOST_GAINED, "the largest of several differences, one seed each",
-        ),
-        Expectation(
-            "4 beams minus greedy: BLEU", "", by_search[4, 1.0] - by_search[1, 1.0],
-            LEAST_BY_BEAMS, MOST_BY_BEAMS, "as in trials before",
-        ),
-        Expectation(
-            "most BLEU that another length penalty gains over 1, 4 beams", "",
-            max(other_penalties) - by_search[4, 1.0], -100.0, MOST_BY_PENALTY,
-            "captions are short",
-        ),
-    ]  # fmt: skip
+        *(Claim(text, most, -100, 1) for most in sorted(gained)[-1:]),
+        Claim("4 beams minus greedy: BLEU", beams - greedy, 0.5, 3),
+        Claim("most BLEU that another length penalty gains over 1, 4 beams", penalty, -100, 0.5),
+    ]
 
 
-def _gained(numbers: JSON, name: str) -> float:
-    """BLEU of a trial minus that of the recipe, greedy."""
-    trial, recipe = (numbers["trials"][key]["scores"]["greedy"]["bleu"] for key in (name, RECIPE))
-    return float(np.mean(trial) - np.mean(recipe))
+def table(rows: list[Row]) -> str:
+    """Trials and searches."""
+    lines = []
+    for trial in dict.fromkeys(column(rows, "trial")):
+        found = where(rows, trial=trial)
+        cells = [f"{found[0]['steps']:,}", f"{np.mean(column(found, 'minutes')):.0f}"]
+        for bleu in (column(found, search) for search in SEARCHES):
+            cells.append(spread(bleu) if len(bleu) > 1 else f"{bleu[0]:.1f}")
+        lines.append([trial, *cells, f"{_gained(rows, trial):+.1f}"])
+    head = ("setting", "batches", "minutes", "BLEU, greedy", "4 beams", "gained, greedy")
+    searches = [(r["beams"], r["length_penalty"], f"{r['bleu']:.1f}") for r in rows if "beams" in r]
+    by_search = markdown(("beams, the recipe's first model", "length penalty", "BLEU"), searches)
+    return f"{markdown(head, lines)}\n\n{by_search}"
 
 
-def report(numbers: JSON) -> str:
-    """Returns the table of trials and that of searches."""
-    return "\n\n".join("\n".join(part) for part in (_trials(numbers), _searches(numbers)))
-
-
-def _trials(numbers: JSON) -> Iterator[str]:
-    settings, recipe = numbers["config"]["recipe"], numbers["trials"][RECIPE]
-    bleu, _ = recipe["scores"]["greedy"]["signatures"]
-    seeds = numbers["config"]["recipe_seeds"]
-    yield (
-        f"The recipe: {settings['steps']:,} batches of at most {settings['batch_tokens']:,}"
-        f" subwords, dropout {settings['dropout_rate']:g} of features, label smoothing"
-        f" {settings['label_smoothing']:g}, peak rate {settings['learning_rate']:g}, a cosine to"
-        f" 0, all embeddings tied, {settings['buckets']} buckets; {seeds} seeds,"
-        " mean ± standard deviation. A trial has one seed: a difference of the size of that"
-        f" deviation may be chance. BLEU of the validation text is `{bleu}`. Minutes are those of"
-        " this run, on the cores that each training had."
-    )
-    yield ""
-    yield "| setting | batches | minutes | parameters | BLEU, greedy | gained | BLEU, 4 beams |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
-    for name, trial in numbers["trials"].items():
-        training, scores = trial["training"], trial["scores"]
-        greedy, beams = (over_seeds(scores[search]["bleu"]) for search in SEARCHES)
-        gained = "" if name == RECIPE else f"{_gained(numbers, name):+.1f}"
-        yield (
-            f"| {name} | {training['steps']:,} | {np.mean(training['minutes']):.0f} |"
-            f" {trial['parameters'] / 1e6:.1f} M | {greedy} | {gained} | {beams} |"
-        )
-
-
-def _searches(numbers: JSON) -> Iterator[str]:
-    yield "| search by the recipe's model, seed 0 | length penalty | BLEU |"
-    yield "| --- | --- | --- |"
-    for line in numbers["searches"]:
-        beams = line["beams"]
-        name, penalty = ("greedy", "") if beams == 1 else (f"{beams} beams", line["length_penalty"])
-        yield f"| {name} | {penalty} | {line['bleu']:.1f} |"
-
-
-def plot(numbers: JSON) -> dict[str, Figure]:
-    """Draws BLEU of every training."""
-    trials = numbers["trials"]
-    names = list(trials)[::-1]
-    figure, (axes,) = plotting.new_figure(7.2, 0.9 + 0.3 * len(names))
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """BLEU of every training."""
+    names = [*dict.fromkeys(column(rows, "trial"))][::-1]
+    figure, (ax,) = plotting.new_figure(7.2, 0.9 + 0.3 * len(names))
     for index, search in enumerate(SEARCHES):
-        color = plotting.COLORS[index]
-        bleu = {name: trials[name]["scores"][search]["bleu"] for name in names}
-        points = [(value, row) for row, name in enumerate(names) for value in bleu[name]]
-        axes.scatter(*zip(*points, strict=True), color=color, marker=plotting.MARKERS[index],
-                     label=search)  # fmt: skip
-        axes.axvline(np.mean(bleu[RECIPE]), color=color, alpha=0.4, linewidth=1)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("BLEU, validation")
-    axes.legend()
+        places = [names.index(trial) for trial in column(rows, "trial")]
+        drawn: Row = {"color": plotting.COLORS[index], "marker": plotting.MARKERS[index]}
+        ax.plot(column(rows, search), places, ls="", label=search, **drawn)
+        recipe = column(rows, search, trial="recipe")
+        ax.axvline(np.mean(recipe), color=plotting.COLORS[index], alpha=0.4, lw=1)
+    ax.set_yticks(range(len(names)), names)
+    ax.set_xlabel("BLEU, validation")
+    ax.legend()
     return {"translation_settings": figure}
 
 
 if __name__ == "__main__":
-    run_experiment(__name__)
+    main(__name__)

@@ -1,0 +1,162 @@
+"""Formulas of gradient_analysis.py and complexity_ledger.py, against others and on paper."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy_model import PAIRS, normal, softmax_where
+
+from attention_jax import SCORES
+from attention_jax.scores import Additive
+from attention_jax.tasks.vocabulary import Batch
+from experiments.costs import complexity_ledger as ledger
+from experiments.gradients import gradient_analysis as analysis
+
+
+def test_sizes_of_random_gradients_of_two_keys():
+    """Gradients of two weights p and 1 - p are p (1 - p) times a normal number, and opposite."""
+    samples = 4001
+    found = analysis.random_gradients(3, 2, samples, jax.random.key(3))
+    draw = jax.random.split(jax.random.key(3), 4)
+    query, key = (
+        np.asarray(jax.random.normal(draw[i], (samples, i + 1, 3)), np.float64) for i in (0, 1)
+    )
+    keys = key[:, 0] - key[:, 1]
+    gap = np.sum(query[:, 0] * keys, -1)
+    for score, factor in (("dot", 1), ("scaled", 3**-0.5)):
+        p = 1 / (1 + np.exp(-gap * factor))
+        dlogits = np.asarray(found[score]["dlogits"], np.float64)
+        # |dlogits| = sqrt(2) p (1 - p) |dweights_0 - dweights_1|, a difference of variance 2.
+        ratio = dlogits / (np.sqrt(2) * p * (1 - p))
+        assert np.mean(ratio**2) == pytest.approx(2, rel=0.15)
+        dquery = dlogits / np.sqrt(2) * factor * np.linalg.norm(keys, axis=-1) / np.sqrt(3)
+        np.testing.assert_allclose(found[score]["dquery"], dquery, rtol=1e-3, atol=1e-6)
+
+
+def test_gradients_of_grown_kernels_by_the_formula():
+    dim, keys, scale = 5, 7, 3.0
+
+    @jax.jit
+    def both(rng):
+        token_rng, value_rng, doutput_rng, score_rng = jax.random.split(rng, 4)
+        tokens = jax.random.normal(token_rng, (2, keys, dim))
+        tokens = tokens - jnp.mean(tokens, axis=-1, keepdims=True)
+        query, key = tokens / jnp.std(tokens, axis=-1, keepdims=True)
+        value = jax.random.normal(value_rng, (keys, analysis.VALUE_DIM))
+        doutput = jax.random.normal(doutput_rng, value.shape) / analysis.VALUE_DIM**0.5
+        params = Additive().init(score_rng, dim, dim)
+        params = {name: params[name] * (1 if name == "v" else scale) for name in params}
+
+        def additive(params):
+            q, k = query @ params["query_kernel"], key @ params["key_kernel"]
+            logits = jnp.tanh(q[:, None, :] + k[None, :, :]) @ params["v"]
+            return jnp.sum((jax.nn.softmax(logits) @ value) * doutput)
+
+        def scaled(kernel):
+            logits = query @ kernel @ (key @ params["key_kernel"] * 2**0.5).T / dim**0.5
+            return jnp.sum((jax.nn.softmax(logits) @ value) * doutput)
+
+        found = analysis.grown_kernels(dim, keys, jnp.float32(scale), rng)
+        return found, jax.grad(additive)(params), jax.grad(scaled)(params["query_kernel"] * 2**0.5)
+
+    found, of_additive, of_scaled = both(jax.random.key(0))
+    for name, gradient in of_additive.items():
+        assert float(found["additive"][name]) == pytest.approx(
+            float(np.linalg.norm(gradient)), rel=1e-4
+        )
+    assert float(found["scaled"]["query_kernel"]) == pytest.approx(
+        float(np.linalg.norm(of_scaled)), rel=1e-4
+    )
+
+
+def test_kernels_at_scale_one_give_unit_variance():
+    measured = jax.jit(
+        jax.vmap(jax.vmap(lambda s, r: analysis.grown_kernels(16, 7, s, r), (None, 0)), (0, None))
+    )
+    scales, rngs = jnp.array([1.0, 30.0]), jax.random.split(jax.random.key(0), 64)
+    found = jax.device_get(measured(scales, rngs))
+    variances = found["scaled"]["variance"][0].astype(np.float64) * 7 / 6
+    assert abs(variances.mean() - 1) < 4 * variances.std() / 8
+    # 30 times the kernels on either side: 900 times the logits.
+    growth = found["scaled"]["variance"][1] / found["scaled"]["variance"][0]
+    np.testing.assert_allclose(growth, 900.0**2, rtol=1e-3)
+    shares = found["additive"]["saturated"].mean(-1)
+    expected = [analysis.saturated(scale) for scale in (1, 30)]
+    np.testing.assert_allclose(shares, expected, rtol=0.2)
+
+
+def test_share_at_padding_on_paper():
+    dlogits = np.array([[[-4.0, 3.0, 1.0], [0, 0, 0]], [[1, 1, -2], [3, -1, -2]]], np.float32)
+    lengths = np.array([1, 2], np.int32)
+    batch = Batch(None, lengths, None, None, None)
+    share = jax.jit(analysis.share_at_padding)
+    assert float(share(dlogits, batch)) == pytest.approx((4 + 2 + 2) / (8 + 4 + 6))
+    heads = np.stack([dlogits, dlogits], 1)
+    assert float(share(heads, batch)) == pytest.approx((4 + 2 + 2) / (8 + 4 + 6))
+    assert float(share(0 * dlogits, batch)) == 0
+
+
+def test_wider_batches_hold_the_same_strings():
+    batch = Batch(np.array([[5, 6, 0], [8, 9, 10]], np.int32), np.array([2, 3]), None, None, None)
+    wide = jax.device_get(jax.jit(analysis.widened, static_argnums=1)(batch, 7))
+    assert wide.source.tolist() == [[5, 6, 0, 0, 0, 0, 0], [8, 9, 10, 0, 0, 0, 0]]
+    assert wide.targets.tolist() == [[6, 5, 2, 0, 0, 0, 0, 0], [10, 9, 8, 2, 0, 0, 0, 0]]
+    assert wide.target_lengths.tolist() == [3, 4]
+
+
+def test_the_expected_largest_of_two_and_three():
+    assert analysis.expected_largest(2) == pytest.approx(np.pi**-0.5)
+    assert analysis.expected_largest(3) == pytest.approx(1.5 * np.pi**-0.5)
+
+
+def test_a_mask_leaves_no_gradient_at_padding_and_no_need_of_it():
+    config = analysis.Config(steps=(1, 1), seeds=2, strings=5, dim=8)
+    rows = analysis._padding(config)
+    for row in rows[:2]:
+        assert row["mask"]
+        assert max(*row["cross_gradient"], *row["encoder_gradient"]) == 0
+        np.testing.assert_allclose(row["bare"], row["padded"], atol=2e-4)
+    assert min(rows[2]["encoder_gradient"]) > 0
+
+
+# --- the ledger ---
+
+
+@pytest.mark.parametrize("name", ledger.NAIVE)
+def test_a_naive_form_is_its_score(name):
+    query, key, value = normal(5, 3), normal(7, 3, seed=3), normal(7, 3, seed=4)
+    params = SCORES[name].init(jax.random.key(1), 3, 3)
+    output = jax.jit(ledger.naive_attention(name))(query, key, value, params)
+    wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    logits = PAIRS[name](wide, query[:, None].astype(float), key[None].astype(float))
+    np.testing.assert_allclose(output, softmax_where(logits) @ value, atol=2e-6)
+
+
+def test_the_exponent_of_growth_sees_through_a_constant():
+    def exponent(sizes):
+        return ledger.exponent({"lengths": (1, 2, 4, 8), "held": sizes}, "held")
+
+    assert exponent([1003, 1006, 1012, 1024]) == pytest.approx(1)
+    assert exponent([1003, 1012, 1048, 1192]) == pytest.approx(2)
+    assert exponent([5, 5, 5, 5]) == 0
+    assert exponent([1, 2, 2, 8]) == pytest.approx(0.9)
+
+
+def test_temporary_memory_of_real_programs():
+    table = 4 * 128 * 128
+    naive = ledger.temporary("additive", "naive", 128, ledger.QUICK)
+    assert naive >= 2 * ledger.QUICK.dim * table  # [T, S, A] and its gradient
+    assert ledger.temporary("scaled", "tiled", 128, ledger.QUICK) < table
+
+
+def test_tiles_that_grow_as_a_square_miss_their_bound(monkeypatch):
+    def held(score, form, length, config):
+        return 1000 + (700 if form == "naive" else 7) * length ** exponents[form]
+
+    monkeypatch.setattr(ledger, "temporary", held)
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        exponents = {"naive": 2, "reference": 2, "tiled": 1}
+        assert "MISS" not in [claim.verdict for claim in ledger.claims(ledger.run(ledger.QUICK))]
+        exponents["tiled"] = 2
+        missed = [c.text for c in ledger.claims(ledger.run(ledger.QUICK)) if c.verdict == "MISS"]
+    assert missed == ["exponent of memory in tiles, the largest"]
