@@ -68,6 +68,7 @@ def _index(folder: Path) -> Iterator[str]:
         experiment = load(name)
         path = os.path.relpath(FOLDER / subject, folder)
         question, answer = labelled(experiment), labelled(experiment, "Answer")
+        answer = answer[:1].upper() + answer[1:]
         yield f"**[{question}]({path}/README.md#{name})** {answer}"
         for stem, caption in [*experiment.CAPTIONS.items()][:1]:
             yield f'<img src="{path}/{stem}.png" alt="{caption}" width="420">'

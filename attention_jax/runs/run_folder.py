@@ -177,7 +177,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file under another name, then renames it: readers see the old file or the new."""
+    """Writes a file under another name, then renames it: readers see the old file or the new.
+
+    A device such as /dev/null, or a pipe, is written to as it is.
+    """
+    path = path.resolve()  # behind a link is what the user means
+    if path.exists() and not path.is_file():
+        path.write_bytes(content)
+        return
     temporary = path.with_name(path.name + ".new")
     temporary.write_bytes(content)
     sync(temporary)

@@ -8,7 +8,6 @@ from typing import Any
 from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.task import TrainConfig
-from experiments.reversal.strings import VOCABULARY
 
 # The settings of the experiments that study strings of 3 to 8 letters alone. Positions are counted
 # from the start and are the same in training and test, logits do not grow with the length, the
@@ -50,9 +49,3 @@ class TrainingSettings:
                 learning_rate=self.learning_rate,
             ),
         )
-
-
-def check_word(word: str, letters: int = 1) -> None:
-    """Raises ValueError unless `word` has at least `letters` letters, all of the alphabet."""
-    if len(VOCABULARY.encode(word)) < letters:
-        raise ValueError(f"word must have {letters} or more letters; got {word!r}")
