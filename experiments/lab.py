@@ -176,17 +176,18 @@ class Arguments:
 def main(module: str) -> None:
     """Runs an experiment from the command line; the fields of its Config are the options."""
     experiment = sys.modules[module]
-    options = dataclasses.make_dataclass(
-        "Options",
-        [("config", Annotated[experiment.Config, tyro.conf.OmitArgPrefixes])],
-        bases=(Arguments,),
-        frozen=True,
-        kw_only=True,
-    )
     run_command(
-        options,
+        options_of(experiment),
         lambda arguments: conduct(experiment, arguments.config, arguments.results),
         description=inspect.getdoc(experiment) or "",
+    )
+
+
+def options_of(experiment: ModuleType) -> Any:
+    """The class of an experiment's command line."""
+    config = Annotated[experiment.Config, tyro.conf.OmitArgPrefixes]
+    return dataclasses.make_dataclass(
+        "Options", [("config", config)], bases=(Arguments,), frozen=True, kw_only=True
     )
 
 

@@ -150,7 +150,7 @@ COMMANDS = {
         (),
         {"worked_example": words(()), "--quick": words(()), "--force": words(())},
         {"x": words(()), "": words(()), "--quick": words("yes"), "--names": words("x")},
-        {"reproduce._run": _begin},
+        {"experiments.lab.conduct": _begin},
     ),
 }  # fmt: skip
 

@@ -15,8 +15,7 @@ from command_line import parse
 from command_lines import call, load
 
 import attention_jax
-from experiments import catalogue, experiment, readme
-from experiments.experiment import labelled
+from experiments import lab
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
@@ -211,7 +210,7 @@ def parse_options(module, arguments) -> None:
 
     def arguments_of(words):
         if hasattr(module, "CAPTIONS"):
-            return experiment.Arguments[module.Config]
+            return lab.options_of(module)
         return module.arguments_of(words) if hasattr(module, "arguments_of") else module.Arguments
 
     parse(arguments_of, list(arguments))
@@ -222,20 +221,11 @@ def test_commands_are_found_in_blocks_and_tables():
     assert len(commands(ROOT / "experiments" / "README.md")) >= 4
 
 
-@pytest.mark.parametrize("name", catalogue.SUBJECT_OF)
+@pytest.mark.parametrize("name", lab.SUBJECT_OF)
 def test_the_command_of_every_experiment_parses(name):
-    words = shlex.split(labelled(catalogue.load(name), "Command"), comments=True)
+    words = shlex.split(lab.labelled(lab.load(name), "Command"), comments=True)
     assert words[:2] == [".venv/bin/python", "-m"]
     parse_python_command(*words[1:])
-
-
-# --- parts generated from results ---
-
-
-@pytest.mark.parametrize("path", readme.readmes(), ids=lambda path: path.parent.name)
-def test_generated_parts_are_those_of_the_committed_results(path):
-    text = path.read_text()
-    assert readme.regenerated(text, path.parent) == text
 
 
 # --- links ---

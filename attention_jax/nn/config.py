@@ -148,9 +148,11 @@ class ModelConfig:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
         for kind, get in (("score", get_score), ("normalizer", get_normalizer)):
             for name in (kind, f"self_attention_{kind}"):
+                value = getattr(self, name)
+                if value is None and name in ("self_attention_score", "normalizer"):
+                    continue
                 try:
-                    if getattr(self, name) is not None:
-                        get(getattr(self, name))
+                    get(value)
                 except ValueError as error:
                     raise ValueError(f"{name} is not valid: {error}") from error
         self._check_sizes()

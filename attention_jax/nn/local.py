@@ -64,7 +64,7 @@ class LocalMAttention(_LocalAttention):
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
-        query_dim: Dq.
+        query_dim: Dq, the size of queries [*B, T, Dq].
         key_dim: Dk.
         alignment: "monotonic", p_i = i; or "reversed", p_i = S - 1 - i.
         options: `radius`, D, the keys that a query sees on either side of its center; `rngs`,
