@@ -185,9 +185,9 @@ def main(module: str) -> None:
 
 def options_of(experiment: ModuleType) -> Any:
     """The class of an experiment's command line."""
-    config = Annotated[experiment.Config, tyro.conf.OmitArgPrefixes]
+    fields = [("config", Annotated[experiment.Config, tyro.conf.OmitArgPrefixes])]
     return dataclasses.make_dataclass(
-        "Options", [("config", config)], bases=(Arguments,), frozen=True, kw_only=True
+        "Options", fields, bases=(Arguments,), frozen=True, kw_only=True
     )
 
 
