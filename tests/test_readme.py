@@ -140,13 +140,17 @@ def test_users_own_task_is_trained_swept_and_answered_by_the_commands(tmp_path, 
     lines = [words for words in commands(README) if "my_tasks:Recall" in words]
     assert [words[1] for words in lines] == ["scripts/train.py", "scripts/sweep.py"]
     short = ["--dim", "8", "--hidden-dim", "7", "--steps", "2", "--log-every", "1", "--seeds", "1"]
-    short += ["--checkpoint-every", "1", "--batch-size", "3", "--max-length", "4"]
+    short += ["--checkpoint-every", "1", "--batch-size", "3"]
     with jax.numpy_dtype_promotion("standard"):
         for _, script, *words in lines:
             assert call(load(script), *words, *short, monkeypatch=monkeypatch) == 0
         assert len((tmp_path / "runs" / "recalls" / "table.csv").read_text().splitlines()) == 3
-        words = ["--workdir", "runs/recall", "--inputs", "a1b2a"]
-        assert call(load("scripts/answers.py"), *words, monkeypatch=monkeypatch) == 0
+        for inputs in (
+            [],
+            ["--inputs", "a1b2a", "a4b1c7d2c"],
+        ):  # the last has more letters than max_length
+            words = ["--workdir", "runs/recall", *inputs]
+            assert call(load("scripts/answers.py"), *words, monkeypatch=monkeypatch) == 0
     sys.modules.pop("my_tasks")
 
 

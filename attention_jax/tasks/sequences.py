@@ -312,9 +312,11 @@ class SequenceTask(Task):
             raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
         start = [SOS] * self.source_start
         rows = [[*start, *self.vocabulary.encode(text)] for text in inputs]
-        longest = max(len(row) - len(start) for row in rows)
-        widths = self._widths(max(longest, self.max_length))
-        source, lengths = padded_rows(rows, len(rows), max(widths[0], longest + len(start)))
+        width = max(map(len, rows))
+        widths = self._widths(self.max_length)
+        if width > widths[0]:  # a source of n letters is of length n at most
+            widths = self._widths(width - len(start))
+        source, lengths = padded_rows(rows, len(rows), max(widths[0], width))
         blank: Any = np.zeros((len(rows), widths[1]), np.int32)
         room = Batch(source, lengths, blank, blank, lengths)  # type: ignore[arg-type]
         tokens = jax.jit(lambda params: decoded(self.bind(params), room, beams=beams))(params)
