@@ -148,7 +148,7 @@ def test_users_own_task_is_trained_swept_and_answered_by_the_commands(tmp_path, 
         for inputs in (
             [],
             ["--inputs", "a1b2a", "a4b1c7d2c"],
-        ):  # the last has more letters than max_length
+        ):  # 9 letters: over max_length
             words = ["--workdir", "runs/recall", *inputs]
             assert call(load("scripts/answers.py"), *words, monkeypatch=monkeypatch) == 0
     sys.modules.pop("my_tasks")
