@@ -23,7 +23,7 @@ class Target(NamedTuple):
     """A number computed from the rows of a benchmark, and its bound.
 
     Attributes:
-        case: the work whose rows are read; or a direction, for the rows of all such works.
+        case: the work whose rows are read; or "score, direction", for the rows of all such works.
         number: "A / B", the time of contestant A divided by that of B in the same turn; or an entry
             of our rows, the largest of which counts.
         bound: "at least" or "at most".
@@ -66,7 +66,11 @@ def targets_of(benchmark: str, rows: Sequence[JSON]) -> list[JSON]:
     """A row for each target of a benchmark whose case was measured."""
     found = []
     for target in TARGETS.get(benchmark, ()):
-        matching = [row for row in rows if target.case in (row["work"], row.get("direction"))]
+        matching = [
+            row
+            for row in rows
+            if target.case in (row["work"], f"{row.get('score')}, {row.get('direction')}")
+        ]
         if matching:
             found.append({"benchmark": benchmark, **target.row(matching)})
     return found
@@ -117,7 +121,11 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         # 278: the figure before forward mode was rewritten.
         Target("memory-additive-grad-of-grad", "temporary_mib", "at most", 278),
         Target("memory-additive-grad-of-grad", "times_shorter", "at most", 4.5),
-        Target("forward + backward", "compile_seconds", "at most", 15),
+        Target("additive, forward + backward", "compile_seconds", "at most", 15),
+        Target("dot, forward + backward", "compile_seconds", "at most", 15),
+        Target("general, forward + backward", "compile_seconds", "at most", 15),
+        Target("scaled, forward + backward", "compile_seconds", "at most", 15),
+        Target("own distance, forward + backward", "compile_seconds", "at most", 15),
     ),
     "local": (Target("local-m", "global / local", "at least", 5),),
     "decoding": (

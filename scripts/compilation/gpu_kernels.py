@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import re
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
+from command_line import environment_variables
 
 import attention_jax as aj
 from compilation import targets
@@ -119,7 +118,7 @@ def kernels_of(function: Any, *args: Any) -> dict[str, Kernel]:
         if triton := importlib.util.find_spec("triton"):
             toolkit = Path(triton.origin or "").parent / "backends" / "nvidia"
             variables["MOSAIC_GPU_CUDA_ROOT"] = str(toolkit)
-        with mock.patch.dict(os.environ, variables):
+        with environment_variables(variables):
             function.lower(*args).compile()
         files = sorted(Path(folder).glob("*.ptxas"))
         return {re.sub(r"_\d+$", "", file.stem): _kernel(file) for file in files}
