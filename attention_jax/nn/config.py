@@ -8,7 +8,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction, checked_rate
 from attention_jax.core.names import check_description, describe
-from attention_jax.core.programs import Known
+from attention_jax.core.programs import Known, is_of_library
 from attention_jax.nn.feed_forward import Activation
 from attention_jax.nn.local import Alignment
 from attention_jax.nn.positions import ANY_LENGTH, Anchor, check_wavelength
@@ -324,13 +324,18 @@ class ModelConfig:
     def known(self, settings: Any = None) -> Any:
         """These settings, or settings that contain them, as a static argument of `jax.jit`.
 
-        The same text may name another score after a user has edited it. If a score or normaliser is
-        not of this library, two results are therefore equal only if the programs of all parts are.
+        "module:Name" may name another score or normaliser after a user has edited the module. With
+        such a part two results are therefore equal only if the programs of all parts are, or the
+        fields of those that this library defines.
         """
         settings = self if settings is None else settings
-        parts = (part for parts in self.parts().values() for part in parts.values())
-        digest = " ".join(part.digest for part in parts if type(part) is Known)
-        return Known(settings, lambda: digest) if digest else settings
+        parts = [part for parts in self.parts().values() for part in parts.values()]
+        names = ("score", "self_attention_score", "normalizer", "self_attention_normalizer")
+        is_fixed = not any(":" in str(getattr(self, name)) for name in names)
+        if is_fixed and all(map(is_of_library, parts)):
+            return settings
+        digest = " ".join(part.digest if type(part) is Known else repr(part) for part in parts)
+        return Known(settings, lambda: digest)
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.measure import JSON, ratio
+from benchmarks.measure import FOUR_SCORES, JSON, ratio
 
 # What the entries of a row are called; any other number is the ratio of two contestants' times.
 _ENTRIES = {
@@ -66,11 +66,8 @@ def targets_of(benchmark: str, rows: Sequence[JSON]) -> list[JSON]:
     """A row for each target of a benchmark whose case was measured."""
     found = []
     for target in TARGETS.get(benchmark, ()):
-        matching = [
-            row
-            for row in rows
-            if target.case in (row["work"], f"{row.get('score')}, {row.get('direction')}")
-        ]
+        cases = ((row["work"], f"{row.get('score')}, {row.get('direction')}") for row in rows)
+        matching = [row for row, names in zip(rows, cases, strict=True) if target.case in names]
         if matching:
             found.append({"benchmark": benchmark, **target.row(matching)})
     return found
@@ -121,11 +118,10 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         # 278: the figure before forward mode was rewritten.
         Target("memory-additive-grad-of-grad", "temporary_mib", "at most", 278),
         Target("memory-additive-grad-of-grad", "times_shorter", "at most", 4.5),
-        Target("additive, forward + backward", "compile_seconds", "at most", 15),
-        Target("dot, forward + backward", "compile_seconds", "at most", 15),
-        Target("general, forward + backward", "compile_seconds", "at most", 15),
-        Target("scaled, forward + backward", "compile_seconds", "at most", 15),
-        Target("own distance, forward + backward", "compile_seconds", "at most", 15),
+        *(
+            Target(f"{score}, forward + backward", "compile_seconds", "at most", 15)
+            for score in (*FOUR_SCORES, "own distance")
+        ),
     ),
     "local": (Target("local-m", "global / local", "at least", 5),),
     "decoding": (
