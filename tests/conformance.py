@@ -20,15 +20,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from normalizer_cases import NORMALIZER_CASES
 from oracles import complex_step
 from quick_compilation import quick_jit
-from score_cases import DK, DQ, SCORE_CASES, OwnCosine, _general  # noqa: F401  taken from here
+from score_cases import (  # noqa: F401  some are taken from here
+    DK,
+    DQ,
+    SCORE_CASES,
+    OwnCosine,
+    _general,
+    each_score,
+)  # fmt: skip
 
 import attention_jax as aj
 from attention_jax.implementations import PORTABLE
-from attention_jax.scores.literature import LITERATURE
 
 B, T, S, DV = 2, 5, 7, 13
 TILE = aj.BlockSizes(query=2, key=3)  # three tiles each way, the last ones padded
@@ -329,9 +334,7 @@ def assert_close(name: str, got: Any, expected: Any, tolerance: float, terms: fl
 
 
 ALL_IMPLEMENTATIONS = list(PORTABLE)
-ALL_SCORES = [
-    pytest.param(name, marks=[pytest.mark.slow] * (name in LITERATURE)) for name in SCORE_CASES
-]
+ALL_SCORES = each_score()
 ALL_MASKS = list(MASK_CASES)
 # Every score meets the tables of all masks, in one compiled program, and its own mask as it is.
 MASK_OF_SCORE = {name: case.mask for name, case in SCORE_CASES.items()}

@@ -11,11 +11,13 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import attention_jax as aj
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
 from attention_jax.scores.literature import (
     L2,
+    LITERATURE,
     NGPT,
     Elliptical,
     Hyperbolic,
@@ -228,3 +230,10 @@ SCORE_CASES = {
         ScoreCase("yat", Yat(), _yat, mask="none", made_of_others=True),
     )
 }
+# Without those of literature.py, which have no rule of their own: JAX differentiates their `pair`.
+CORE_SCORES = [name for name in SCORE_CASES if name not in LITERATURE]
+
+
+def each_score(names=tuple(SCORE_CASES)):
+    """The names as parameters of a test, which is slow for the scores of literature.py."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LITERATURE)) for name in names]
