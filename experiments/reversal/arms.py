@@ -57,7 +57,7 @@ def looks(task: Reversal, every: int, look: Callable[[Any], Any]) -> Iterator[tu
             state = advance(state)[0]
 
 
-def attention_on(word: str, trained: TrainedRun) -> tuple[list[list[float]], Any, Any]:
+def attention_on(word: str, trained: TrainedRun) -> tuple[Any, list[str], list[str]]:
     """The first seed's cross attention while it writes a word backwards, and its answer.
 
     Returns:
