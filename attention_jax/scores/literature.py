@@ -77,9 +77,9 @@ class Elliptical(L2):
     Attributes:
         scale: a factor in place of 1 / sqrt(Dk), any finite float.
 
-    Source: Nielsen et al. 2024, "Elliptical Attention", arXiv 2406.13770. There m is not learned:
-    it is estimated from how much the values of two layers differ. They report robustness and less
-    collapse of representations.
+    Source: Nielsen et al. 2024, "Elliptical Attention", arXiv 2406.13770. There m is not learned,
+    but estimated from the values of the layers before. They report robustness and less collapse of
+    representations.
 
     >>> params = {"log_m": jnp.log(jnp.array([4.0, 1.0, 1.0, 1.0]))}
     >>> query, key = jnp.array([[1.0, 2.0, 0.0, 0.0]]), jnp.array([[4.0, 6.0, 0.0, 0.0]])
@@ -112,8 +112,8 @@ class Neural(Additive):
         hidden_dim: A, at least 1. None takes A from the given parameters, or Dk in `init`.
 
     Source: DiGiugno and Mahmood 2025, "Neural Attention", arXiv 2502.17206. They report a
-    perplexity that is 2 per cent lower than with dot products, and keep the hidden layers of all
-    pairs in memory.
+    perplexity that is 2 per cent lower than with dot products. Their code has one more hidden
+    layer, and keeps the hidden layers of all pairs in memory.
 
     >>> params = {"query_kernel": jnp.eye(2), "key_kernel": jnp.eye(2)}
     >>> params |= {"bias": jnp.array([0.0, -1.0]), "v": jnp.array([1.0, -1.0])}
@@ -171,7 +171,7 @@ class Yat(Score):
 class Manhattan(Score):
     """e(q, k) = -sum_d |q_d - k_d| / sqrt(Dk)
 
-    Source: Brannvall 2023, "The Inhibitor", arXiv 2310.02041, for cheaper arithmetic. There the
+    Source: Brännvall 2023, "The Inhibitor", arXiv 2310.02041, for cheaper arithmetic. There the
     distance is subtracted from the values, in place of a softmax.
 
     >>> query, key = jnp.array([[1.0, 2.0, 0.0, 0.0]]), jnp.array([[3.0, 2.5, 0.0, 0.0]])
@@ -194,7 +194,8 @@ class Tropical(Score):
     A number that is added to all features of a token changes nothing.
 
     Source: Hashemi et al. 2025, "Tropical Attention", arXiv 2505.17190, who report that it extends
-    to longer inputs of combinatorial algorithms. There the weighted sum is a maximum too.
+    to longer inputs of combinatorial algorithms. There projections and weighted sums are maxima
+    too.
 
     >>> Tropical()({}, jnp.array([[1.0, 2.0, 3.0]]), jnp.array([[0.0, 0.0, 4.0]]))  # -(2 - -1)
     Array([[-3.]], dtype=float32)
