@@ -56,9 +56,6 @@ class ModelConfig:
             several heads.
         tied_embeddings: which tables are shared: "none"; "output", target embedding and output
             layer; "all", both embeddings and the output layer, which needs a shared vocabulary.
-        embedding_deviation: standard deviation of the initial embeddings, and of the table of
-            "learned" positions, which are added as they are. None for embeddings of variance
-            1 / `dim`, multiplied by sqrt(`dim`), and a table of variance 1/2.
         dropout_rate: of embeddings and the outputs of layers, in training.
         attention_dropout_rate: of attention weights; None for `dropout_rate`.
         attention: the kind of cross attention. "global" attends to the whole memory; "local-m" and
@@ -117,7 +114,6 @@ class ModelConfig:
     self_attention_normalizer: str = DEFAULT_NORMALIZER
     output_gate: bool = False
     tied_embeddings: Tie = "none"
-    embedding_deviation: float | None = None
     dropout_rate: float = 0.0
     attention_dropout_rate: float | None = None
     # The attention of the decoder to its memory.
@@ -148,8 +144,6 @@ class ModelConfig:
         check_integer("radius", self.radius, least=int(self.attention == "local-p"))
         for name in ("max_wavelength", "min_wavelength", "position_scale"):
             check_wavelength(name, getattr(self, name))
-        if self.embedding_deviation is not None:
-            check_wavelength("embedding_deviation", self.embedding_deviation)
         checked_rate(self.dropout_rate)
         if self.attention_dropout_rate is not None:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
