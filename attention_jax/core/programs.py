@@ -64,14 +64,15 @@ class Part:
         for cls in filter(is_of_this_package, reversed(mro)):
             of_library |= vars(cls)
         for name in sorted(own & of_library.keys()):
-            if name.startswith("_") or not inspect.isfunction(of_library[name]):
+            method = getattr(part, name) if inspect.isfunction(of_library[name]) else None
+            if name.startswith("_") or not callable(method):
                 continue
             _, *parameters = inspect.signature(of_library[name]).parameters.values()
             required = [each for each in parameters if each.default is each.empty]
             by_name = {each.name: None for each in required if each.kind is each.KEYWORD_ONLY}
             in_order = [each.name for each in required if each.name not in by_name]
             try:
-                inspect.signature(getattr(part, name)).bind(*in_order, **by_name)
+                inspect.signature(method).bind(*in_order, **by_name)
             except TypeError as error:
                 words = ", ".join([*in_order, *(["*", *by_name] if by_name else [])])
                 self.require(False, f"{name} must take ({words}): {error}")
