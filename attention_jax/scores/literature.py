@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -146,7 +147,7 @@ class Yat(Score):
     so that the logit of orthogonal tokens and its gradient are finite.
 
     Attributes:
-        epsilon: a float above 0.
+        epsilon: a finite float above 0.
 
     Source: the kernel of Bouhsine 2025, as in Luna, Bouhsine and Choromanski 2026, "SLAY", arXiv
     2602.04915, who restrict it to unit vectors, approximate it in linear time, and report results
@@ -160,6 +161,10 @@ class Yat(Score):
     needs_equal_dims = True
     finite_slopes = True
     epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.epsilon, numbers.Real) and 0 < self.epsilon < math.inf):
+            raise ValueError(f"epsilon must be a finite float above 0; got {self.epsilon!r}")
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         squares = jnp.square(_differences(q_features, k_features)).sum(-1)
@@ -313,6 +318,11 @@ class Power(WrappedScore):
 
     score: Score = Dot()
     degree: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.degree, numbers.Real) and math.isfinite(self.degree)):
+            raise ValueError(f"degree must be a finite float; got {self.degree!r}")
 
     finite_slopes = WrappedScore.finite_slopes
     round = WrappedScore.round
