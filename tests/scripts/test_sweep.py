@@ -321,15 +321,15 @@ def test_a_combination_of_another_configuration_stops_all(workdir, run):
 
 
 def test_an_error_in_the_last_score_stops_all(run, tmp_path, monkeypatch):
-    (tmp_path / "wrong_scores.py").write_text(WRONG_SCORE)
+    (tmp_path / "wrong_in_a_sweep.py").write_text(WRONG_SCORE)
     monkeypatch.chdir(tmp_path)
-    status, _, err = run("--scores", "dot", "wrong_scores:Wrong", "--workdir", "sweep", *SHORT)
+    status, _, err = run("--scores", "dot", "wrong_in_a_sweep:Wrong", "--workdir", "sweep", *SHORT)
     assert status == 2
     assert err.startswith("error: score Wrong()")
     assert "a mistake in the score" in err
-    assert "wrong_scores.py" in err
+    assert "wrong_in_a_sweep.py" in err
     assert not (tmp_path / "sweep").exists()
-    sys.modules.pop("wrong_scores")
+    sys.modules.pop("wrong_in_a_sweep")
 
 
 # --- the table of runs that exist ---
