@@ -126,7 +126,7 @@ class Config:
 
     scores: lab.ScoreNames = tuple(SCORES)
     bases: tuple[int, ...] = (0, 1)
-    rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2)
+    rates: tuple[float, ...] = (1e-2, 3e-2, 1e-1)
     factors: tuple[float, ...] = (1 / 8, 1, 8)
     seeds: int = 5
     steps: int = 1000
