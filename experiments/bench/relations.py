@@ -113,7 +113,8 @@ class Config:
     Attributes:
         scores: scores to train.
         bases: base seeds, of one whole matrix each; the first is shown.
-        rates: Adam's initial learning rates, which fall linearly to 0.
+        rates: Adam's initial learning rates, which fall linearly to 0. Gradients are clipped to
+            norm 1.
         factors: constant factors of the logits.
         seeds: trainings with the chosen rate and factor.
         steps: optimiser steps.
@@ -216,15 +217,16 @@ def measure(score: Score, params: Any, factor: Array, batch: Any) -> tuple[Array
 def train(score: Score, config: Config, rng: Array, rate: Array, factor: Array) -> Any:
     """(cross entropy [R], share right [R]) on fresh samples after training R relations."""
     init_rng, data_rng, test_rng = jax.random.split(rng, 3)
-    adam = optax.scale_by_adam()
+    adam, clip = optax.scale_by_adam(), optax.clip_by_global_norm(1.0)
+
+    def gradients(params: Any, factor: Array, batch: Any) -> Any:
+        found, _ = jax.grad(functools.partial(measure, score), has_aux=True)(params, factor, batch)
+        return clip.update(found, clip.init(params))[0]
 
     def step(state: Any, step: Array) -> tuple[Any, None]:
         params, moments = state
         batch = samples(jax.random.fold_in(data_rng, step), config.batch, config.keys)
-        gradients, _ = jax.vmap(jax.grad(functools.partial(measure, score), has_aux=True))(
-            params, factor, batch
-        )
-        updates, moments = adam.update(gradients, moments)
+        updates, moments = adam.update(jax.vmap(gradients)(params, factor, batch), moments)
         rates = rate * (1 - step.astype(rate.dtype) / config.steps)
         # One rate per relation, the first axis.
         less = jax.vmap(lambda rate, update: jax.tree.map(lambda leaf: -rate * leaf, update))
