@@ -222,6 +222,8 @@ def _indexer(heads, weights):
     }
 
 
+SUMS = ("distance", "l2", "elliptical", "hyperbolic")
+
 WEIGHTS = {
     **{"inner": product, "bilinear": product, "cosine": nearest, "nearest": nearest},
     **{"farthest": farthest, "longest": longest, "manhattan": manhattan},
@@ -269,3 +271,69 @@ def test_weights_by_hand_express_each_relation_that_has_a_plus(batches, score):
                 params, batch = by_hand(score, relation), batches[relation]
                 measured = relations.measure(SCORES[score], params, jnp.float64(1), batch)
                 assert float(measured[1]) >= 0.99, relation
+
+
+# --- what cannot: lines on which a relation peaks or dips, and a score does not ---
+
+NO_PEAK = (*relations.PRODUCTS, "power")
+NO_DIP = (*relations.PRODUCTS, *SUMS, "manhattan", "tropical")
+
+
+def logits_at(score, keys, query):
+    """Logits of keys [n, 4] in float64, with fresh parameters and random biases."""
+    params = relations.init(SCORES[score], jax.random.key(2), DIM)
+    for index, name in enumerate(("query", "key")):
+        params[name]["bias"] = jax.random.normal(jax.random.key(index), (DIM,))
+    return np.asarray(relations.logits_of(SCORES[score], params, jnp.array(query), jnp.array(keys)))
+
+
+@pytest.mark.parametrize("score", dict.fromkeys([*NO_PEAK, *NO_DIP]))
+def test_on_a_line_a_score_does_not_peak_or_dip(score):
+    random = np.random.default_rng(0)
+    ends, query = 3 * random.standard_normal((2, 200, 4)), random.standard_normal(4)
+    with jax.enable_x64(True):
+        first, middle, last = (
+            logits_at(score, keys, query) for keys in (ends[0], ends.mean(0), ends[1])
+        )
+    if score in NO_PEAK:
+        assert np.all(middle <= np.maximum(first, last) + 1e-9)
+    if score in NO_DIP:
+        assert np.all(middle >= np.minimum(first, last) - 1e-9)
+
+
+def test_relations_that_peak_or_dip_have_a_minus_where_the_score_does_not():
+    query, along, across = np.array([2.0, 1, 0, 0]), np.eye(4)[0], np.array([-1.0, 2, 0, 0])
+    peaks = {  # the middle of three keys on a line, and the way to the ends
+        "nearest": (query, along),
+        "manhattan": (query, along),
+        "cosine": (query, across),
+        "predecessor": (query - along, 1.5 * along),
+    }
+    dips = {"farthest": (query, along), "longest": (0 * query, along), "cosine": (-query, across)}
+    for lines, sign, scores in ((peaks, 1, NO_PEAK), (dips, -1, NO_DIP)):
+        for name, (middle, way) in lines.items():
+            keys = jnp.array(np.stack([middle - way, middle, middle + way]), jnp.float32)
+            first, value, last = RELATIONS[name](jnp.array(query, jnp.float32), keys)
+            assert min(sign * (value - first), sign * (value - last)) > 0.1
+            index = [*RELATIONS].index(name)
+            assert {EXPRESSION[score][index] for score in scores} == {"-"}
+
+
+@pytest.mark.parametrize("score", [*relations.PRODUCTS, *SUMS])
+def test_even_keys_are_above_odd_ones_for_all_queries_or_for_none(score):
+    """In the sum over keys, once the monotone function is undone."""
+    undo = {
+        "softcap": lambda x: 50 * np.arctanh(x / 50),
+        "softplus": lambda x: np.log(np.expm1(np.exp(x))),
+        "hyperbolic": lambda x: -np.cosh(x),
+    }.get(score, lambda x: x)
+    bits = np.array([[a, b, 0, 0] for a, b in ((1, 1), (-1, -1), (1, -1), (-1, 1))], float)
+    with jax.enable_x64(True):
+        values = np.stack([undo(logits_at(score, bits, query)) for query in bits])
+    even_minus_odd = values[:, :2].sum(1) - values[:, 2:].sum(1)
+    if score in relations.PRODUCTS:
+        np.testing.assert_allclose(even_minus_odd, 0, atol=1e-9)
+    else:
+        assert len({*np.sign(even_minus_odd)}) == 1
+        assert np.all(np.abs(even_minus_odd) > 1e-3)
+    assert EXPRESSION[score][[*RELATIONS].index("parity")] == "-"
