@@ -1,9 +1,11 @@
 """Which relations between a query and a key can a score express, and which does it learn?
 
-Answer:   to be measured.
-Source:   chapter 38, exercise 38.6: what additive attention is worth beside scaled dot; the
-          literature of each score says what it is good for, and none compares them on relations.
-Command:  .venv/bin/python -m experiments.bench.relations   # to be measured
+Answer:   Dot, scaled, general, softcap and softplus learn inner products (99.5 %) and nothing else
+          here (25 % on the longest key). A cosine of projections with biases learns distances and
+          lengths too (96 % and more). Additive and neural alone stay above 82 % in all nine.
+Source:   chapter 38, exercise 38.6, on when additive attention is worth its price; the formulas of
+          the literature, each in the docstring of its score. The rest is ours.
+Command:  .venv/bin/python -m experiments.bench.relations   # 17 minutes on 2 CPU cores
 
 The model is one attention with linear projections (with bias) of queries and keys to D = 16
 features, and nothing else. It sees a query q and 8 keys k in R^4, and its loss is the cross entropy
@@ -35,8 +37,9 @@ softmax cannot add, and monotone functions of logits change nothing):
 *   sign: a cosine of affine projections is above t(q) where a(q) + b(q) . k > t(q) |k'|. Summed
     over even and over odd keys, this gives a(q) one sign for all even and the other for all odd
     queries. But a is affine times a positive number, and even and odd queries have the same centre.
-*   kinks: the logits are linear but for 4 hyperplanes. At one point these leave a direction in
-    which nothing changes, so that it neither peaks nor dips there in all directions.
+*   kinks: the logits are linear in the key except at 4 hyperplanes. Through any point of R^4 there
+    is a ray along which such logits are constant, or a line along which they are linear. They
+    neither peak nor dip there in all directions, as nearest, manhattan, farthest and longest do.
 *   yat: the keys of one logit lie on (a + b . k)^2 = c |k' - q'|^2. These are concentric spheres
     only if b = 0, and then the logit falls with the distance.
 """
@@ -102,7 +105,7 @@ LEARNED = 0.99
 CAPTIONS = {
     "relations": "Per cent of the fresh test samples in which the right key has the largest weight,"
     " mean over seeds; chance is 12.5. Signs in the corners: + weights are known that express the"
-    " relation, x no weights do. Scores that are alike stand together."
+    " relation, × no weights do. Scores that are alike stand together."
 }
 
 
@@ -226,7 +229,8 @@ def train(score: Score, config: Config, rng: Array, rate: Array, factor: Array) 
     def step(state: Any, step: Array) -> tuple[Any, None]:
         params, moments = state
         batch = samples(jax.random.fold_in(data_rng, step), config.batch, config.keys)
-        updates, moments = adam.update(jax.vmap(gradients)(params, factor, batch), moments)
+        with jax.numpy_dtype_promotion("standard"):  # on which optax relies
+            updates, moments = adam.update(jax.vmap(gradients)(params, factor, batch), moments)
         rates = rate * (1 - step.astype(rate.dtype) / config.steps)
         # One rate per relation, the first axis.
         less = jax.vmap(lambda rate, update: jax.tree.map(lambda leaf: -rate * leaf, update))
@@ -384,7 +388,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for score in in_order(cells):
         shares = [100 * np.array(cells[score][relation]["right"]) for relation in RELATIONS]
-        lines.append([score, *(f"{spread(each)} ({each.min():.3g})" for each in shares)])
+        lines.append([score, *(f"{spread([*each])} ({each.min():.3g})" for each in shares)])
     return markdown(["% right (worst seed)", *RELATIONS], lines)
 
 
@@ -418,10 +422,13 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     ax.set_xticks(np.arange(len(RELATIONS) - 1) + 0.5, minor=True)
     ax.set_yticks(np.arange(len(order) - 1) + 0.5, minor=True)
     ax.grid(which="minor", color="white", lw=1.5)
+    for i, gap in enumerate(np.abs(np.diff(values, axis=0)).mean(axis=1)):
+        if gap > 5:  # per cent, mean over relations: another group
+            ax.axhline(i + 0.5, color="white", lw=7)
     ax.tick_params(which="minor", length=0)
     for side in ax.spines.values():
         side.set_visible(False)
-    ax.set_xlabel("% right; chance 12.5.  + weights are known   × no weights can")
+    ax.set_xlabel("% right; chance 12.5.   + weights are known   × no weights can")
     return {"relations": figure}
 
 
