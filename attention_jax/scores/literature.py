@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -77,9 +78,9 @@ class Elliptical(L2):
     Attributes:
         scale: a factor in place of 1 / sqrt(Dk), any finite float.
 
-    Source: Nielsen et al. 2024, "Elliptical Attention", arXiv 2406.13770. There m is not learned:
-    it is estimated from how much the values of two layers differ. They report robustness and less
-    collapse of representations.
+    Source: Nielsen et al. 2024, "Elliptical Attention", arXiv 2406.13770. There m is not learned,
+    but estimated from the values of the layers before. They report robustness and less collapse of
+    representations.
 
     >>> params = {"log_m": jnp.log(jnp.array([4.0, 1.0, 1.0, 1.0]))}
     >>> query, key = jnp.array([[1.0, 2.0, 0.0, 0.0]]), jnp.array([[4.0, 6.0, 0.0, 0.0]])
@@ -112,8 +113,8 @@ class Neural(Additive):
         hidden_dim: A, at least 1. None takes A from the given parameters, or Dk in `init`.
 
     Source: DiGiugno and Mahmood 2025, "Neural Attention", arXiv 2502.17206. They report a
-    perplexity that is 2 per cent lower than with dot products, and keep the hidden layers of all
-    pairs in memory.
+    perplexity that is 2 per cent lower than with dot products. Their code has one more hidden
+    layer, and keeps the hidden layers of all pairs in memory.
 
     >>> params = {"query_kernel": jnp.eye(2), "key_kernel": jnp.eye(2)}
     >>> params |= {"bias": jnp.array([0.0, -1.0]), "v": jnp.array([1.0, -1.0])}
@@ -146,19 +147,24 @@ class Yat(Score):
     so that the logit of orthogonal tokens and its gradient are finite.
 
     Attributes:
-        epsilon: a float above 0.
+        epsilon: a finite float above 0.
 
     Source: the kernel of Bouhsine 2025, as in Luna, Bouhsine and Choromanski 2026, "SLAY", arXiv
     2602.04915, who restrict it to unit vectors, approximate it in linear time, and report results
     near those of softmax attention.
 
-    >>> Yat()({}, jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 1.0]])).round(4)  # log(25 / 5)
-    Array([[1.6094]], dtype=float32)
+    >>> logits = Yat()({}, jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 1.0]]))
+    >>> f"{logits[0, 0]:.4f}"  # log(25 / 5)
+    '1.6094'
     """
 
     needs_equal_dims = True
     finite_slopes = True
-    epsilon: float = 1e-6
+    epsilon: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.epsilon, numbers.Real) and 0 < self.epsilon < math.inf):
+            raise ValueError(f"epsilon must be a finite float above 0; got {self.epsilon!r}")
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         squares = jnp.square(_differences(q_features, k_features)).sum(-1)
@@ -170,7 +176,7 @@ class Yat(Score):
 class Manhattan(Score):
     """e(q, k) = -sum_d |q_d - k_d| / sqrt(Dk)
 
-    Source: Brannvall 2023, "The Inhibitor", arXiv 2310.02041, for cheaper arithmetic. There the
+    Source: Brännvall 2023, "The Inhibitor", arXiv 2310.02041, for cheaper arithmetic. There the
     distance is subtracted from the values, in place of a softmax.
 
     >>> query, key = jnp.array([[1.0, 2.0, 0.0, 0.0]]), jnp.array([[3.0, 2.5, 0.0, 0.0]])
@@ -181,8 +187,9 @@ class Manhattan(Score):
     needs_equal_dims = True
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        distances = jnp.abs(_differences(q_features, k_features)).sum(-1)
-        return -distances / math.sqrt(k_features.shape[-1])
+        differences = _differences(q_features, k_features)
+        sizes = differences * jnp.sign(differences)  # `abs` has the derivative 1 at 0
+        return -sizes.sum(-1) / math.sqrt(k_features.shape[-1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +199,8 @@ class Tropical(Score):
     A number that is added to all features of a token changes nothing.
 
     Source: Hashemi et al. 2025, "Tropical Attention", arXiv 2505.17190, who report that it extends
-    to longer inputs of combinatorial algorithms. There the weighted sum is a maximum too.
+    to longer inputs of combinatorial algorithms. There projections and weighted sums are maxima
+    too.
 
     >>> Tropical()({}, jnp.array([[1.0, 2.0, 3.0]]), jnp.array([[0.0, 0.0, 4.0]]))  # -(2 - -1)
     Array([[-3.]], dtype=float32)
@@ -210,8 +218,8 @@ class Hyperbolic(Score):
     """e(q, k) = -beta arcosh(sqrt(1 + |q|^2) sqrt(1 + |k|^2) - q . k): hyperbolic distance
 
     A token x is the point (x, sqrt(1 + |x|^2)) of the hyperboloid. The argument of arcosh is
-    computed from differences of such points, and is at least 1 + 1e-12, so that near tokens keep
-    their digits and equal tokens have finite derivatives.
+    1 + |q - k|^2 / 2 - (the difference of the last coordinates)^2 / 2, which keeps the digits of
+    near tokens, plus 1e-12, which keeps derivatives finite where q = k.
 
     Params: {"log_beta": []} with beta = exp(log_beta), initially 1.
 
@@ -229,18 +237,16 @@ class Hyperbolic(Score):
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return {"log_beta": jnp.zeros(())}
 
-    def project_query(self, params: Params, query: Array) -> Array:
-        return jnp.append(query, jnp.sqrt(1 + jnp.sum(query**2, -1, keepdims=True)), axis=-1)
-
-    def project_key(self, params: Params, key: Array) -> Array:
-        return self.project_query(params, key)
-
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        squares = jnp.square(_differences(q_features, k_features))
-        excess = (squares[..., :-1].sum(-1) - squares[..., -1]) / 2  # the argument is 1 + excess
-        excess = jnp.maximum(excess, 0) + 1e-12
-        distances = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))
+        squares = jnp.square(_differences(q_features, k_features)).sum(-1)
+        heights = _height(q_features)[:, None] - _height(k_features)[None, :]
+        excess = jnp.maximum(squares - heights * heights, 0) / 2 + 1e-12
+        distances = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))  # arcosh(1 + excess)
         return -jnp.exp(params["log_beta"]).astype(distances.dtype) * distances
+
+
+def _height(x: Array) -> Array:
+    return jnp.sqrt(1 + jnp.sum(x * x, axis=-1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,6 +319,11 @@ class Power(WrappedScore):
     score: Score = Dot()
     degree: float = 2.0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.degree, numbers.Real) and math.isfinite(self.degree)):
+            raise ValueError(f"degree must be a finite float; got {self.degree!r}")
+
     finite_slopes = WrappedScore.finite_slopes
     round = WrappedScore.round
     tile_params = WrappedScore.tile_params
@@ -335,8 +346,8 @@ class Softplus(WrappedScore):
     of training.
 
     >>> query, key = jnp.array([[2.0, 0.0, 0.0, 0.0]]), jnp.array([[1.0, 0.0, 0.0, 0.0]])
-    >>> Softplus()({}, query, key).round(4)  # log(log(1 + e))
-    Array([[0.2725]], dtype=float32)
+    >>> f"{Softplus()({}, query, key)[0, 0]:.4f}"  # log(log(1 + e))
+    '0.2725'
     """
 
     score: Score = ScaledDot()
