@@ -90,9 +90,10 @@ class Block(nnx.Module):
         )
         self.cross_residual = _Residual(config, rngs=rngs) if is_cross else None
         self.cross_attention: Any = CrossAttention(config, rngs=rngs) if is_cross else None
-        self.feed_forward_residual = _Residual(config, rngs=rngs)
-        self.feed_forward = FeedForward(
-            config.dim, config.hidden_dim, activation=config.activation, rngs=rngs
+        has_hidden, size = config.hidden_dim > 0, (config.dim, config.hidden_dim)
+        self.feed_forward_residual = _Residual(config, rngs=rngs) if has_hidden else None
+        self.feed_forward: Any = (
+            FeedForward(*size, activation=config.activation, rngs=rngs) if has_hidden else None
         )
 
     def __call__(self, x: Array, source: Source | None = None, **arguments: Any) -> Any:
@@ -171,9 +172,10 @@ class Block(nnx.Module):
             tokens = None if cache is None else cache.memory
         if self.cross_residual is not None:
             x, weights, carry = self.cross_residual(x, attend_to_memory, residual_rngs[-2])
-        x, *_ = self.feed_forward_residual(
-            x, lambda x: Attended(self.feed_forward(x), None, None), residual_rngs[-1]
-        )
+        if self.feed_forward_residual is not None:
+            x, *_ = self.feed_forward_residual(
+                x, lambda x: Attended(self.feed_forward(x), None, None), residual_rngs[-1]
+            )
         return Attended(x, weights, BlockState(tokens, carry))
 
     def start(

@@ -41,7 +41,7 @@ class ModelConfig:
         decoder_self_attention: False for a decoder in which each output depends on the previous
             token alone, not on earlier ones.
         dim: size of the tokens and of every layer, a multiple of `num_heads`.
-        hidden_dim: hidden size of the feed-forward layers.
+        hidden_dim: hidden size of the feed-forward layers; 0 for blocks of attention alone.
         num_heads: heads of the self attentions, and of "global" cross attention: more than 1 makes
             it multi-head attention, between projections. Other cross attention has one head.
         num_key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
@@ -56,6 +56,9 @@ class ModelConfig:
             several heads.
         tied_embeddings: which tables are shared: "none"; "output", target embedding and output
             layer; "all", both embeddings and the output layer, which needs a shared vocabulary.
+        embedding_deviation: standard deviation of the initial embeddings, and of the table of
+            "learned" positions, which are added as they are. None for embeddings of variance
+            1 / `dim`, multiplied by sqrt(`dim`), and a table of variance 1/2.
         dropout_rate: of embeddings and the outputs of layers, in training.
         attention_dropout_rate: of attention weights; None for `dropout_rate`.
         attention: the kind of cross attention. "global" attends to the whole memory; "local-m" and
@@ -114,6 +117,7 @@ class ModelConfig:
     self_attention_normalizer: str = DEFAULT_NORMALIZER
     output_gate: bool = False
     tied_embeddings: Tie = "none"
+    embedding_deviation: float | None = None
     dropout_rate: float = 0.0
     attention_dropout_rate: float | None = None
     # The attention of the decoder to its memory.
@@ -136,13 +140,16 @@ class ModelConfig:
             if hint is bool or get_origin(hint) is Literal:
                 choices = Literal[True, False] if hint is bool else hint
                 check_choice(name, getattr(self, name), choices)
-        for name in ("dim", "hidden_dim", "num_heads", "decoder_layers", "position_limit"):
+        for name in ("dim", "num_heads", "decoder_layers", "position_limit"):
             check_integer(name, getattr(self, name))
-        check_integer("encoder_layers", self.encoder_layers, least=0)
+        for name in ("hidden_dim", "encoder_layers"):
+            check_integer(name, getattr(self, name), least=0)
         # The standard deviation of local-p's Gaussian is half the radius.
         check_integer("radius", self.radius, least=int(self.attention == "local-p"))
         for name in ("max_wavelength", "min_wavelength", "position_scale"):
             check_wavelength(name, getattr(self, name))
+        if self.embedding_deviation is not None:
+            check_wavelength("embedding_deviation", self.embedding_deviation)
         checked_rate(self.dropout_rate)
         if self.attention_dropout_rate is not None:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)

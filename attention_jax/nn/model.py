@@ -64,15 +64,18 @@ class Model(Generator):
     """
 
     def __init__(self, config: ModelConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
-        dim, tie = config.dim, config.tied_embeddings
+        dim, tie, deviation = config.dim, config.tied_embeddings, config.embedding_deviation
         self.config, self.has_encoder = config, config.architecture == "encoder-decoder"
+        options: Any = {"rngs": rngs}
+        if deviation is not None:
+            options["embedding_init"] = nnx.initializers.normal(deviation)
         if self.has_encoder:
-            self.source_embedding = nnx.Embed(vocabulary_size, dim, rngs=rngs)
+            self.source_embedding = nnx.Embed(vocabulary_size, dim, **options)
             self.encoder = nnx.List(Block(config, rngs=rngs) for _ in range(config.encoder_layers))
             self.memory_norm = nnx.LayerNorm(dim, rngs=rngs)
         shares_source = self.has_encoder and tie == "all"
         self.target_embedding = (
-            self.source_embedding if shares_source else nnx.Embed(vocabulary_size, dim, rngs=rngs)
+            self.source_embedding if shares_source else nnx.Embed(vocabulary_size, dim, **options)
         )
         self.decoder = nnx.List(
             Block(config, is_cross=self.has_encoder, rngs=rngs)
@@ -99,6 +102,8 @@ class Model(Generator):
             source: int [B, S]; None for no source, in a "decoder".
             source_lengths: int [B], how many source tokens are real; the rest is padding.
             target_inputs: int [B, T], the right answer shifted by one: SOS, then all but its end.
+                Without a source also float [B, T, V]: vectors in place of tokens. The table of
+                embeddings is then the kernel of a linear layer; a one-hot vector is a token.
             position_ids: int [P], increasing: the ids of the positions 0, 1, 2, ... P is at least S
                 and T, or S + T in a "decoder". None for those of `PositionEncoding.ids`.
             rng: one PRNG key for training: dropout, random position ids and the noise of
@@ -141,7 +146,7 @@ class Model(Generator):
             source_lengths = jnp.zeros_like(target_inputs[:, 0])
         encoder_rng, decoder_rng = split_rng(rng, 2)
         position_rng = None if rng is None else jax.random.fold_in(rng, 2)
-        length, target_length = source.shape[-1], target_inputs.shape[-1]
+        length, target_length = source.shape[1], target_inputs.shape[1]
         position_ids = self._position_ids(position_ids, length, target_length, position_rng)
         cross, visible, at = self._context(
             source, source_lengths, position_ids, target_length, encoder_rng
@@ -302,7 +307,9 @@ class Model(Generator):
     ) -> Array:
         # Embeddings start with variance 1 / dim; scaled to variance 1, they weigh as much as
         # position encodings. `nnx.Embed` would cast to the dtype of the table at its creation.
-        x = rows_of(embedding.embedding[...], tokens) * embedding.features**0.5
+        factor = embedding.features**0.5 if self.config.embedding_deviation is None else 1.0
+        table, is_vector = embedding.embedding[...], jnp.issubdtype(tokens.dtype, jnp.floating)
+        x = (tokens @ table if is_vector else rows_of(table, tokens)) * factor
         encoding = self.placement(position_ids)
         if encoding is not None:
             examples = math.prod(encoding.shape[:-2])  # 1 or B

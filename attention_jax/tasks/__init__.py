@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from attention_jax.tasks.copy import Copy
+from attention_jax.tasks.noisy_recall import NoisyRecall
 from attention_jax.tasks.recall import Recall
+from attention_jax.tasks.regression import Regression
 from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.selective_copy import SelectiveCopy
 from attention_jax.tasks.sort import Sort
 from attention_jax.tasks.text import Text
 from attention_jax.tasks.translation.task import Translation
@@ -13,9 +16,11 @@ from attention_jax.training.task import Task
 
 __all__ = ["TASKS", "task_in", "task_of"]
 
-TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Reversal, Copy, Sort, Recall, Text, Translation)
-}
+_TASKS: tuple[type[Task], ...] = (
+    *(Reversal, Copy, Sort, Recall, NoisyRecall, SelectiveCopy, Regression),
+    *(Text, Translation),
+)
+TASKS: dict[str, type[Task]] = {task.name: task for task in _TASKS}
 
 
 def task_of(text: str) -> type[Task]:

@@ -17,12 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import nn
-from attention_jax.analysis.learning_statistics import learning_statistics
-from attention_jax.core.checks import check_integer, checked_fraction
+from attention_jax.core.checks import checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import best_answers
 from attention_jax.tasks.files import check_data, read_text
+from attention_jax.tasks.tokens import EXAMPLES, SHOWN, CausalTask, without_source
 from attention_jax.tasks.vocabulary import FIRST, Batch, labels_of
 from attention_jax.training.losses import cross_entropy
 from attention_jax.training.metrics import token_accuracy
@@ -33,7 +32,6 @@ from attention_jax.training.task import (
     Metrics,
     Params,
     Result,
-    Task,
     TrainConfig,
     Validation,
 )
@@ -51,11 +49,10 @@ MODEL = ModelConfig(
 )
 TRAIN = TrainConfig(seeds=1, steps=2000, batch_size=32, warmup_steps=100, weight_decay=0.1)
 _ANSWER, _EXAMPLE = 64, 32  # bytes of an answer, and of an example
-_EXAMPLES, _SHOWN = 64, 2  # windows that reports look at, and draw
 
 
 @dataclasses.dataclass(frozen=True)
-class Text(Task):
+class Text(CausalTask):
     """Predict the next character of a text.
 
     Attributes:
@@ -75,18 +72,14 @@ class Text(Task):
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.model.architecture != "decoder":
-            raise ValueError(f"architecture must be decoder; got {self.model.architecture}")
-        check_integer("batch_size", self.train.batch_size)
-        check_integer("length", self.length)
+        super().__post_init__()
         checked_fraction("held_out", self.held_out)
-        self.model.check_length(self.length)
         if self.model.positions == "learned":  # the others have no limit in an answer
             self.model.check_length(min(self.length, _EXAMPLE) - 1 + _ANSWER)
 
     @property
-    def label(self) -> str:
-        return self.model.label_beside(MODEL)
+    def vocabulary_size(self) -> int:
+        return FIRST + 256
 
     # --- data ---
 
@@ -125,20 +118,12 @@ class Text(Task):
         digests = {"text_sha256": _digest(train + held_out)}
         return Feed(batch, digests=digests, note=f"{len(train) + len(held_out):,} bytes of text")
 
-    # --- model and loss ---
-
-    def init(self, rng: Array) -> Params:
-        return nn.initial_params(self.model, FIRST + 256, rng)
-
-    def bind(self, params: Params) -> nn.Model:
-        return nn.bind(self.model, params, FIRST + 256)
+    # --- loss ---
 
     def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
         logits = self.bind(params)(*batch.inputs, rng=rng)
         accuracy = token_accuracy(jnp.argmax(logits, -1), batch.targets, batch.target_lengths)
         return cross_entropy(logits, batch.targets, batch.target_lengths), {"accuracy": accuracy}
-
-    statistics = staticmethod(learning_statistics)
 
     # --- a trained model ---
 
@@ -176,8 +161,8 @@ class Text(Task):
     def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
         """Short windows of the held-out text."""
         text, size = self.parts(folder)[1], min(self.length, _EXAMPLE)
-        batch = _windows(text, np.linspace(0, len(text) - size - 1, _EXAMPLES).astype(int), size)
-        return batch, _labels(batch, _SHOWN)
+        batch = _windows(text, np.linspace(0, len(text) - size - 1, EXAMPLES).astype(int), size)
+        return batch, _labels(batch, SHOWN)
 
     def answers(
         self,
@@ -194,7 +179,7 @@ class Text(Task):
         """
         if not inputs:
             batch, _ = self.examples(folder)
-            inputs = [_decoded(row) for row in np.asarray(batch.target_inputs)[:_SHOWN]]
+            inputs = [_decoded(row) for row in np.asarray(batch.target_inputs)[:SHOWN]]
         if not all(inputs):
             raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
         model = self.bind(params)
@@ -223,10 +208,8 @@ def _windows(text: bytes, starts: Any, length: int) -> Batch:
 
 
 def _pairs(ids: np.ndarray) -> Batch:
-    """A batch without a source: each token of [B, T + 1] is the target of the one before it."""
-    none = np.zeros(len(ids), np.int32)
-    lengths = np.full(len(ids), ids.shape[1] - 1, np.int32)
-    return Batch(none[:, None][:, :0], none, ids[:, :-1], ids[:, 1:], lengths)  # type: ignore[arg-type]
+    """A batch in which each token of [B, T + 1] is the target of the one before it."""
+    return without_source(ids[:, :-1], ids[:, 1:])
 
 
 def _decoded(ids: Iterable[int]) -> str:

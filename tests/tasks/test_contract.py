@@ -21,6 +21,12 @@ from attention_jax.training.run_results import finished_run
 from attention_jax.training.task import TrainConfig
 
 NAMES = (*TASKS, "user_tasks:Rotate")
+SIZES = {
+    "recall": {"length": 12, "pairs": 2, "vocabulary_size": 16},
+    "noisy_recall": {"length": 12},
+    "selective_copy": {"length": 12, "copied": 3},
+    "regression": {"points": 4, "features": 2},
+}
 FEW = {"steps": 5, "log_every": 1, "checkpoint_every": 2, "keep": 9}
 
 
@@ -44,11 +50,11 @@ def small(name, folder):
     model = next(field.default for field in dataclasses.fields(cls) if field.name == "model")
     model = dataclasses.replace(model, dim=8, hidden_dim=7)
     train = TrainConfig(seeds=2, batch_size=6, schedule="constant", **FEW)
-    return cls(model=model, train=train, min_length=1, max_length=4)
+    return cls(model=model, train=train, **SIZES.get(name, {"min_length": 1, "max_length": 4}))
 
 
-# Sorting and copying differ from reversal in their pairs, which are tested below.
-SLOW = ("copy", "sort", "recall")
+# These differ from reversal and recall in what they draw, which is tested below and in test_tokens.
+SLOW = ("copy", "sort", "noisy_recall", "selective_copy")
 
 
 @pytest.fixture(
@@ -187,7 +193,7 @@ def test_a_page_shows_every_attention(trained):
     assert {capture["example"] for capture in captures} == set(answers.labels)
     assert len({capture["panel"] for capture in captures}) == 2
     names = [attention["name"] for attention in captures[0]["attentions"]]
-    kind = "self" if task.name == "text" else "cross"
+    kind = "self" if task.model.architecture == "decoder" else "cross"
     assert f"decoder_0/{kind}_attention" in names
 
 

@@ -1,0 +1,260 @@
+"""Tasks of one sequence, which a decoder alone reads from left to right.
+
+A subclass of `TokenTask` says how the tokens of an example are drawn, and what is asked of them:
+
+    @dataclasses.dataclass(frozen=True)
+    class Again(TokenTask):
+        name: ClassVar[str] = "again"
+        vocabulary_size: int = 12
+
+        def tokens(self, rng):
+            return jax.random.randint(rng, (self.length,), 1, self.vocabulary_size)
+
+        def targets(self, tokens):
+            return following(tokens)
+
+Everything else is here: the model, the loss, accuracies, labels, answers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from attention_jax import nn
+from attention_jax.analysis.learning_statistics import learning_statistics
+from attention_jax.core.checks import check_integer
+from attention_jax.nn import ModelConfig
+from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
+from attention_jax.training.task import (
+    Answers,
+    Labels,
+    Metrics,
+    Params,
+    Result,
+    Task,
+    TrainConfig,
+)
+
+Array = jax.Array
+
+MODEL = ModelConfig(
+    "decoder",
+    decoder_layers=2,
+    positions="learned",
+    position_limit=128,
+    embedding_deviation=0.02,
+)
+TRAIN = TrainConfig(seeds=3, steps=1000)
+EXAMPLES, SHOWN = 64, 2  # sequences that reports look at, and draw
+_TESTS = 16  # batches of `EXAMPLES` sequences for a result
+
+
+class CausalTask(Task):
+    """What tasks of one sequence share: a "decoder" without a source."""
+
+    model: ModelConfig
+
+    def __post_init__(self) -> None:
+        if self.model.architecture != "decoder":
+            raise ValueError(f"architecture must be decoder; got {self.model.architecture}")
+        check_integer("batch_size", self.train.batch_size)
+        check_integer("length", self.length)
+        self.model.check_length(self.length)
+
+    @property
+    def length(self) -> int:
+        """T: tokens of an example."""
+        raise NotImplementedError
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V: tokens are numbers from 0 to V - 1."""
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """The score, and the settings of the model that differ from the task's own."""
+        return self.model.label_beside(type(self).model)
+
+    def init(self, rng: Array) -> Params:
+        return nn.initial_params(self.model, self.vocabulary_size, rng)
+
+    def bind(self, params: Params) -> Any:
+        return nn.bind(self.model, params, self.vocabulary_size)
+
+    statistics = staticmethod(learning_statistics)
+
+
+def without_source(inputs: Any, targets: Any) -> Batch:
+    """The batch of a `CausalTask`: inputs [B, T] or [B, T, D], and a target [B, T] for each."""
+    none = np.zeros(len(targets), np.int32)
+    lengths = np.full_like(none, targets.shape[1])
+    return Batch(none[:, None][:, :0], none, inputs, targets, lengths)  # type: ignore[arg-type]
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenTask(CausalTask):
+    """Read tokens, and answer at those where something is asked.
+
+    Attributes:
+        model: the model, a "decoder".
+        train: steps, seeds, optimiser, checkpoints.
+        length: tokens of an example.
+    """
+
+    model: ModelConfig = MODEL
+    train: TrainConfig = TRAIN
+    length: int = 64
+
+    # --- what a task defines, with `vocabulary_size` ---
+
+    def tokens(self, rng: Array) -> Array:
+        """Draws one example: int32 [length]; 0 is a blank."""
+        raise NotImplementedError
+
+    def targets(self, tokens: Array) -> Array:
+        """The right answer at each token of one example, int32 [T]; 0 where nothing is asked."""
+        raise NotImplementedError
+
+    @property
+    def most_asked(self) -> int:
+        """At how many tokens of an example something is asked at most.
+
+        The loss computes so many logits.
+        """
+        return self.length
+
+    # --- training ---
+
+    def batch(self, rng: Array, *, size: int, length: int | None = None) -> Batch:
+        task = self if length is None else dataclasses.replace(self, length=length)
+        return self._asked(jax.vmap(task.tokens)(jax.random.split(rng, size)))
+
+    def _asked(self, tokens: Any) -> Batch:
+        return without_source(tokens, jax.vmap(self.targets)(tokens))
+
+    def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
+        """The mean cross entropy in nats, and the accuracy, where something is asked."""
+        model, targets = self.bind(params), batch.targets
+        features = model.features(*batch.inputs, rng=rng)
+        if self.most_asked < targets.shape[1]:
+            first = jnp.argsort(targets == PAD, axis=1, stable=True)[:, : self.most_asked]
+            targets = jnp.take_along_axis(targets, first, axis=1)
+            features = jnp.take_along_axis(features, first[..., None], axis=1)
+        logits, asked = model.logits_of(features), targets != PAD
+        nats = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        right = asked & (jnp.argmax(logits, axis=-1) == targets)
+        count = jnp.maximum(jnp.sum(asked), 1).astype(nats.dtype)
+        accuracy = jnp.sum(right).astype(nats.dtype) / count
+        return jnp.sum(jnp.where(asked, nats, 0)) / count, {"accuracy": accuracy}
+
+    # --- a trained model ---
+
+    def evaluate(
+        self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
+    ) -> dict[str, Result]:
+        """The accuracy where something is asked, on 1,024 fresh examples."""
+        del lengths, folder
+
+        @jax.jit
+        def accuracies(params: Params) -> Array:
+            def of_batch(rng: Array) -> Array:
+                batch = self.batch(rng, size=EXAMPLES)
+                return jax.vmap(lambda params: self.loss(params, batch, None)[1]["accuracy"])(
+                    params
+                )
+
+            return jax.lax.map(of_batch, jax.random.split(jax.random.key(0), _TESTS))
+
+        by_seed = 100 * np.mean(np.asarray(accuracies(params), np.float64), axis=0)
+        return {"accuracy (%)": Result(by_seed.tolist(), True, high=100.0)}
+
+    def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
+        """64 random sequences."""
+        del folder
+        batch = jax.jit(self.batch, static_argnames="size")(jax.random.key(0), size=EXAMPLES)
+        return batch, _labels(batch, SHOWN)
+
+    def answers(
+        self,
+        params: Params,
+        inputs: Sequence[str] = (),
+        *,
+        beams: int = 1,
+        folder: Path | None = None,
+    ) -> Answers:
+        """The likeliest answers where something is asked; inputs are tokens, "2 8 4 7 0 2".
+
+        Raises:
+            ValueError: an input is empty, too long, or no sequence of tokens.
+        """
+        del beams
+        if not inputs:
+            shown = np.asarray(self.examples(folder)[0].target_inputs)[:SHOWN]
+            inputs = [" ".join(map(str, row)) for row in shown.tolist()]
+        rows = [self._encoded(text) for text in inputs]
+        if not rows or not all(rows):
+            raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
+        batch = self._asked(padded_rows(rows, len(rows))[0])
+        logits = jax.jit(lambda params: self.bind(params)(*batch.inputs))(params)
+        targets = np.asarray(batch.targets)
+        found = np.where(targets != PAD, np.argmax(logits, axis=-1), PAD)
+        texts: Any = [
+            (text, *(" ".join(map(str, row[right != PAD])) for row in (answer, right)))
+            for text, answer, right in zip(inputs, found, targets, strict=True)
+        ]
+        batch = without_source(batch.target_inputs, found)
+        return Answers(texts, batch, _labels(batch, len(texts)))
+
+    def _encoded(self, text: str) -> list[int]:
+        known = {str(token): token for token in range(self.vocabulary_size)}
+        try:
+            tokens = [known[word] for word in text.split()]
+        except KeyError as error:
+            raise ValueError(
+                f"inputs must be tokens from 0 to {self.vocabulary_size - 1}, with spaces between;"
+                f" got {text!r}"
+            ) from error
+        self.model.check_length(len(tokens))
+        return tokens
+
+
+def _labels(batch: Batch, count: int) -> Labels:
+    options: Any = {"text": lambda ids: " ".join(map(str, ids))[:40], "label": _label}
+    return labels_of(batch, count, mask_padding=True, **options)
+
+
+def _label(token: int) -> str:
+    return str(token) if token else "."
+
+
+# --- what several tasks draw and ask ---
+
+
+def drawn(rng: Array, weights: Array, count: int) -> Array:
+    """Indices of weights [n], drawn one after another in proportion to them, each once at most.
+
+    They are those of the largest log(weight) + Gumbel noise: int32 [count].
+
+    Source: Yellott 1977; Kool et al. 2019, "Stochastic beams and where to find them".
+    """
+    return jax.lax.top_k(jnp.log(weights) + jax.random.gumbel(rng, weights.shape), count)[1]
+
+
+def following(tokens: Array) -> Array:
+    """What followed the first occurrence of a token that stands there again: int32 [T], else 0.
+
+    >>> following(jnp.array([2, 8, 4, 7, 4, 2])).tolist()
+    [0, 0, 0, 0, 7, 8]
+    """
+    first = jnp.argmax(tokens[:, None] == tokens[None, :], axis=1)
+    again = first < jnp.arange(len(tokens))
+    return jnp.where(again, jnp.roll(tokens, -1)[first], 0)
