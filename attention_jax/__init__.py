@@ -18,8 +18,9 @@ every derivative. README.md is the introduction, attention_jax/README.md the gui
   `get_normalizer` and `NORMALIZERS`; your own, a subclass of `Normalizer`.
 - Masks: `causal_mask`, `local_mask`, `padding_mask`, `segment_mask`, `token_mask`, `window_mask`;
   your own, a `mask_dataclass` that subclasses `Mask`.
-- Biases: `alibi_bias` with `alibi_slopes`, `gaussian_bias`, `relative_bias`, `t5_bias`; your own, a
-  `bias_dataclass` that subclasses `Bias`, with an `array_field` for each array.
+- Biases: `alibi_bias` with `alibi_slopes`, `forgetting_bias`, `gaussian_bias`, `relative_bias`,
+  `t5_bias`; your own, a `bias_dataclass` that subclasses `Bias`, with an `array_field` for each
+  array.
 - Windows around an aligned key: `local_attention`, `local_attention_weights`; the alignment:
   `monotonic_centers`, `predicted_centers`, `reversed_centers`.
 - Coverage: `coverage_attention`, `coverage_loss`, `coverage_kernel_size`, `CoverageResult`.
@@ -84,6 +85,7 @@ from attention_jax.pairwise.biases import (
     alibi_bias,
     alibi_slopes,
     bias_dataclass,
+    forgetting_bias,
     relative_bias,
     t5_bias,
 )
@@ -150,6 +152,7 @@ __all__ = [
     "coverage_kernel_size",
     "coverage_loss",
     "custom_vjp",
+    "forgetting_bias",
     "gaussian_bias",
     "get_normalizer",
     "get_score",

@@ -13,16 +13,15 @@ from flax import nnx
 from score_cases import SCORE_CASES
 from walk_cases import numpy_weights
 
+from attention_jax import SCORES
+
 
 def soft_capped(params, q, k):
     return 50 * np.tanh(SCORE_CASES["scaled"].pair(params, q, k) / 50)
 
 
 # The formula for one pair of each entry in `attention_jax.SCORES`; leading axes broadcast.
-PAIRS = {
-    name: SCORE_CASES[name].pair
-    for name in ("additive", "concat", "cosine", "distance", "dot", "general", "scaled")
-} | {"softcap": soft_capped}
+PAIRS = {name: SCORE_CASES[name].pair for name in SCORES} | {"softcap": soft_capped}
 
 
 def softmax_where(logits, allowed=True):

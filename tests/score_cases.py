@@ -11,9 +11,24 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import attention_jax as aj
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
+from attention_jax.scores.literature import (
+    L2,
+    LITERATURE,
+    NGPT,
+    Elliptical,
+    Hyperbolic,
+    Indexer,
+    Manhattan,
+    Neural,
+    Power,
+    Softplus,
+    Tropical,
+    Yat,
+)
 
 DQ, DK, A = 3, 11, 17
 
@@ -93,6 +108,78 @@ def _own_cosine(params, q, k):
     return params["temperature"] * (q * k).sum(-1) / np.sqrt((q * q).sum(-1) * (k * k).sum(-1))
 
 
+# --- scores of the literature; real parts decide where a formula has branches ---
+
+
+def _squared(x):
+    return (x * x).sum(-1)
+
+
+def _projected(x, kernel):
+    return (x[..., :, None] * kernel).sum(-2)
+
+
+def _relu(x):
+    return x * (x.real > 0)
+
+
+def _log_square(x):
+    return np.log(x * x + 1e-12)
+
+
+def _elliptical(params, q, k):
+    return -(np.exp(params["log_m"]) * (q - k) ** 2).sum(-1) / k.shape[-1] ** 0.5
+
+
+def _hyperbolic(params, q, k):
+    z = np.sqrt((1 + _squared(q)) * (1 + _squared(k))) - _dot(params, q, k) + 1e-12
+    return -np.exp(params["log_beta"]) * np.log(z + np.sqrt(z * z - 1))
+
+
+def _indexer(params, q, k):
+    queries = _projected(q, params["query_kernel"])
+    queries = queries.reshape(*queries.shape[:-1], -1, k.shape[-1])
+    products = (queries * _projected(k, params["key_kernel"])[..., None, :]).sum(-1)
+    return (_projected(q, params["weight_kernel"]) * _relu(products)).sum(-1)
+
+
+def _l2(params, q, k):
+    return -_squared(q - k) / k.shape[-1] ** 0.5
+
+
+def _manhattan(params, q, k):
+    return -((q - k) * np.sign((q - k).real)).sum(-1) / k.shape[-1] ** 0.5
+
+
+def _neural(params, q, k):
+    hidden = _projected(q, params["query_kernel"]) + _projected(k, params["key_kernel"])
+    return (params["v"] * _relu(hidden + params["bias"])).sum(-1)
+
+
+def _ngpt(params, q, k):
+    lengths = np.sqrt(_squared(q) * _squared(k))
+    return k.shape[-1] ** 0.5 * (params["s"] ** 2 * q * k).sum(-1) / lengths
+
+
+def _power(params, q, k):
+    return _log_square(_dot(params, q, k))
+
+
+def _softplus(params, q, k):
+    return np.log(np.log(1 + np.exp(_scaled(params, q, k))))
+
+
+def _tropical(params, q, k):
+    def largest(x):
+        return np.take_along_axis(x, x.real.argmax(-1)[..., None], axis=-1)[..., 0]
+
+    return -largest(q - k) - largest(k - q)
+
+
+def _yat(params, q, k):
+    return _log_square(_dot(params, q, k)) - np.log(_squared(q - k) + 1e-5)
+
+
 CAP = 1.5  # as large as the logits
 
 
@@ -130,5 +217,23 @@ SCORE_CASES = {
             "softcap", SoftCap(aj.General(), CAP), _soft_capped, 4096, "dense", made_of_others=True
         ),
         ScoreCase("own", OwnCosine(), _own_cosine, 4097, "causal"),
+        ScoreCase("elliptical", Elliptical(), _elliptical, 64, made_of_others=True),
+        ScoreCase("hyperbolic", Hyperbolic(), _hyperbolic, 1, "causal", made_of_others=True),
+        ScoreCase("indexer", Indexer(), _indexer, 20736, "padding", made_of_others=True),
+        ScoreCase("l2", L2(), _l2, mask="local", made_of_others=True),
+        ScoreCase("manhattan", Manhattan(), _manhattan, mask="segment", made_of_others=True),
+        ScoreCase("neural", Neural(A), _neural, 2210, "dense", made_of_others=True),
+        ScoreCase("ngpt", NGPT(), _ngpt, 64, "padding", made_of_others=True),
+        ScoreCase("power", Power(), _power, mask="causal", made_of_others=True),
+        ScoreCase("softplus", Softplus(), _softplus, mask="local", made_of_others=True),
+        ScoreCase("tropical", Tropical(), _tropical, mask="segment", made_of_others=True),
+        ScoreCase("yat", Yat(), _yat, mask="none", made_of_others=True),
     )
 }
+# Without those of literature.py, which have no rule of their own: JAX differentiates their `pair`.
+CORE_SCORES = [name for name in SCORE_CASES if name not in LITERATURE]
+
+
+def each_score(names=tuple(SCORE_CASES)):
+    """The names as parameters of a test, which is slow for the scores of literature.py."""
+    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LITERATURE)) for name in names]

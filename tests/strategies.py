@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from conformance import short
 from hypothesis import strategies as st
-from score_cases import SCORE_CASES, numpy_params
+from score_cases import CORE_SCORES, SCORE_CASES, numpy_params
 
 import attention_jax as aj
 
@@ -38,7 +38,7 @@ SIZES = [  # *B, T, S, Dq, Dk, Dv; only a few, so that examples share compiled p
     ((2,), 2, 0, 2, 2, 2),
     ((), 2, 3, 2, 2, 0),
 ]
-SCORES = [name for name in SCORE_CASES if name != "own"]
+SCORES = [name for name in CORE_SCORES if name != "own"]
 F4, F8 = (np.float32, False), (np.float64, True)  # dtype, and whether float64 is on
 DTYPES = [F4, F4, F8, (jnp.bfloat16, False), (np.float16, False), (np.float64, False)]
 

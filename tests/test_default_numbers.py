@@ -18,6 +18,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import nn
 from attention_jax.nn import ModelConfig
+from attention_jax.scores.literature import Neural
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import Translation
 
@@ -66,6 +67,14 @@ SCORE_MEAN_SQUARES = {  # of queries of size 60, keys of size 90 and 900 hidden 
     "general": {"kernel": 1 / (60 * 90)},
     "cosine": {"log_scale": (math.log(90) / 2) ** 2},
     "dot": {}, "scaled": {}, "distance": {}, "softcap": {},
+    "l2": {}, "manhattan": {}, "power": {}, "softplus": {}, "tropical": {}, "yat": {},
+    "elliptical": {"log_m": 0}, "hyperbolic": {"log_beta": 0}, "ngpt": {"s": 1},
+    "indexer": {
+        "query_kernel": 1 / (60 * 90), "key_kernel": 1 / 90, "weight_kernel": 2 / (60 * 4)
+    },
+    "neural": {
+        "query_kernel": 1 / 120, "key_kernel": 1 / 180, "bias": 0, "v": 1 / (900 * 0.394294)
+    },
 }  # fmt: skip
 
 
@@ -98,7 +107,7 @@ def test_initial_parameters():
 
     @jax.jit
     def draw_scores():
-        wide = {"additive": aj.Additive(900), "concat": aj.Concat(900)}
+        wide = {"additive": aj.Additive(900), "concat": aj.Concat(900), "neural": Neural(900)}
         rng = jax.random.key(0)
         return {name: score.init(rng, 60, 90) for name, score in (aj.SCORES | wide).items()}
 

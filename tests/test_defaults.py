@@ -22,6 +22,7 @@ import attention_jax as aj
 from attention_jax import analysis, interop, nn
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.processes import Distribution
+from attention_jax.scores import literature
 from attention_jax.tasks.gradients import GradientAnalysis
 from attention_jax.tasks.translation.translate import Search
 from attention_jax.training.task import TrainConfig
@@ -186,7 +187,13 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "SCORES": {
         "additive": aj.Additive(), "concat": aj.Concat(), "cosine": aj.Cosine(), "dot": aj.Dot(),
         "distance": aj.NegativeSquaredDistance(), "general": aj.General(), "scaled": aj.ScaledDot(),
-        "softcap": aj.SoftCap()},
+        "softcap": aj.SoftCap(), "elliptical": literature.Elliptical(scale=None),
+        "hyperbolic": literature.Hyperbolic(), "indexer": literature.Indexer(num_heads=4),
+        "l2": literature.L2(scale=None), "manhattan": literature.Manhattan(),
+        "neural": literature.Neural(hidden_dim=None), "ngpt": literature.NGPT(),
+        "power": literature.Power(aj.Dot(), degree=2.0),
+        "softplus": literature.Softplus(aj.ScaledDot()), "tropical": literature.Tropical(),
+        "yat": literature.Yat(epsilon=1e-5)},
     "NORMALIZERS": {
         "entmax": aj.Entmax(), "log_scaled": aj.LogScaled(), "sigmoid": aj.Sigmoid(),
         "softmax": aj.Softmax(),

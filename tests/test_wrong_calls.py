@@ -191,6 +191,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (added, {}, {"bias": no_floats}),
     (aj.alibi_bias, {}, {"slopes": no_floats}),
     (aj.alibi_slopes, {}, {"num_heads": no_size_or_none}),
+    (aj.forgetting_bias, {}, {"log_gates": no_floats}),
     (aj.relative_bias, {}, {"table": no_floats | one_of(ones(4), 1.0)}),
     (aj.t5_bias, {"table": ones(8)},
      {"table": no_floats | st.just(1.0), "max_distance": one_of(0, -3, 2, 8.0, "8", None)}),

@@ -1,4 +1,4 @@
-"""Biases of the logits as functions of position: ALiBi, T5's buckets, learned tables.
+"""Biases of the logits as functions of position: ALiBi, T5's buckets, tables, forget gates.
 
 A `Bias` never stores its [T, S] table: it computes the values of a tile from the tile's positions,
 forward and backward, and its arrays are differentiable. Biases add up with `+`, are pytrees, and
@@ -19,7 +19,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import float_array
+from attention_jax.core.arrays import accumulator_dtype, float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.pairwise.position_functions import (
     Joined,
@@ -177,6 +177,17 @@ class BucketBias(RelativeBias):
         return take(self.table, buckets, axis=-1)
 
 
+@bias_dataclass
+class ForgettingBias(Bias):
+    """b_ij = c_i - c_j"""
+
+    sums: Array = array_field("T")  # c
+
+    def values(self, query_positions: Array, key_positions: Array) -> Array:
+        queries = take(self.sums, query_positions, axis=-1)[..., :, None]
+        return queries - take(self.sums, key_positions, axis=-1)[..., None, :]
+
+
 def alibi_bias(slopes: Array) -> Bias:
     """Attention with linear biases: b_ij = -slope |i - j|
 
@@ -318,6 +329,32 @@ def relative_position_bucket(
     ).astype(sizes.dtype)
     bucket = jnp.where(sizes < exact, sizes, jnp.minimum(wide, side - 1))
     return (offset + bucket).astype(jnp.int32)
+
+
+def forgetting_bias(log_gates: Array) -> Bias:
+    """Forget gates f between 0 and 1: b_ij = c_i - c_j with c_i = log f_0 + ... + log f_i
+
+    Under `causal_mask()` query i forgets what key j holds by the factor f_j+1 ... f_i, as a
+    recurrent network with these gates would. Both are positions of one sequence, T = S. c is
+    summed in float32, so a bias has the rounding error of c, eps |c|.
+
+    Args:
+        log_gates: float [*B, T], log f, such as `jax.nn.log_sigmoid` of a projection of the tokens.
+
+    Returns:
+        a `Bias`, differentiable in the gates.
+
+    Raises:
+        ValueError: the gates are not floating-point.
+
+    >>> bias = forgetting_bias(jnp.log(jnp.array([0.9, 0.5, 0.25])))
+    >>> jnp.exp(bias.materialize(3, 3)[2]).round(3).tolist()  # 0.5 * 0.25, 0.25, 1
+    [0.125, 0.25, 1.0]
+
+    Source: Lin et al. 2025, "Forgetting Transformer", arXiv 2503.02130.
+    """
+    log_gates = pad_rank(float_array("log_gates", log_gates), 1)
+    return ForgettingBias(jnp.cumsum(log_gates, axis=-1, dtype=accumulator_dtype(log_gates)))
 
 
 def as_bias(bias: Bias | Array) -> Bias:

@@ -50,13 +50,13 @@ class Cosine(Dot):
             scale = jnp.exp(params["log_scale"]).astype(query.dtype)
         else:
             scale = jnp.asarray(float(self.scale), query.dtype)
-        return _direction(query) * scale
+        return direction(query) * scale
 
     def project_key(self, params: Params, key: Array) -> Array:
-        return _direction(key)
+        return direction(key)
 
 
-def _direction(x: Array) -> Array:
+def direction(x: Array) -> Array:
     """x / |x| over the last axis, 0 where x is 0, for vectors of any length.
 
     Dividing x by its largest component first keeps the squares from overflow and underflow. The

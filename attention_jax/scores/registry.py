@@ -21,6 +21,7 @@ from attention_jax.scores.function import (
     FunctionScore,
     is_callable_pytree,
 )
+from attention_jax.scores.literature import LITERATURE
 from attention_jax.scores.soft_cap import SoftCap
 
 # What `get_score` accepts.
@@ -36,6 +37,7 @@ SCORES: dict[str, Score] = {
     "general": General(),
     "scaled": ScaledDot(),
     "softcap": SoftCap(),
+    **LITERATURE,
 }
 
 DEFAULT_SCORE = "scaled"  # the default of every argument `score`

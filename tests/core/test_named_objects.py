@@ -15,7 +15,10 @@ from attention_jax.core.names import check_description, describe
 from attention_jax.normalizers import NORMALIZERS
 from attention_jax.scores import FunctionScore, known_score, score_folder
 
-NAMES = "additive, concat, cosine, distance, dot, general, scaled, softcap"
+NAMES = (
+    "additive, concat, cosine, distance, dot, general, scaled, softcap, elliptical, hyperbolic,"
+    " indexer, l2, manhattan, neural, ngpt, power, softplus, tropical, yat"
+)
 
 
 @dataclasses.dataclass(frozen=True)

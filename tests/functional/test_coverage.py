@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from numpy_model import softmax_where
-from score_cases import numpy_params
+from score_cases import each_score, numpy_params
 
 from attention_jax import SCORES, causal_mask, padding_mask
 from attention_jax.functional.coverage import (
@@ -45,7 +45,7 @@ def agree(result, expected, tolerance=3e-6):
         )
 
 
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("name", each_score(SCORES))
 def test_every_score_adds_coverage_to_the_features_of_keys(name):
     score, arrays, rng = SCORES[name], case(name, B), np.random.default_rng(2)
     bias = rng.normal(size=(B, T, S)).astype(np.float32)
@@ -61,7 +61,8 @@ def test_every_score_adds_coverage_to_the_features_of_keys(name):
         keys = np.asarray(score.project_key(params, arrays["key"][b]))
         covered, rows = coverage[b].copy(), []
         for i in range(T):
-            logits = score.pair(params, queries[i : i + 1], keys + np.outer(covered, kernel))
+            query = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], queries)
+            logits = score.pair(params, query, keys + np.outer(covered, kernel))
             weights = softmax_where(np.float64(logits)[0] + bias[b, i], allowed[b, i])
             rows.append((weights, np.minimum(weights, covered).sum()))
             covered += np.float32(weights)

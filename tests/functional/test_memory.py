@@ -10,7 +10,7 @@ import pytest
 from conformance import quick_jit
 from numpy_model import normal, softmax_where
 from products import product_dtypes
-from score_cases import DK, SCORE_CASES, numpy_params
+from score_cases import DK, SCORE_CASES, each_score, numpy_params
 
 from attention_jax import (
     Cosine,
@@ -36,7 +36,7 @@ def wide(tree):
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
-@pytest.mark.parametrize("name", SCORE_CASES)
+@pytest.mark.parametrize("name", each_score())
 def test_attention_to_a_memory_is_the_formula(name):
     case = SCORE_CASES[name]
     params = numpy_params(case.score, case.query_dim, DK)

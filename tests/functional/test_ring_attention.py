@@ -12,7 +12,7 @@ from conformance import assert_close, named, quick_jit
 from derivative_cases import DROPOUT, agree, numbers_of
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from score_cases import DK, SCORE_CASES
+from score_cases import CORE_SCORES, DK, SCORE_CASES
 
 import attention_jax as aj
 from attention_jax import BlockSizes, ring_attention
@@ -90,7 +90,7 @@ def loss_of(attend, score_name, **options):
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                *((score, MASKS, 2) for score in SCORE_CASES),
+                *((score, MASKS, 2) for score in CORE_SCORES),
                 *(("own", MASKS, devices) for devices in (1, 3)),
                 *(("dot", (mask,), devices) for mask in MASKS for devices in (2, 8)),
             )

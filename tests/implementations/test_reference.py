@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from derivative_cases import numbers_of, point_of
 from finite_differences import check_derivatives
-from score_cases import SCORE_CASES
+from score_cases import CORE_SCORES, SCORE_CASES
 
 import attention_jax as aj
 
@@ -17,7 +17,7 @@ T, S = 3, 5  # small: a Hessian has the square
     "score",
     [
         pytest.param(name, marks=[pytest.mark.slow] * (name not in ("general", "distance")))
-        for name in SCORE_CASES
+        for name in CORE_SCORES
     ],
 )
 def test_two_orders_in_both_modes(score):

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from kernel_cases import BFLOAT16, check, draw
-from score_cases import SCORE_CASES
+from score_cases import CORE_SCORES, SCORE_CASES
 
 import attention_jax as aj
 
@@ -36,7 +36,7 @@ FAST = {("additive", "none"), ("scaled", "windows"), ("own", "segments")}
     [
         pytest.param(score, mask, marks=[pytest.mark.slow] * ((score, mask) not in FAST))
         for score in SCORE_CASES
-        for mask in MASKS
+        for mask in (MASKS if score in CORE_SCORES else ["windows"])
     ],
 )
 def test_every_score_and_mask(interpreted, score_name, mask_name):

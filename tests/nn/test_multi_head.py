@@ -10,6 +10,7 @@ from flax import nnx
 from jax.flatten_util import ravel_pytree
 from jax.test_util import check_grads
 from numpy_model import multi_head, normal, scrambled
+from score_cases import each_score
 
 from attention_jax import SCORES, alibi_bias, alibi_slopes, causal_mask, padding_mask, relative_bias
 from attention_jax.nn import MultiHeadAttention
@@ -90,7 +91,7 @@ def test_scaled_is_flax(ours, theirs, mask):
 # --- against NumPy ---
 
 
-@pytest.mark.parametrize("score", sorted(SCORES))
+@pytest.mark.parametrize("score", each_score(sorted(SCORES)))
 def test_every_score_with_lengths_and_what_stands_beyond(score):
     module, params = make(score, num_key_heads=K if len(score) % 2 else N)
     x, y = tokens()

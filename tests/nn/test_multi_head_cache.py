@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from numpy_model import multi_head, normal, scrambled
+from score_cases import CORE_SCORES
 
 from attention_jax import (
     SCORES,
@@ -73,7 +74,7 @@ CACHED_SCORES = {"additive": K, "cosine": N, "distance": K, "dot": N}  # the oth
             number,
             marks=[] if CACHED_SCORES.get(score) == number else [pytest.mark.slow],
         )
-        for score in sorted(SCORES)
+        for score in sorted(SCORES.keys() & CORE_SCORES)
         for number in (N, K)
     ],
 )

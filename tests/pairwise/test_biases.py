@@ -64,6 +64,11 @@ CASES = {
         (N, 4),
         lambda a, n, i, j: a[n][t5_bucket(j - i, 4, 6, False)],
     ),
+    "forget": (  # the sum ends with the gates
+        lambda arrays: aj.forgetting_bias(arrays),
+        (N, T),
+        lambda a, n, i, j: a[n, : i + 1].sum() - a[n, : j + 1].sum(),
+    ),
     "own": (
         lambda arrays: Logarithmic(np.array([0, 1, 3]), arrays),
         (N,),
@@ -104,6 +109,7 @@ def loss_and_gradients(name, implementation):
 
 # In tiles "t5_causal" is like "t5", and the two tests below have the others and sums of them.
 SLOW = {(name, "tiled") for name in ("t5_causal", "alibi", "relative", "sum")}
+SLOW |= {("forget", "reference")}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,7 @@ def test_attention_and_its_gradients_are_those_of_a_stored_table(name, implement
     dtable = np.asarray(dtable)
     expected = [np.sum(dtable * (table_of(name, unit) - zero)) for unit in units]
     assert_close("arrays", darrays, np.reshape(expected, arrays.shape), 1e-11)
-    assert np.all(np.asarray(darrays) != 0) or name.startswith("t5")
+    assert np.all(np.asarray(darrays) != 0) or name in ("forget", "t5", "t5_causal")
 
 
 def test_slopes_for_any_number_of_heads():
