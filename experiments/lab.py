@@ -130,6 +130,16 @@ def significant(numbers: Any) -> Any:
     return [significant(part) for part in array] if array.ndim else float(f"{float(array):.5g}")
 
 
+def gain(more: Any, less: Any) -> tuple[float, float]:
+    """The mean of the differences by seed, and two standard errors of it.
+
+    Seeds are paired: they learn from the same strings. With three seeds, a true difference of 0 is
+    measured within two standard errors with probability 0.82 (Student's t).
+    """
+    mean, deviation = mean_and_deviation(np.subtract(more, less))
+    return float(mean), 2 * float(deviation) / math.sqrt(len(more))
+
+
 def spread(by_seed: Sequence[float], digits: int = 3) -> str:
     """Returns "mean ± deviation" over seeds; 1200 rather than 1.2e+03."""
     mean, deviation = mean_and_deviation(by_seed)

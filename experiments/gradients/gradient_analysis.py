@@ -44,7 +44,8 @@ from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.losses import real_tokens
 from attention_jax.training.task import TrainConfig
 from experiments import lab
-from experiments.lab import Claim, Row, column, main, markdown, significant, spread, where
+from experiments.entropy_limits import expected_maximum
+from experiments.lab import Claim, Row, column, gain, main, markdown, significant, spread, where
 
 Array = jax.Array
 CAPTIONS = {
@@ -56,6 +57,19 @@ CAPTIONS = {
 PRODUCTS = {"dot": "dot", "scaled": "scaled dot"}  # the same logits up to the factor 1 / sqrt(d)
 VALUE_DIM = 64  # of random values; no result depends on it
 TANH_BOUND = 0.99  # beyond it a unit's derivative, 1 - tanh², is below 2 %
+# The columns of both tables, by the name of the number in a row.
+PADDING_COLUMNS = {
+    "cross_gradient": "share of the logits' gradient at padding, cross attention",
+    "encoder_gradient": "the same, encoder",
+    "padded": "loss on the shortest strings, padded",
+    "bare": "the same, not padded",
+}
+CURVATURE_COLUMNS = {
+    "largest": "largest eigenvalue",
+    "smallest": "smallest eigenvalue",
+    "trace": "trace per parameter",
+    "loss": "loss, nats",
+}
 ATTENTIONS = {"cross": "decoder_0/cross_attention", "encoder": "encoder_0/self_attention"}
 
 
@@ -266,7 +280,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     found = []
     dot, scaled = (where(rows, part="queries", score=score)[-1:] for score in PRODUCTS)
     for raw, ours in zip(dot, scaled, strict=True):
-        d, gap = raw["dim"], math.log(2) / expected_largest(raw["keys"])
+        d, gap = raw["dim"], math.log(2) / expected_maximum(raw["keys"])
         at = f"at d = {d:,}, unscaled / scaled dot"
         vanishing = 4 * math.exp(-math.sqrt(d) * gap) / 0.25  # a soft row has a |J| of 1/4
         median, mean = (raw[x] / ours[x] for x in ("dlogits_median", "dquery"))
@@ -295,22 +309,13 @@ def claims(rows: list[Row]) -> list[Claim]:
             Claim(f"entropy {at}, additive - scaled dot, nats", entropy, 4 * tanh["entropy_error"]),
         ]
     for row in where(rows, part="padding", mask=False)[1:]:
-        lost = np.subtract(row["bare"], row["padded"])
         name = "trained without a mask: loss on the shortest strings, without their padding - with"
-        found.append(Claim(name, lost.mean(), 2 * lost.std(ddof=1) / math.sqrt(len(lost))))
+        found.append(Claim(name, *gain(row["bare"], row["padded"])))
     if curved := where(rows, part="curvature"):
         worst = max(np.max(np.divide(row["residual"], row["largest"])) for row in curved)
         name = "an eigenvalue lies near each largest one of Lanczos: worst residual / eigenvalue"
         found.append(Claim(name, worst, 0, 0.01))
     return found
-
-
-def expected_largest(count: int) -> float:
-    """The integral of x n phi(x) Phi(x)^(n-1): the largest of n standard normal numbers."""
-    x = np.linspace(-12, 12, 4801)
-    density = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
-    below = np.array([math.erfc(-each / math.sqrt(2)) / 2 for each in x])
-    return float(np.trapezoid(x * count * density * below ** (count - 1), x))
 
 
 def saturated(scale: float) -> float:
@@ -321,19 +326,17 @@ def saturated(scale: float) -> float:
 def table(rows: list[Row]) -> str:
     """Padding by mask, and curvature by score."""
     parts = []
-    for part, first, names in (
-        ("padding", "mask", ("cross_gradient", "encoder_gradient", "padded", "bare")),
-        ("curvature", "score", ("largest", "smallest", "trace", "loss")),
+    for part, first, columns in (
+        ("padding", "mask", PADDING_COLUMNS),
+        ("curvature", "score", CURVATURE_COLUMNS),
     ):
         lines = [
-            [row[first], row["step"], *(spread(row[name], 2) for name in names)]
+            [row[first], row["step"], *(spread(row[name], 2) for name in columns)]
             for row in where(rows, part=part)
         ]
-        head = (first, "after steps", *(name.replace("_", " ") for name in names))
-        parts.append(markdown(head, lines))
-    note = "The gradients are shares of |dlogits| at padding. Padded and bare are losses on the"
-    note += " shortest strings. The trace is divided by the number of parameters. ± is one standard"
-    return "\n\n".join((*parts, f"{note} deviation over seeds."))
+        head = "padding is masked" if first == "mask" else first
+        parts.append(markdown((head, "steps of training", *columns.values()), lines))
+    return "\n\n".join((*parts, "± is one standard deviation over seeds."))
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from attention_jax.scores import score_folder
+from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import TrainedRun, train_run
 from experiments.lab import Row, exit_if_interrupted
@@ -33,6 +37,19 @@ def trained_arms(
             runs[task] = train_run(task, folder, resume=True)
             exit_if_interrupted(runs[task].interrupted)
         yield labels, runs[task]
+
+
+def attention_on(word: str, trained: TrainedRun) -> tuple[list[list[float]], Any, Any]:
+    """The first seed's cross attention while it writes a word backwards, and its answer.
+
+    Returns:
+        Weights [T][S], three digits; the tokens written and those read.
+    """
+    params = trained.params_of(0)
+    answers = trained.task.answers(params, [word])
+    panels = cross_attention(trained.task, params, answers.batch, answers.labels)
+    weights, written, read = next(iter(panels.values()))
+    return np.float64(weights).round(3).tolist(), written, read
 
 
 def name_of(labels: Row) -> str:

@@ -34,7 +34,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import math
 from typing import Any
 
 import jax
@@ -50,7 +49,7 @@ from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import exact_match
 from experiments import lab
-from experiments.lab import Claim, Row, ScoreNames, column, significant, where
+from experiments.lab import Claim, Row, ScoreNames, column, gain, significant, where
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 
 Array = jax.Array
@@ -215,21 +214,15 @@ def claims(rows: list[Row]) -> list[Claim]:
         higher = f"{score}: cross entropy of longer strings, coverage loss minus no coverage"
         found += [
             Claim(at_end, float(loss[IN_LOSS].mean()), 0.9, 1.1, "falls"),
-            _above_zero(f"{lowers} alone", loss[IN_SCORE] - loss[IN_LOSS], "falls"),
-            _above_zero(writes, repeated[PLAIN] - repeated[IN_LOSS], "falls"),
+            Claim(f"{lowers} alone", *gain(loss[IN_SCORE], loss[IN_LOSS]), source="falls"),
+            Claim(writes, *gain(repeated[PLAIN], repeated[IN_LOSS]), source="falls"),
             Claim(
                 f"{score}: exact match at trained lengths, worst seed of any arm", worst, 0.98, 1
             ),
             Claim(f"{score}: exact match of longer strings, best seed of any arm", best, 0, 0.02),
-            _above_zero(higher, entropy[IN_LOSS] - entropy[PLAIN]),
+            Claim(higher, *gain(entropy[IN_LOSS], entropy[PLAIN])),
         ]
     return found
-
-
-def _above_zero(text: str, by_seed: np.ndarray, source: str = "") -> Claim:
-    """The claim that a difference is above 0 on average, by two standard errors."""
-    low = 2 * float(by_seed.std(ddof=1)) / math.sqrt(by_seed.size)
-    return Claim(text, float(by_seed.mean()), low, source=source)
 
 
 def table(rows: list[Row]) -> str:

@@ -192,7 +192,7 @@ def table(rows: list[Row]) -> str:
             by_length = [100 * right(rows, model, arm, [length])[score] for length in SHOWN]
             cells = ("{:.0f} ± {:.0f}".format(*mean_and_deviation(shares)) for shares in by_length)
             lines.append((score, f"{model}, {arm}", *cells))
-    return markdown(("score", "letters right, %", *(f"length {n}" for n in SHOWN)), lines)
+    return markdown(("score", "model", *(f"letters right at length {n}, %" for n in SHOWN)), lines)
 
 
 CAPTIONS = {

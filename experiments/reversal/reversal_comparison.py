@@ -25,12 +25,11 @@ from attention_jax.runs.metrics_file import read_lines
 from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.evaluation import accuracies
-from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run import train_run
 from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, column, where
+from experiments.reversal.arms import attention_on, trained_arms
 from experiments.reversal.training_settings import TrainingSettings
 
 TRAINED = range(Reversal.min_length, Reversal.max_length + 1)
@@ -73,10 +72,10 @@ QUICK = Config(scores=("additive",), seeds=2, steps=25, strings=50, longer=((10,
 def run(config: Config) -> list[Row]:
     """Rows of each score: a loss per step logged, accuracies per length, speed, and weights."""
     rows: list[Row] = []
-    for score in config.scores:
+    arms = [({"score": score}, config.task(score)) for score in config.scores]
+    for labels, trained in trained_arms(arms, config.workdir):
+        score = labels["score"]
         folder = config.workdir / score_folder(score)
-        trained = train_run(config.task(score), folder, resume=True)
-        lab.exit_if_interrupted(trained.interrupted)
         sessions = read_lines(folder / "timing.jsonl")  # several if the run was stopped and resumed
         speed = sessions[-1]["steps_per_second"] if sessions else None
         rows.append({"score": score, "steps_per_second": speed})
@@ -88,11 +87,7 @@ def run(config: Config) -> list[Row]:
             found = accuracies(trained.task, trained.params, [length], strings=strings)[length]
             letters, _, exact = ([round(float(s), 6) for s in shares] for shares in found)
             rows.append({"score": score, "length": length, "letters": letters, "exact": exact})
-        params = trained.params_of(0)
-        answers = trained.task.answers(params, [WORD])
-        panels = cross_attention(trained.task, params, answers.batch, answers.labels)
-        ((weights, written, read),) = panels.values()
-        weights = np.asarray(weights, np.float64).round(3).tolist()
+        weights, written, read = attention_on(WORD, trained)
         rows.append({"score": score, "weights": weights, "written": written, "read": read})
     return rows
 
@@ -131,14 +126,20 @@ def claims(rows: list[Row]) -> list[Claim]:
 def table(rows: list[Row]) -> str:
     """The share of whole strings right by score and length, in %."""
     beyond = [length for length in dict.fromkeys(column(rows, "length")) if length not in TRAINED]
-    heads = ("score", "lengths 3-8", *(f"length {length}" for length in beyond), "steps/s")
+    heads = (
+        "score",
+        "lengths 3-8",
+        *(f"length {length}" for length in beyond),
+        "steps per second, all seeds",
+    )
     columns = [exact(rows, TRAINED), *(exact(rows, [length]) for length in beyond)]
     lines = []
     for index, score in enumerate(dict.fromkeys(column(rows, "score"))):
         (speed,) = column(rows, "steps_per_second", score=score)
         cells = (_percent(by_score[index]) for by_score in columns)
         lines.append((score, *cells, f"{speed:.0f}" if speed else "not known"))
-    return lab.markdown(heads, lines)
+    note = "Whole strings right, %: mean ± deviation over seeds, and the worst seed in parentheses."
+    return f"{note}\n\n{lab.markdown(heads, lines)}"
 
 
 def _percent(by_seed: np.ndarray) -> str:

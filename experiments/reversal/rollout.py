@@ -31,6 +31,7 @@ from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
 from experiments import lab
+from experiments.heads import ALIGNS, SPREADS, entropy
 from experiments.lab import Claim, Row, column
 from experiments.reversal.arms import trained_arms
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
@@ -38,7 +39,6 @@ from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettin
 Array = jax.Array
 
 WORD = "reversal"  # drawn; all strings have its length
-ALIGNS, SPREADS = 0.5, 0.9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,6 @@ def means(attention: dict[str, Array]) -> dict[str, np.ndarray]:
     """Means over strings of what `look_at` returns with a leading axis of seeds, [seeds, ...]."""
     arrays = {name: np.asarray(array, np.float64) for name, array in attention.items()}
     weights = arrays["encoder"]
-    entropy = -np.sum(weights * np.log(np.where(weights > 0, weights, 1)), axis=-1)
     own = np.diagonal(arrays["rollouts"], axis1=-2, axis2=-1)
     on_letter = {  # the letter that query i writes is the i-th from the end
         f"{name}_on_letter": np.trace(arrays[name][..., ::-1], axis1=-2, axis2=-1).mean(1)
@@ -119,7 +118,7 @@ def means(attention: dict[str, Array]) -> dict[str, np.ndarray]:
     }
     return {
         "sharpness": weights.max(-1).mean((1, 4)),  # [seeds, L, N]
-        "spread": entropy.mean((1, 4)) / np.log(weights.shape[-1]),
+        "spread": entropy(weights).mean((1, 4)) / np.log(weights.shape[-1]),
         "own_letter": own.mean((1, 3)),  # [seeds, L]: the share that a position keeps
         **{name: sums / weights.shape[-1] for name, sums in on_letter.items()},
     }
@@ -145,10 +144,10 @@ def table(rows: list[Row]) -> str:
     """Heads and letters by seed."""
     shares = {
         "cross attention on the letter to write, %": "cross_on_letter",
-        "its rollout, %": "cross_rollout_on_letter",
+        "the same by rollout, %": "cross_rollout_on_letter",
         "strings reversed, %": "reversed",
     }
-    heads = ("heads that align", "that spread", "own letter after each layer, %")
+    heads = ("heads that align", "heads that spread", "own letter by rollout after each layer, %")
     lines = []
     for row in [row for row in rows if "seed" in row]:
         aligned = np.sum(np.array(row["sharpness"]) >= ALIGNS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from attention_jax.nn.config import ModelConfig
@@ -16,6 +17,12 @@ from attention_jax.training.task import TrainConfig
 SHORT_STRINGS = Reversal(
     model=ModelConfig(), train=TrainConfig(weight_decay=0.0), source_start=False
 )
+
+
+def changed(task: Reversal, training: Mapping[str, Any], **model: Any) -> Reversal:
+    """The task with other settings of its training and of its model."""
+    train = dataclasses.replace(task.train, **training)
+    return dataclasses.replace(task, model=dataclasses.replace(task.model, **model), train=train)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,14 +45,6 @@ class TrainingSettings:
 
     def training_of(self, base: Reversal, **settings: Any) -> Reversal:
         """Returns the settings of one run: `base` with these, and `settings` of its model."""
-        return dataclasses.replace(
-            base,
-            model=dataclasses.replace(base.model, dim=self.dim, **settings),
-            train=dataclasses.replace(
-                base.train,
-                seeds=self.seeds,
-                steps=self.steps,
-                batch_size=self.batch_size,
-                learning_rate=self.learning_rate,
-            ),
-        )
+        names = ("seeds", "steps", "batch_size", "learning_rate")
+        training = {name: getattr(self, name) for name in names}
+        return changed(base, training, dim=self.dim, **settings)

@@ -208,7 +208,8 @@ def table(rows: list[Row]) -> str:
         for row in rows
         if "way" in row
     ]
-    head = ("a query without keys: largest of", "weights", "logits' gradients", "values' gradients")
+    head = ("a query without keys, masked by", "largest weight", "largest gradient of a logit")
+    head += ("of a value",)
     return f"{tiles}\n\n{markdown(head, lines)}"
 
 

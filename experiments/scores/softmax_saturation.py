@@ -182,7 +182,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     peak, peak_norm = even_peak(keys), even_norm(keys, even_peak(keys))
     found = []
     text = "even scores: scale at which the gradient of the largest weight peaks"
-    bounds = (peak - 0.02996, peak + 0.02995)
+    bounds = peak - 0.02995, peak + 0.02995
     found.append(Claim(text, even["peak_scale"], *bounds, "near 1 (unit variance)", True))
     for scale, words in ((1, "at its peak"), (10, "near zero"), (20, "near zero")):
         share = even_norm(keys, scale) / peak_norm
@@ -193,7 +193,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     found.append(Claim(text, jacobian, 1.1, math.inf, "1: largest when uniform", True))
     at_ten = mean[np.abs(scales - 10).argmin()] / mean.max()
     text = "random scores: mean gradient at scale 10, share of the largest"
-    found.append(Claim(text, at_ten, 0.389637, 0.667362, "near zero", True))
+    found.append(Claim(text, at_ten, 0.389638, 0.667362, "near zero", True))
     ratio = mean[-1] * math.sqrt(2) * scales[-1] / expected_maximum(keys)
     text = f"random scores: mean gradient at scale {scales[-1]:g} over its limit, m_T / (√2 c)"
     found.append(Claim(text, ratio, 0.796209, 1.20379))
@@ -207,12 +207,12 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 def table(rows: list[Row]) -> str:
     """Largest of ten random weights, and norm of the softmax's Jacobian, by d_k."""
-    lines = []
+    lines, measures = [], ("largest weight", "norm of the Jacobian")
     for dim in dict.fromkeys(column(rows, "dim")):
         raw, scaled = where(rows, dim=dim)
         weights = [f"{row['mean'][0]:.3f}" for row in (raw, scaled)]
         lines.append([dim, *weights, *(f"{row['jacobian']:.3f}" for row in (raw, scaled))])
-    head = ["d_k", "largest weight, raw", "scaled", "norm of the Jacobian, raw", "scaled"]
+    head = ["d_k", *(f"{what}, {arm}" for what in measures for arm in ("raw", "scaled"))]
     return markdown(head, lines)
 
 
@@ -222,12 +222,12 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     scales, peak = even["scales"], even["peak_scale"]
     color, other_color, median_color = plotting.COLORS[4:]  # of no score
     figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, sharey=True)
-    left.plot(scales, even["gradient"], color=color, label="gradient of the largest weight")
-    left.plot(scales, even["jacobian"], "--", color=other_color, label="whole Jacobian")
+    left.plot(scales, even["gradient"], color=color, label="norm for the largest weight")
+    left.plot(scales, even["jacobian"], "--", color=other_color, label="norm of the whole Jacobian")
     left.axvline(peak, color=color, lw=1, alpha=0.6)
     left.text(peak + 0.2, 0.02, f"peak at {peak:.1f}", color=color)
-    left.axvline(1, color="gray", ls=":", label="the chapter's reading: peak near 1,")
-    left.axvline(10, color="gray", ls="-.", label="near zero from 10 on")
+    left.axvline(1, color="gray", ls=":", label="scale 1: the chapter's peak")
+    left.axvline(10, ymax=0.75, color="gray", ls="-.", label='scale 10: its "near zero"')
     left.set_title(f"{even['keys']} scores evenly from -1 to 1, times the scale")
     left.set(xlabel="scale c of the scores", ylabel="norm of the gradient in the scores")
     low, median, high = random["quantiles"]
@@ -237,7 +237,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     right.plot(scales, median, color=median_color, ls="--", label="median")
     limit = expected_maximum(random["keys"]) / math.sqrt(2)
     tail = [scale for scale in scales if limit / scale < 0.3]
-    label = r"$m_T / (\sqrt{2}\,c)$"
+    label = r"limit of the mean, $m_T / (\sqrt{2}\,c)$"
     right.plot(tail, [limit / c for c in tail], ":", color="gray", lw=2.5, label=label)
     right.set_title(f"random queries, {random['keys']} keys each")
     right.set_xlabel("scale c, the scores' standard deviation: $\\sqrt{d_k}$ of raw dot products")

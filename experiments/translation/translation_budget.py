@@ -127,7 +127,7 @@ def table(rows: list[Row]) -> str:
         "search",
         "BLEU",
         "chrF",
-        "seconds of search",
+        "seconds to translate it",
     )
     note = "± is half of the 95 % interval over test sentences, one seed. BLEU is "
     return f"{markdown(head, lines)}\n\n{note}`{tests[0]['signature']}`."

@@ -104,11 +104,6 @@ def test_wider_batches_hold_the_same_strings():
     assert wide.target_lengths.tolist() == [3, 4]
 
 
-def test_the_expected_largest_of_two_and_three():
-    assert analysis.expected_largest(2) == pytest.approx(np.pi**-0.5)
-    assert analysis.expected_largest(3) == pytest.approx(1.5 * np.pi**-0.5)
-
-
 def test_a_mask_leaves_no_gradient_at_padding_and_no_need_of_it():
     config = analysis.Config(steps=(1, 1), seeds=2, strings=5, dim=8)
     rows = analysis._padding(config)

@@ -166,7 +166,7 @@ def test_arms_are_compared_at_their_best_rates_with_paired_seeds():
     best = scale.best(rows, size=1)
     assert best is rows[1]
     # Gaps 1, 2, 3: mean 2, deviation 1.
-    assert scale.difference(best, {"loss": [1.0, 2.0, 3.0]}) == pytest.approx((2, 2 / math.sqrt(3)))
+    assert lab.gain(best["loss"], [1.0, 2.0, 3.0]) == pytest.approx((2, 2 / math.sqrt(3)))
 
 
 # --- coverage ---
