@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import itertools
 import os
 import re
-import shutil
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import nullcontext, redirect_stderr
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
-from unittest import mock
 
 import jax
 import tyro
@@ -113,10 +112,10 @@ def parse(
     settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "return_unknown_args": takes_others}
     settings |= shown
     # tyro breaks lines at the width of the terminal; a message stays whole on a wide one.
-    wide = mock.patch.object(shutil, "get_terminal_size", return_value=os.terminal_size((10**5, 9)))
+    width = {} if {"-h", "--help"} & {*words} else {"COLUMNS": "100000"}
     printed = io.StringIO()
     try:
-        with nullcontext() if {"-h", "--help"} & {*words} else wide, redirect_stderr(printed):
+        with environment_variables(width), contextlib.redirect_stderr(printed):
             parsed = tyro.cli(chosen, args=words, **settings)
     except SystemExit as stop:
         if stop.code != 2:
@@ -126,17 +125,50 @@ def parse(
             error = error.__context__
         if error is not None and _origin(error)[0]:
             raise error from None
-        raise ValueError(_squeezed(printed.getvalue())) from None
+        raise ValueError(_message(printed.getvalue(), words)) from None
     sys.stderr.write(printed.getvalue())  # what the code of a user's score printed
     return parsed[0].with_other_options(parsed[1]) if takes_others else parsed
 
 
-def _squeezed(box: str) -> str:
+@contextlib.contextmanager
+def environment_variables(values: dict[str, str]) -> Iterator[None]:
+    """Sets variables of the environment inside of a `with` statement."""
+    before = os.environ.copy()
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            del os.environ[name]
+        os.environ.update((name, before[name]) for name in values if name in before)
+
+
+def _message(box: str, words: list[str]) -> str:
     """The message that tyro frames, in one line, without what it explains of options."""
     text = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", "", box).partition("For full helptext")[0]
     lines = [line for line in text.splitlines()[1:] if not re.match(r" {5,}[^-\s]", line)]
     sections = re.split(r"\n[ ─-]*\n", "\n".join(["", *lines, ""]))
-    return "; ".join(" ".join(text.split()).rstrip(".") for text in sections if text.strip())
+    message = "; ".join(" ".join(text.split()).rstrip(".") for text in sections if text.strip())
+    if wrong := re.match(r"Error parsing (--\S+): .*; Argument helptext: \1 (.+)", message):
+        option, kind = wrong.groups()
+        return f"{option} must be {kind}; got {_given(option, words)!r}"
+    message = message.replace("Perhaps you meant:", "perhaps you meant")
+    return re.sub("Unrecognized options: ([^;]+)", _unknown, message)
+
+
+def _given(option: str, words: list[str]) -> str:
+    """The value of an option on the command line, the last one if it is given twice."""
+    options = [word.partition("=")[0].replace("_", "-") for word in words]
+    index = len(words) - 1 - options[::-1].index(option)
+    others = itertools.takewhile(lambda word: not word.startswith("--"), words[index + 1 :])
+    return " ".join([words[index].partition("=")[2], *others]).strip()
+
+
+def _unknown(found: re.Match[str]) -> str:
+    """Unknown options, each with its value; or words that belong to no option."""
+    options = re.sub(", (?!--)", " ", found[1])
+    kind = "unknown option" if options.startswith("--") else "unexpected"
+    return f"{kind} {options}; see --help"
 
 
 def is_users_mistake(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ LIBRARY_PAGES = (
     "attention_jax.analysis",
     "attention_jax.functional.interop",
     "attention_jax.scores",
+    "attention_jax.scores.literature",
     "attention_jax.implementations",
 )
 PROGRAM_PAGES = (

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import rich.console
 import rich.progress
@@ -83,8 +83,13 @@ def main(arguments: Arguments) -> int:
             arguments.source or "standard input", sentences, arguments.reference, references
         )
     translations: list[str] = []
+    where = sys.stdout.fileno() if arguments.out is None else arguments.out
+    to_file = arguments.out is not None
     try:
-        with _written(arguments.out) as out, _progress(len(sentences)) as progress:
+        with (
+            open(where, "w", encoding="utf-8", closefd=to_file) as out,  # whatever the locale
+            _progress(len(sentences)) as progress,
+        ):
             for first in range(0, len(sentences), _AT_ONCE):
                 chunk = sentences[first : first + _AT_ONCE]
                 done = translate(translator, chunk, arguments.search, progress=progress)
@@ -97,8 +102,8 @@ def main(arguments: Arguments) -> int:
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         return 141
     except OSError as error:
-        where = "standard output" if arguments.out is None else f"out {arguments.out}"
-        raise ValueError(f"{where} cannot be written: {error.strerror or error}") from error
+        name = f"out {where}" if to_file else "standard output"
+        raise ValueError(f"{name} cannot be written: {error.strerror or error}") from error
     if references is not None:
         scores = score_translations(translations, references)
         for name, score, signature in (
@@ -107,17 +112,6 @@ def main(arguments: Arguments) -> int:
         ):
             print(f"{name} {score:.2f} ({signature})", file=sys.stderr)
     return 0
-
-
-@contextlib.contextmanager
-def _written(path: Path | None) -> Iterator[TextIO]:
-    if path is None:
-        # UTF-8 whatever the locale.
-        with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as file:
-            yield file
-        return
-    with path.open("w", encoding="utf-8") as file:
-        yield file
 
 
 @contextlib.contextmanager

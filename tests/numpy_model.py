@@ -189,10 +189,11 @@ def block(config, params, x, at, mask, memory=None, memory_at=None, length=None,
         x = residual(config, params["self_residual"], x, attend)
     if "cross_attention" in params:
         x = residual(config, params["cross_residual"], x, look)
-    x = residual(
-        config, params["feed_forward_residual"], x,
-        lambda x: feed_forward(params["feed_forward"], x, config.activation),
-    )  # fmt: skip
+    if "feed_forward" in params:
+        x = residual(
+            config, params["feed_forward_residual"], x,
+            lambda x: feed_forward(params["feed_forward"], x, config.activation),
+        )  # fmt: skip
     return x, found[-1]
 
 

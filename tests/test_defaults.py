@@ -35,6 +35,10 @@ STRINGS = ModelConfig(
     position_draw="window", position_limit=8192, max_wavelength=100.0, min_wavelength=0.4,
     position_scale=8.0,
 )  # fmt: skip
+ONE_SEQUENCE = dict(
+    model=ModelConfig("decoder", decoder_layers=2, positions="learned", position_limit=128),
+    train=TrainConfig(seeds=3, steps=600, batch_size=32),
+)
 
 # fmt: off
 DEFAULTS = {  # public names -> what inspect finds
@@ -114,8 +118,13 @@ DEFAULTS = {  # public names -> what inspect finds
     "Reversal": dict(model=STRINGS, train=TrainConfig(weight_decay=0.3), **LENGTHS, letters=26),
     "Copy": dict(model=dataclasses.replace(STRINGS, position_anchor="start"), train=TrainConfig(),
                  **LENGTHS),
-    "Recall": dict(model=ModelConfig(encoder_layers=2), train=TrainConfig(),
-                   **{**LENGTHS, "max_length": 6}),
+    "TokenTask": dict(**ONE_SEQUENCE, length=32),
+    "Recall": dict(**ONE_SEQUENCE, length=32, vocabulary_size=64, pairs=4),
+    "NoisyRecall": dict(
+        model=ONE_SEQUENCE["model"], train=TrainConfig(seeds=3, steps=600, batch_size=16),
+        length=64, keys=8, noise_tokens=16, noise=0.2),
+    "SelectiveCopy": dict(**ONE_SEQUENCE, length=32, letters=14, copied=6),
+    "Regression": dict(**ONE_SEQUENCE, features=5, points=11),
     "Translation": dict(
         vocabulary_size=4000, max_tokens=60,
         model=ModelConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2,
@@ -146,8 +155,10 @@ DEFAULTS = {  # public names -> what inspect finds
     "accuracies": dict(strings=1000, seed=0, beams=1),
     "decoded": dict(beams=1),
     "best_answers": dict(beams=1, length_penalty=0.0, sos=1),
-    "Task.answers SequenceTask.answers Text.answers Translation.answers": dict(inputs=(), beams=1),
-    "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate": dict(lengths=()),
+    "Task.answers SequenceTask.answers Text.answers Translation.answers TokenTask.answers"
+    " Regression.answers": dict(inputs=(), beams=1),
+    "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate TokenTask.evaluate"
+    " Regression.evaluate": dict(lengths=()),
     "Task.feed Text.feed Translation.feed": dict(multiple_of=1),
     "padded_batch": dict(batch_size=0, source_width=0, target_width=0),
     "padded_rows": dict(width=0),

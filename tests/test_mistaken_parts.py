@@ -182,6 +182,37 @@ def test_projections_and_derivatives():
     refused(r"score WithoutPair\(\) must define pair\(params, ", call(without_pair))
 
 
+# --- methods with other arguments ---
+
+WRONG_ARGUMENTS = [
+    ("pair", lambda _, q, k: q @ k.T, "(params, q_features, k_features): too many positional"),
+    ("project_query", lambda _, query: query, "(params, query): too many positional"),
+    ("project_key", lambda _, params, key, dim: key, "(params, key): missing a required argument"),
+    ("init", lambda _, rng: {}, "(rng, query_dim, key_dim): too many positional"),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "message"), WRONG_ARGUMENTS)
+def test_a_method_of_a_score_with_other_arguments(name, method, message):
+    members = {"pair": lambda _, params, q, k: q @ k.T, name: method}
+    mine = dataclasses.dataclass(frozen=True)(type("Mine", (aj.Score,), members))()
+    message = rf"^score Mine\(\): {name} must take {re.escape(message)}"
+    for score in (mine, aj.SoftCap(mine)):
+        refused(message, lambda score=score: attention(X, X, X, score=score))
+
+
+def test_methods_of_masks_biases_and_normalizers_with_other_arguments():
+    mask = mask_of(lambda _, i: i > 0)()
+    bias = aj.bias_dataclass(type("Mine", (aj.Bias,), {"values": lambda _, i, j, k: i}))()
+    mine = normalizer(lambda _, x: jnp.exp(x))
+    for name, part, message in (
+        ("mask", mask, r"mask Mine: allowed must take \(query_positions, key_positions\): too"),
+        ("bias", bias, r"bias Mine: values must take .*: missing a required argument: 'k'"),
+        ("normalizer", mine, r"normalizer Mine\(\): weight must take \(params, .*\): too many"),
+    ):
+        refused(message, lambda name=name, part=part: attention(X, X, X, **{name: part}))
+
+
 # --- before a model or a run is made ---
 
 LINE = "pair of float32 [3, {0}] and float32 [5, {0}] raised RuntimeError: broken (wrong_scores.py,"

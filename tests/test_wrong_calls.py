@@ -19,6 +19,7 @@ import attention_jax as aj
 from attention_jax import analysis, interop, nn, scores
 from attention_jax.functional.centers import predicted_centers, reversed_centers
 from attention_jax.functional.memory import remember
+from attention_jax.scores import literature
 
 LIBRARY = Path(aj.__file__).parent
 LONGEST_MESSAGE = 600  # characters; the longest messages list all scores or parameters
@@ -166,6 +167,9 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     *((score, {}, {"scale": one_of("1", np.inf, np.nan)})
       for score in (aj.ScaledDot, scores.Cosine, scores.NegativeSquaredDistance)),
     *((score, {}, {"hidden_dim": no_size}) for score in (aj.Additive, scores.Concat)),
+    (literature.Indexer, {}, {"num_heads": no_size_or_none}),
+    (literature.Power, {}, {"degree": one_of("2", np.inf, np.nan), "score": one_of("dot", 2.0)}),
+    (literature.Yat, {}, {"epsilon": one_of(0.0, -1, np.inf, np.nan, "1")}),
     (aj.SoftCap, {}, {"cap": one_of(0.0, -1, np.inf, np.nan, "50"), "score": one_of("dot", 50.0)}),
     (using(aj.attention, dropout_rate=0.5), TOKENS, {"dropout_rng": no_rng | st.none()}),
     (using(aj.attention, normalizer="softmax(sink=True)"), TOKENS, {

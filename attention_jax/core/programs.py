@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import inspect
 import os
 import re
 import sysconfig
@@ -51,6 +52,30 @@ class Part:
         text = " ".join(str(part).split())
         self.name = f"{kind} {text if len(text) <= 100 else text[:97] + '...'}"
         self.remedy = remedy
+
+    def check_signatures(self, part: Any) -> None:
+        """Raises ValueError unless each method of the user takes what the library calls it with.
+
+        That is what the method that it replaces takes. What has a default there may be left out.
+        """
+        mro = type(part).__mro__
+        own = {name for cls in mro if not is_of_this_package(cls) for name in vars(cls)}
+        of_library: dict[str, Any] = {}
+        for cls in filter(is_of_this_package, reversed(mro)):
+            of_library |= vars(cls)
+        for name in sorted(own & of_library.keys()):
+            method = getattr(part, name) if inspect.isfunction(of_library[name]) else None
+            if name.startswith("_") or not callable(method):
+                continue
+            _, *parameters = inspect.signature(of_library[name]).parameters.values()
+            required = [each for each in parameters if each.default is each.empty]
+            by_name = {each.name: None for each in required if each.kind is each.KEYWORD_ONLY}
+            in_order = [each.name for each in required if each.name not in by_name]
+            try:
+                inspect.signature(method).bind(*in_order, **by_name)
+            except TypeError as error:
+                words = ", ".join([*in_order, *(["*", *by_name] if by_name else [])])
+                self.require(False, f"{name} must take ({words}): {error}")
 
     def call(
         self, name: str, method: Callable[..., Any], *arguments: Any, of: Any = (), cure: str = ""

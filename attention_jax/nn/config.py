@@ -8,7 +8,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction, checked_rate
 from attention_jax.core.names import check_description, describe
-from attention_jax.core.programs import Known
+from attention_jax.core.programs import Known, is_of_library
 from attention_jax.nn.feed_forward import Activation
 from attention_jax.nn.local import Alignment
 from attention_jax.nn.positions import ANY_LENGTH, Anchor, check_wavelength
@@ -56,9 +56,6 @@ class ModelConfig:
             several heads.
         tied_embeddings: which tables are shared: "none"; "output", target embedding and output
             layer; "all", both embeddings and the output layer, which needs a shared vocabulary.
-        embedding_deviation: standard deviation of the initial embeddings, and of the table of
-            "learned" positions, which are added as they are. None for embeddings of variance
-            1 / `dim`, multiplied by sqrt(`dim`), and a table of variance 1/2.
         dropout_rate: of embeddings and the outputs of layers, in training.
         attention_dropout_rate: of attention weights; None for `dropout_rate`.
         attention: the kind of cross attention. "global" attends to the whole memory; "local-m" and
@@ -117,7 +114,6 @@ class ModelConfig:
     self_attention_normalizer: str = DEFAULT_NORMALIZER
     output_gate: bool = False
     tied_embeddings: Tie = "none"
-    embedding_deviation: float | None = None
     dropout_rate: float = 0.0
     attention_dropout_rate: float | None = None
     # The attention of the decoder to its memory.
@@ -148,8 +144,6 @@ class ModelConfig:
         check_integer("radius", self.radius, least=int(self.attention == "local-p"))
         for name in ("max_wavelength", "min_wavelength", "position_scale"):
             check_wavelength(name, getattr(self, name))
-        if self.embedding_deviation is not None:
-            check_wavelength("embedding_deviation", self.embedding_deviation)
         checked_rate(self.dropout_rate)
         if self.attention_dropout_rate is not None:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
@@ -331,13 +325,18 @@ class ModelConfig:
     def known(self, settings: Any = None) -> Any:
         """These settings, or settings that contain them, as a static argument of `jax.jit`.
 
-        The same text may name another score after a user has edited it. If a score or normaliser is
-        not of this library, two results are therefore equal only if the programs of all parts are.
+        "module:Name" may name another score or normaliser after a user has edited the module. With
+        such a part two results are therefore equal only if the programs of all parts are, or the
+        fields of those that this library defines.
         """
         settings = self if settings is None else settings
-        parts = (part for parts in self.parts().values() for part in parts.values())
-        digest = " ".join(part.digest for part in parts if type(part) is Known)
-        return Known(settings, lambda: digest) if digest else settings
+        parts = [part for parts in self.parts().values() for part in parts.values()]
+        names = ("score", "self_attention_score", "normalizer", "self_attention_normalizer")
+        is_fixed = not any(":" in str(getattr(self, name)) for name in names)
+        if is_fixed and all(map(is_of_library, parts)):
+            return settings
+        digest = " ".join(part.digest if type(part) is Known else repr(part) for part in parts)
+        return Known(settings, lambda: digest)
 
     @property
     def label(self) -> str:

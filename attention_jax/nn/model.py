@@ -64,18 +64,15 @@ class Model(Generator):
     """
 
     def __init__(self, config: ModelConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
-        dim, tie, deviation = config.dim, config.tied_embeddings, config.embedding_deviation
+        dim, tie = config.dim, config.tied_embeddings
         self.config, self.has_encoder = config, config.architecture == "encoder-decoder"
-        options: Any = {"rngs": rngs}
-        if deviation is not None:
-            options["embedding_init"] = nnx.initializers.normal(deviation)
         if self.has_encoder:
-            self.source_embedding = nnx.Embed(vocabulary_size, dim, **options)
+            self.source_embedding = nnx.Embed(vocabulary_size, dim, rngs=rngs)
             self.encoder = nnx.List(Block(config, rngs=rngs) for _ in range(config.encoder_layers))
             self.memory_norm = nnx.LayerNorm(dim, rngs=rngs)
         shares_source = self.has_encoder and tie == "all"
         self.target_embedding = (
-            self.source_embedding if shares_source else nnx.Embed(vocabulary_size, dim, **options)
+            self.source_embedding if shares_source else nnx.Embed(vocabulary_size, dim, rngs=rngs)
         )
         self.decoder = nnx.List(
             Block(config, is_cross=self.has_encoder, rngs=rngs)
@@ -307,9 +304,8 @@ class Model(Generator):
     ) -> Array:
         # Embeddings start with variance 1 / dim; scaled to variance 1, they weigh as much as
         # position encodings. `nnx.Embed` would cast to the dtype of the table at its creation.
-        factor = embedding.features**0.5 if self.config.embedding_deviation is None else 1.0
         table, is_vector = embedding.embedding[...], jnp.issubdtype(tokens.dtype, jnp.floating)
-        x = (tokens @ table if is_vector else rows_of(table, tokens)) * factor
+        x = (tokens @ table if is_vector else rows_of(table, tokens)) * embedding.features**0.5
         encoding = self.placement(position_ids)
         if encoding is not None:
             examples = math.prod(encoding.shape[:-2])  # 1 or B

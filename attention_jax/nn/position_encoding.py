@@ -38,10 +38,9 @@ class PositionEncoding(nnx.Module):
         self.config, table = config, None
         self.size = config.dim // config.num_position_ids  # features per position id
         if config.positions == "learned":
-            # By default with the variance that sines and cosines have.
-            shape, deviation = (config.position_limit, self.size), config.embedding_deviation
-            deviation = 0.5**0.5 if deviation is None else deviation
-            table = nnx.Param(jax.random.normal(rngs.params(), shape, jnp.float32) * deviation)
+            # With the variance that sines and cosines have.
+            shape = (config.position_limit, self.size)
+            table = nnx.Param(jax.random.normal(rngs.params(), shape, jnp.float32) * 0.5**0.5)
         self.table = table
 
     def ids(self, count: int, rng: Array | None = None) -> Array:

@@ -41,6 +41,7 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     if type(normalizer) is Known or is_of_library(normalizer):
         return normalizer
     part = Part("normalizer", normalizer, "return it from init, and give normalizer_params=")
+    part.check_signatures(normalizer)
     family = normalizer.family
 
     def elementwise(name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:

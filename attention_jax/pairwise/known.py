@@ -85,6 +85,7 @@ def _unchanged(function: Any, digest: str) -> Any:
 def _digest(function: PositionFunction) -> str:
     """Traces the methods of a user's mask or bias on a small tile, and checks their results."""
     part = Part(function.kind, type(function).__name__, "make it a field made by array_field()")
+    part.check_signatures(function)
     is_mask = isinstance(function, Mask)
     name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
     contract = (

@@ -46,6 +46,7 @@ def known_score(
     if type(score) is Known or is_of_library(score):
         return score
     part = Part("score", score, "take it as a parameter, and give attention params=")
+    part.check_signatures(score)
     try:
         return _traced(part, score, params, query_dim, key_dim, dtype)
     except Exception:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 
 import jax
 import jax.numpy as jnp
@@ -77,9 +78,9 @@ class Elliptical(L2):
     Attributes:
         scale: a factor in place of 1 / sqrt(Dk), any finite float.
 
-    Source: Nielsen et al. 2024, "Elliptical Attention", arXiv 2406.13770. There m is not learned:
-    it is estimated from how much the values of two layers differ. They report robustness and less
-    collapse of representations.
+    Source: Nielsen et al. 2024, "Elliptical Attention", arXiv 2406.13770. There m is not learned,
+    but estimated from the values of the layers before. They report robustness and less collapse of
+    representations.
 
     >>> params = {"log_m": jnp.log(jnp.array([4.0, 1.0, 1.0, 1.0]))}
     >>> query, key = jnp.array([[1.0, 2.0, 0.0, 0.0]]), jnp.array([[4.0, 6.0, 0.0, 0.0]])
@@ -112,8 +113,8 @@ class Neural(Additive):
         hidden_dim: A, at least 1. None takes A from the given parameters, or Dk in `init`.
 
     Source: DiGiugno and Mahmood 2025, "Neural Attention", arXiv 2502.17206. They report a
-    perplexity that is 2 per cent lower than with dot products, and keep the hidden layers of all
-    pairs in memory.
+    perplexity that is 2 per cent lower than with dot products. Their code has one more hidden
+    layer, and keeps the hidden layers of all pairs in memory.
 
     >>> params = {"query_kernel": jnp.eye(2), "key_kernel": jnp.eye(2)}
     >>> params |= {"bias": jnp.array([0.0, -1.0]), "v": jnp.array([1.0, -1.0])}
@@ -146,7 +147,7 @@ class Yat(Score):
     so that the logit of orthogonal tokens and its gradient are finite.
 
     Attributes:
-        epsilon: a float above 0.
+        epsilon: a finite float above 0.
 
     Source: the kernel of Bouhsine 2025, as in Luna, Bouhsine and Choromanski 2026, "SLAY", arXiv
     2602.04915, who restrict it to unit vectors, approximate it in linear time, and report results
@@ -161,6 +162,10 @@ class Yat(Score):
     finite_slopes = True
     epsilon: float = 1e-5
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.epsilon, numbers.Real) and 0 < self.epsilon < math.inf):
+            raise ValueError(f"epsilon must be a finite float above 0; got {self.epsilon!r}")
+
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         squares = jnp.square(_differences(q_features, k_features)).sum(-1)
         products = einsum("td,sd->ts", q_features, k_features)
@@ -171,7 +176,7 @@ class Yat(Score):
 class Manhattan(Score):
     """e(q, k) = -sum_d |q_d - k_d| / sqrt(Dk)
 
-    Source: Brannvall 2023, "The Inhibitor", arXiv 2310.02041, for cheaper arithmetic. There the
+    Source: Brännvall 2023, "The Inhibitor", arXiv 2310.02041, for cheaper arithmetic. There the
     distance is subtracted from the values, in place of a softmax.
 
     >>> query, key = jnp.array([[1.0, 2.0, 0.0, 0.0]]), jnp.array([[3.0, 2.5, 0.0, 0.0]])
@@ -194,7 +199,8 @@ class Tropical(Score):
     A number that is added to all features of a token changes nothing.
 
     Source: Hashemi et al. 2025, "Tropical Attention", arXiv 2505.17190, who report that it extends
-    to longer inputs of combinatorial algorithms. There the weighted sum is a maximum too.
+    to longer inputs of combinatorial algorithms. There projections and weighted sums are maxima
+    too.
 
     >>> Tropical()({}, jnp.array([[1.0, 2.0, 3.0]]), jnp.array([[0.0, 0.0, 4.0]]))  # -(2 - -1)
     Array([[-3.]], dtype=float32)
@@ -312,6 +318,11 @@ class Power(WrappedScore):
 
     score: Score = Dot()
     degree: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (isinstance(self.degree, numbers.Real) and math.isfinite(self.degree)):
+            raise ValueError(f"degree must be a finite float; got {self.degree!r}")
 
     finite_slopes = WrappedScore.finite_slopes
     round = WrappedScore.round

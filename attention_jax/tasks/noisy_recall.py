@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.checks import check_integer, checked_fraction
-from attention_jax.tasks.tokens import TokenTask, following
+from attention_jax.tasks.tokens import TRAIN, TokenTask, following
+from attention_jax.training.task import TrainConfig
 
 Array = jax.Array
 
@@ -38,6 +39,8 @@ class NoisyRecall(TokenTask):
 
     name: ClassVar[str] = "noisy_recall"
 
+    train: TrainConfig = dataclasses.replace(TRAIN, batch_size=16)
+    length: int = 64
     keys: int = 8
     noise_tokens: int = 16
     noise: float = 0.2

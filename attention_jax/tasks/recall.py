@@ -37,7 +37,7 @@ class Recall(TokenTask):
 
     name: ClassVar[str] = "recall"
 
-    vocabulary_size: int = 256
+    vocabulary_size: int = 64
     pairs: int = 4
 
     def __post_init__(self) -> None:

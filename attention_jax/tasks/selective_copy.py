@@ -38,7 +38,7 @@ class SelectiveCopy(TokenTask):
     name: ClassVar[str] = "selective_copy"
 
     letters: int = 14
-    copied: int = 8
+    copied: int = 6
 
     def __post_init__(self) -> None:
         super().__post_init__()

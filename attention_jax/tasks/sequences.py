@@ -53,6 +53,7 @@ from attention_jax.training.task import (
     Result,
     Task,
     TrainConfig,
+    undefined,
 )
 
 __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabulary"]
@@ -127,7 +128,7 @@ class SequenceTask(Task):
             ids of letters, int32 [S] and int32 [T], and how many of them count, int32 [] each. Ids
             of letters start with `FIRST`; the rest of each array is ignored.
         """
-        raise NotImplementedError
+        raise undefined(self, "pair(rng, length, *, longest)")
 
     def solution(self, text: str) -> str | None:
         """The right answer to a source, both as letters; None if the task does not tell it."""

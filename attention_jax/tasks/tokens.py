@@ -45,14 +45,9 @@ from attention_jax.training.task import (
 
 Array = jax.Array
 
-MODEL = ModelConfig(
-    "decoder",
-    decoder_layers=2,
-    positions="learned",
-    position_limit=128,
-    embedding_deviation=0.02,
-)
-TRAIN = TrainConfig(seeds=3, steps=1000)
+# A training takes one to three minutes on two CPU cores.
+MODEL = ModelConfig("decoder", decoder_layers=2, positions="learned", position_limit=128)
+TRAIN = TrainConfig(seeds=3, steps=600, batch_size=32)
 EXAMPLES, SHOWN = 64, 2  # sequences that reports look at, and draw
 _TESTS = 16  # batches of `EXAMPLES` sequences for a result
 
@@ -112,7 +107,7 @@ class TokenTask(CausalTask):
 
     model: ModelConfig = MODEL
     train: TrainConfig = TRAIN
-    length: int = 64
+    length: int = 32
 
     # --- what a task defines, with `vocabulary_size` ---
 

@@ -42,6 +42,8 @@ def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Ta
         raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
     if not isinstance(getattr(found, "name", None), str):
         raise ValueError(f"task {text!r} must have a class variable name; got none")
+    if missing := {"model", "train"} - {field.name for field in dataclasses.fields(found)}:
+        raise ValueError(f"task {text!r} must have a field {min(missing)}; got none")
     return typing.cast(type[Task], found)
 
 
@@ -149,6 +151,7 @@ def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     if is_of_this_package(type(task)):
         return {}
     part = Part("task", name_of(type(task)), "make it a field of the task")
+    part.check_signatures(task)
     feed = feed_of()
     batch = None if feed is None else jax.eval_shape(lambda: feed.batch(task.train.first_seed, 0))
 

@@ -175,6 +175,11 @@ class Answers(NamedTuple):
     labels: Labels  # one for each row of `batch`
 
 
+def undefined(task: Task, method: str) -> ValueError:
+    """The error of a task that does not define a method."""
+    return ValueError(f"task {type(task).__name__} must define {method}")
+
+
 class Task:
     """What a model learns. A task is a frozen dataclass; its fields are its settings.
 
@@ -198,21 +203,21 @@ class Task:
 
     def init(self, rng: Array) -> Params:
         """The initial parameters."""
-        raise NotImplementedError
+        raise undefined(self, "init(rng)")
 
     def loss(self, params: Params, batch: Any, rng: Array | None) -> tuple[Array, Metrics]:
         """The loss of a batch, float [], and further metrics, float [] each.
 
         Without an `rng` there is no dropout.
         """
-        raise NotImplementedError
+        raise undefined(self, "loss(params, batch, rng)")
 
     def check_numbers(self) -> None:
         """Raises ValueError if a few examples are not as they must be; asked of a user's task."""
 
     def batch(self, rng: Array, *, size: int, length: int | None = None) -> Any:
         """Draws a batch on the device; with a `length`, all its examples have this length."""
-        raise NotImplementedError
+        raise undefined(self, "batch(rng, *, size, length=None)")
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed | None:
         """Batches made on the host, for example from files; None for a task that draws its own.
@@ -240,13 +245,13 @@ class Task:
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
         """Metrics of parameters that are stacked over seeds: {name: one number per seed}."""
-        raise NotImplementedError
+        raise undefined(self, "validate(params, folder)")
 
     # --- a trained model ---
 
     def bind(self, params: Params) -> Any:
         """The model with these parameters; `model(*batch.inputs)` is its output for a batch."""
-        raise NotImplementedError
+        raise undefined(self, "bind(params)")
 
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
@@ -258,11 +263,11 @@ class Task:
             lengths: of examples.
             folder: of the run.
         """
-        raise NotImplementedError
+        raise undefined(self, "evaluate(params, lengths=(), *, folder=None)")
 
     def examples(self, folder: Path | None = None) -> tuple[Any, Labels]:
         """A batch for reports and pages, and the labels of its first rows."""
-        raise NotImplementedError
+        raise undefined(self, "examples(folder=None)")
 
     def answers(
         self,
@@ -273,13 +278,13 @@ class Task:
         folder: Path | None = None,
     ) -> Answers:
         """The answers of one seed's model to inputs, or to those of `examples`."""
-        raise NotImplementedError
+        raise undefined(self, "answers(params, inputs=(), *, beams=1, folder=None)")
 
     def statistics(
         self, loss: Callable[..., Any], params: Params, batch: Any, rng: Array, /
     ) -> Metrics:
         """What `log_gradients` logs of one seed: {name: float []}; pure."""
-        raise NotImplementedError
+        raise undefined(self, "statistics(loss, params, batch, rng)")
 
     @property
     def label(self) -> str:

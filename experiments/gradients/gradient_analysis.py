@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -40,12 +40,12 @@ from attention_jax.reports import plotting
 from attention_jax.scores import Additive
 from attention_jax.tasks.reversal import Reversal, reversed_pair
 from attention_jax.tasks.vocabulary import Batch
-from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.losses import real_tokens
 from attention_jax.training.task import TrainConfig
 from experiments import lab
 from experiments.entropy_limits import expected_maximum
 from experiments.lab import Claim, Row, column, gain, main, markdown, significant, spread, where
+from experiments.reversal.arms import looks
 
 Array = jax.Array
 CAPTIONS = {
@@ -203,14 +203,6 @@ def _of_logits(logits: Array) -> dict[str, Array]:
     }
 
 
-def _before_and_after(task: Reversal, look: Callable[[Any], Row]) -> list[Row]:
-    """What `look` measures of the params of each seed before and after training."""
-    state, look = initial_state(task), jax.jit(jax.vmap(look))
-    train = jax.jit(jax.vmap(functools.partial(train_steps, task, task.train.steps)))
-    looks = {0: look(state.params), task.train.steps: look(train(state)[0].params)}
-    return [{"step": step, **jax.tree.map(significant, each)} for step, each in looks.items()]
-
-
 def _padding(config: Config) -> list[Row]:
     batch_rng, loss_rng = jax.random.split(jax.random.key(0))
     strings, size = config.training(1), config.strings
@@ -230,7 +222,8 @@ def _padding(config: Config) -> list[Row]:
             row["bare"] = task.loss(params, bare, loss_rng)[0]
             return {**row, "padded": task.loss(params, padded, loss_rng)[0]}
 
-        rows += [{"part": "padding", "mask": mask, **r} for r in _before_and_after(task, look)]
+        for step, found in looks(task, task.train.steps, look):
+            rows.append({"part": "padding", "mask": mask, "step": step, **significant(found)})
     return rows
 
 
@@ -271,7 +264,8 @@ def _curvature(config: Config) -> list[Row]:
                 "trace": trace.mean / sum(leaf.size for leaf in jax.tree.leaves(params)),
             }
 
-        rows += [{"part": "curvature", "score": score, **r} for r in _before_and_after(task, look)]
+        for step, found in looks(task, task.train.steps, look):
+            rows.append({"part": "curvature", "score": score, "step": step, **significant(found)})
     return rows
 
 

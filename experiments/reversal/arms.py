@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from attention_jax.scores import score_folder
 from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
+from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import TrainedRun, train_run
 from experiments.lab import Row, exit_if_interrupted
 
@@ -39,7 +42,22 @@ def trained_arms(
         yield labels, runs[task]
 
 
-def attention_on(word: str, trained: TrainedRun) -> tuple[list[list[float]], Any, Any]:
+def looks(task: Reversal, every: int, look: Callable[[Any], Any]) -> Iterator[tuple[int, Any]]:
+    """Trains all seeds, and looks at the params of each before and after every so many steps.
+
+    Yields:
+        the step, and what `look` returns of the params of each seed, [seeds, ...].
+    """
+    look = jax.jit(jax.vmap(look))
+    advance = jax.jit(jax.vmap(functools.partial(train_steps, task, every)))
+    state = initial_state(task)
+    for step in range(0, task.train.steps + 1, every):
+        yield step, look(state.params)
+        if step < task.train.steps:
+            state = advance(state)[0]
+
+
+def attention_on(word: str, trained: TrainedRun) -> tuple[Any, list[str], list[str]]:
     """The first seed's cross attention while it writes a word backwards, and its answer.
 
     Returns:

@@ -45,11 +45,11 @@ from attention_jax.reports import plotting
 from attention_jax.tasks.evaluation import decoded
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import FIRST, Batch
-from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import exact_match
 from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, column, gain, significant, where
+from experiments.reversal.arms import looks
 from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 
 Array = jax.Array
@@ -113,16 +113,14 @@ def run(config: Config) -> list[Row]:
     }
     for score, arm in itertools.product(config.scores, ARMS):
         task = config.task(score, arm)
-        advance, look = _programs(task, config.look_every, batches)
-        state = initial_state(task)
-        for step in range(0, config.steps + 1, config.look_every):
-            for strings, measured in look(state.params).items():
-                numbers = {name: significant(by_seed) for name, by_seed in measured.items()}
-                rows.append(
-                    {"score": score, "arm": arm, "strings": strings, "step": step} | numbers
-                )
-            if step < config.steps:
-                state = advance(state)[0]
+
+        def look(params: Any, task: Reversal = task) -> dict[str, dict[str, Array]]:
+            return {name: measure(task, params, batch) for name, batch in batches.items()}
+
+        for step, found in looks(task, config.look_every, look):
+            for strings, measured in found.items():
+                row = {"score": score, "arm": arm, "strings": strings, "step": step}
+                rows.append(row | significant(measured))
     return rows
 
 
@@ -141,25 +139,17 @@ def stuck_decoder(kernel: float) -> Row:
     return {"kernel": kernel} | {name: significant(getattr(result, name)) for name in names}
 
 
-def _programs(task: Reversal, steps: int, batches: dict[str, Batch]) -> Any:
-    """Functions that train all seeds for some steps, and that measure them on each batch."""
-
-    def measure(params: Any, batch: Batch) -> dict[str, Array]:
-        model, lengths = task.bind(params), batch.target_lengths
-        logits, weights = model(*batch.inputs, return_weights=True)
-        answers = decoded(model, batch)
-        return {
-            "cross_entropy": cross_entropy(logits, batch.targets, lengths),
-            "coverage_loss": loss_per_string(weights[0], lengths),
-            "repeated": repeated_letters(answers, batch.targets),
-            "exact_match": exact_match(answers, batch.targets, lengths),
-        }
-
-    def look(params: Any) -> dict[str, dict[str, Array]]:
-        return {name: measure(params, batch) for name, batch in batches.items()}
-
-    advance = functools.partial(train_steps, task, steps)
-    return jax.jit(jax.vmap(advance)), jax.jit(jax.vmap(look))
+def measure(task: Reversal, params: Any, batch: Batch) -> dict[str, Array]:
+    """What one seed's model does on a batch, [] each."""
+    model, lengths = task.bind(params), batch.target_lengths
+    logits, weights = model(*batch.inputs, return_weights=True)
+    answers = decoded(model, batch)
+    return {
+        "cross_entropy": cross_entropy(logits, batch.targets, lengths),
+        "coverage_loss": loss_per_string(weights[0], lengths),
+        "repeated": repeated_letters(answers, batch.targets),
+        "exact_match": exact_match(answers, batch.targets, lengths),
+    }
 
 
 def loss_per_string(weights: Array, target_lengths: Array) -> Array:

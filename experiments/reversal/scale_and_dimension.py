@@ -301,7 +301,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 def table(rows: list[Row]) -> str:
     """Dot by size of its logits; the four scores in each comparison: losses, strings reversed."""
     lines, scores, form = [], [], "{:.2g} ± {:.1g}"
-    names = {PLAIN: "dot", SCALED: "scaled dot"}
+    names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot"}
     for dim, arms in sizes_of_dot(rows).items():
         least = min(arms.values(), key=loss_of)
         for size, row in arms.items():

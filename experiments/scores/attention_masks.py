@@ -208,9 +208,9 @@ def table(rows: list[Row]) -> str:
         for row in rows
         if "way" in row
     ]
-    head = ("a query without keys, masked by", "largest weight", "largest gradient of a logit")
-    head += ("of a value",)
-    return f"{tiles}\n\n{markdown(head, lines)}"
+    gradients = "largest gradient of a logit", "of a value"
+    of_ways = ("a query without keys, masked by", "largest weight", *gradients)
+    return f"{tiles}\n\n{markdown(of_ways, lines)}"
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:

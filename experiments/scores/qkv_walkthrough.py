@@ -173,8 +173,8 @@ def table(rows: list[Row]) -> str:
         source, ours = where(rows, step=step)
         numbers = (source["variance"], source["mean_variance"], ours["mean_variance"])
         lines.append((step, *(f"{number:,.5g}" for number in numbers)))
-    head = ("variance of", "the source's own draw", "mean over draws like it")
-    head += ("mean with projections of variance 1 / D",)
+    head = ["variance of", "the source's own draw", "mean over draws like it"]
+    head.append("mean with projections of variance 1 / D")
     return markdown(head, lines)
 
 

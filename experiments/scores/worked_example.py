@@ -177,8 +177,8 @@ def by_hand() -> tuple[np.ndarray, np.ndarray]:
 
 def table(rows: list[Row]) -> str:
     """The logits beside the source's, and how often a score keeps the order of s . h."""
-    head = ("score", "logit of query s and key h", "as the source prints it")
-    head += ("pairs of random keys in the order of their dot products",)
+    head = ["score", "logit of query s and key h", "as the source prints it"]
+    head.append("pairs of random keys in the order of their dot products")
     lines = []
     for row in (row for row in rows if "score" in row):
         printed = f"{PRINTED[row['score']]:.4f}" if row["score"] in PRINTED else ""

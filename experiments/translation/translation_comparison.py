@@ -254,7 +254,7 @@ def _bleu(rows: list[Row], score: str, test: str, search: str = "4 beams") -> np
 
 def table(rows: list[Row]) -> str:
     """The arms with one seed, and BLEU over seeds."""
-    arms = []
+    arms: list[list[Any]] = []
     for arm in where(rows, part="arm"):
         largest, epoch = np.ravel(arm["largest"]), arm["minutes"] * arm["epoch"] / arm["steps"]
         cells = [arm["score"], f"{arm['steps']:,}", f"{arm['minutes']:.0f}", f"{epoch:.1f}"]

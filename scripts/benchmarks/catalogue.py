@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from compilation import columns
-
 from benchmarks.attention import MEMORY, TIMES
 from benchmarks.decoding import DECODING
 from benchmarks.local import LOCAL
 from benchmarks.measure import Benchmark
 from benchmarks.ring import RING
-from benchmarks.tables import TARGETS, Columns
+from benchmarks.tables import TARGETS, Columns, entry
 from benchmarks.training import REVERSAL, TRANSLATION
 
 BENCHMARKS: dict[str, tuple[Benchmark, ...]] = {
@@ -21,8 +19,33 @@ BENCHMARKS: dict[str, tuple[Benchmark, ...]] = {
     "ring": (RING,),
 }
 
+_TARGETS = {heading: TARGETS[heading] for heading in TARGETS if heading != "benchmark"}
+
 TABLES: dict[str, Columns] = {
     **{each.name: each.columns for together in BENCHMARKS.values() for each in together},
     "targets": TARGETS,
-    **columns.TABLES,
+    # Those of compile_report.py.
+    "compiled-programs": {
+        "program": entry("program"),
+        "target": entry("target"),
+        "temporary MiB": entry("temporary_mib", ".2f"),
+        "kernel": entry("kernel"),
+        **{name: entry(name, ",d") for name in ("bundles", "fills", "spills")},
+    },
+    "compiled-targets": _TARGETS,
+    "compiled-tiles": {
+        "score": entry("score"),
+        "tile": entry("tile"),
+        "forward": entry("forward", ".2f"),
+        "backward": entry("backward", ".2f"),
+    },
+    "compiled-h100": {
+        "program": entry("program"),
+        "kernel or call": entry("kernel"),
+        "registers": entry("registers"),
+        "bytes spilled": entry("spills"),
+        "special functions": entry("special", "g"),
+        "instructions": entry("instructions", "g"),
+    },
+    "compiled-h100-targets": _TARGETS,
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from benchmarks.measure import JSON, ratio
+from benchmarks.measure import FOUR_SCORES, JSON, ratio
 
 # What the entries of a row are called; any other number is the ratio of two contestants' times.
 _ENTRIES = {
@@ -23,7 +23,7 @@ class Target(NamedTuple):
     """A number computed from the rows of a benchmark, and its bound.
 
     Attributes:
-        case: the work whose rows are read; or a direction, for the rows of all such works.
+        case: the work whose rows are read; or "score, direction", for the rows of all such works.
         number: "A / B", the time of contestant A divided by that of B in the same turn; or an entry
             of our rows, the largest of which counts.
         bound: "at least" or "at most".
@@ -66,7 +66,8 @@ def targets_of(benchmark: str, rows: Sequence[JSON]) -> list[JSON]:
     """A row for each target of a benchmark whose case was measured."""
     found = []
     for target in TARGETS.get(benchmark, ()):
-        matching = [row for row in rows if target.case in (row["work"], row.get("direction"))]
+        cases = ((row["work"], f"{row.get('score')}, {row.get('direction')}") for row in rows)
+        matching = [row for row, names in zip(rows, cases, strict=True) if target.case in names]
         if matching:
             found.append({"benchmark": benchmark, **target.row(matching)})
     return found
@@ -117,7 +118,10 @@ TARGETS: dict[str, tuple[Target, ...]] = {
         # 278: the figure before forward mode was rewritten.
         Target("memory-additive-grad-of-grad", "temporary_mib", "at most", 278),
         Target("memory-additive-grad-of-grad", "times_shorter", "at most", 4.5),
-        Target("forward + backward", "compile_seconds", "at most", 15),
+        *(
+            Target(f"{score}, forward + backward", "compile_seconds", "at most", 15)
+            for score in (*FOUR_SCORES, "own distance")
+        ),
     ),
     "local": (Target("local-m", "global / local", "at least", 5),),
     "decoding": (

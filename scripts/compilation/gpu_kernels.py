@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
-from unittest import mock
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from command_line import environment_variables
 
 import attention_jax as aj
 from compilation import targets
@@ -28,27 +27,6 @@ CUDNN_SCORES = ("dot", "scaled", "general", "cosine", "distance")
 MOST_SPECIAL = 0.6  # special functions per pair and feature, of the forward kernel
 
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)([^;/]*)")
-
-
-class Loop(NamedTuple):
-    """The instructions of an innermost loop over features, for one thread."""
-
-    instructions: int
-    features_of_pairs: int  # 1 + x y, which is computed once for each feature of each pair
-    special: int  # of the special function unit (MUFU)
-
-    @property
-    def special_per_feature(self) -> float:
-        """Operations of the special function unit per pair and feature."""
-        return self.special / self.features_of_pairs
-
-
-class Kernel(NamedTuple):
-    """One kernel: what the assembler says, and its loops of products."""
-
-    registers: int
-    spills: int  # bytes that are stored and loaded
-    loops: list[Loop]  # for features that are not large; [] without `nvdisasm`
 
 
 def reports() -> dict[str, Rows]:
@@ -75,16 +53,7 @@ def targets_of(rows: Rows) -> Rows:
 
 def _additive() -> Rows:
     function, args = _gradient(aj.Additive(hidden_dim=FEATURES), "float32", "mosaic_gpu")
-    return [
-        {
-            "kernel": name,
-            "registers": kernel.registers,
-            "spills": kernel.spills,
-            "special": [loop.special_per_feature for loop in kernel.loops],
-            "instructions": [loop.instructions for loop in kernel.loops],
-        }
-        for name, kernel in kernels_of(function, *args).items()
-    ]
+    return [{"kernel": name, **row} for name, row in kernels_of(function, *args).items()]
 
 
 def _cudnn(score: str) -> Rows:
@@ -110,8 +79,14 @@ def _gradient(score: Any, dtype: str, implementation: str) -> tuple[Any, tuple[A
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))), (params, tokens, tokens, tokens)
 
 
-def kernels_of(function: Any, *args: Any) -> dict[str, Kernel]:
-    """Compiles a jitted function for the device of its arguments: its Mosaic GPU kernels."""
+def kernels_of(function: Any, *args: Any) -> dict[str, dict[str, Any]]:
+    """Compiles a jitted function for the device of its arguments: its Mosaic GPU kernels by name.
+
+    "registers" and "spills", the bytes that are stored and loaded, are the assembler's. "special",
+    the operations of the special function unit (MUFU) per pair and feature, and "instructions" of
+    one thread are those of each innermost loop over features that are not large; [] without
+    `nvdisasm`.
+    """
     importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # it sets MOSAIC_GPU_CUDA_ROOT
     with tempfile.TemporaryDirectory() as folder:
         variables = {f"MOSAIC_GPU_DUMP_{name}": "1" for name in ("PTXAS", "SASS")}
@@ -119,22 +94,31 @@ def kernels_of(function: Any, *args: Any) -> dict[str, Kernel]:
         if triton := importlib.util.find_spec("triton"):
             toolkit = Path(triton.origin or "").parent / "backends" / "nvidia"
             variables["MOSAIC_GPU_CUDA_ROOT"] = str(toolkit)
-        with mock.patch.dict(os.environ, variables):
+        with environment_variables(variables):
             function.lower(*args).compile()
         files = sorted(Path(folder).glob("*.ptxas"))
         return {re.sub(r"_\d+$", "", file.stem): _kernel(file) for file in files}
 
 
-def _kernel(file: Path) -> Kernel:
+def _kernel(file: Path) -> dict[str, Any]:
     text = file.read_text()
     (registers,) = re.findall(r"Used (\d+) registers", text)
     spills = sum(map(int, re.findall(r"(\d+) bytes spill", text)))
     listings = (listing.read_text() for listing in file.parent.glob(f"{file.stem}.sass*"))
-    return Kernel(int(registers), spills, _loops_of_products(next(listings, "")))
+    loops = _loops_of_products(next(listings, ""))
+    special, instructions = ([loop[i] for loop in loops] for i in range(2))
+    about = {"registers": int(registers), "spills": spills}
+    return about | {"special": special, "instructions": instructions}
 
 
-def _loops_of_products(listing: str) -> list[Loop]:
-    """The innermost loops that compute 1 + x y and its reciprocal, and no exponential."""
+def _loops_of_products(listing: str) -> list[tuple[float, int]]:
+    """The innermost loops that compute 1 + x y and its reciprocal, and no exponential.
+
+    1 + x y is computed once for each feature of each pair.
+
+    Returns:
+        for each loop the special functions per pair and feature, and the number of instructions.
+    """
     labels: dict[str, int] = {}
     instructions: list[tuple[str, str]] = []
     spans: list[tuple[int, int]] = []
@@ -153,5 +137,5 @@ def _loops_of_products(listing: str) -> list[Loop]:
         products = sum(name == "FFMA" and rest.endswith(", 1") for name, rest in body)
         special = [name for name, _ in body if name.startswith("MUFU")]
         if len(inside) == 1 and products and "MUFU.RCP" in special and "MUFU.EX2" not in special:
-            loops.append(Loop(len(body), products, len(special)))
+            loops.append((len(special) / products, len(body)))
     return loops

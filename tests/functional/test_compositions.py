@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conformance import assert_close, named, quick_jit
 from derivative_compositions import COMPOSITIONS, K, Q, V
-from score_cases import SCORE_CASES
+from score_cases import CORE_SCORES, SCORE_CASES
 
 import attention_jax as aj
 
@@ -67,16 +67,20 @@ def function_of(score_name, option, implementation):
 def sample():
     """Each composition with each option in tiles, with other scores, and with one in a ring.
 
-    The first option of each composition is a fast test, and two compositions in a ring.
+    The first option of each composition is a fast test, and two compositions in a ring. The scores
+    of literature.py are in slow tests only.
     """
     for (c, name), (o, option) in itertools.product(enumerate(COMPOSITIONS), enumerate(OPTIONS)):
-        score, fast = list(SCORES)[(2 * o + c) % len(SCORES)], o == c % len(OPTIONS)
-        case = (name, score, option, "tiled")
-        yield pytest.param(*case, marks=[] if fast else pytest.mark.slow)
+
+        def case(implementation, fast, number=2 * o + c, name=name, option=option):
+            scores = CORE_SCORES if fast else list(SCORES)
+            score = scores[number % len(scores)]
+            marks = [] if fast else pytest.mark.slow
+            return pytest.param(name, score, option, implementation, marks=marks)
+
+        yield case("tiled", o == c % len(OPTIONS))
         if o == (c + 1) % len(OPTIONS) and not name.startswith("third"):
-            fast = name in ("linearize", "vmap of jvp of grad")
-            case = (name, score, option, "ring")
-            yield pytest.param(*case, marks=[] if fast else pytest.mark.slow)
+            yield case("ring", name in ("linearize", "vmap of jvp of grad"))
 
 
 @pytest.mark.parametrize(("name", "score_name", "option", "implementation"), [*sample()])

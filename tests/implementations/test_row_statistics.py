@@ -57,6 +57,29 @@ def in_numpy(logits, sink=None):
     return output, np.array(statistics, np.float64).T
 
 
+@every_implementation
+def test_statistics_of_16_bits_are_float32_and_vmap_is_a_batch_axis(implementation, block):
+    batch = np.stack([LOGITS, 2 * LOGITS[::-1]]).astype(np.float32)
+    dtypes = (jnp.bfloat16, jnp.float16)
+
+    @quick_jit
+    def run(batch):
+        narrow = [attend(batch[0].astype(d), None, implementation, block) for d in dtypes]
+        return narrow, jax.vmap(lambda logits: attend(logits, -0.5, implementation, block))(batch)
+
+    narrow, (outputs, statistics) = run(batch)
+    for dtype, (output, of_rows) in zip(dtypes, narrow, strict=True):
+        assert output.dtype == dtype
+        assert {each.dtype for each in of_rows} == {np.dtype(np.float32)}
+        _, expected = in_numpy(batch[0].astype(dtype))
+        np.testing.assert_allclose(of_rows, expected, rtol=2e-6, atol=2e-6)
+    for i, logits in enumerate(batch):
+        expected, expected_statistics = in_numpy(logits, -0.5)
+        np.testing.assert_allclose(outputs[i], expected, atol=1e-5)
+        of_example = [each[i] for each in statistics]
+        np.testing.assert_allclose(of_example, expected_statistics, rtol=2e-6, atol=2e-6)
+
+
 def extreme_rows():
     """No key; none in the first tile, or only there; overflow; and logits of 1e4."""
     logits = LOGITS.copy()

@@ -56,7 +56,7 @@ CASES = {  # the settings, and the position ids that are given
     "decoder, rotary": ({"architecture": "decoder", "positions": "rotary", "score": "general",
                          "decoder_layers": 2, "normalizer": "log_scaled(start=3)", **HEADS}, GAPS),
     "decoder, learned": ({"architecture": "decoder", "positions": "learned", "score": "distance",
-                          "tied_embeddings": "output", "norm": "post"}, None),
+                          "tied_embeddings": "output", "norm": "post", "hidden_dim": 0}, None),
 }  # fmt: skip
 SLOW = ("from the end", "both ends", "modern", "learned", "local-m, monotonic", "decoder, learned")
 every_case = pytest.mark.parametrize(
@@ -143,16 +143,18 @@ def test_padding_is_invisible(case):
 
 
 def test_a_decoder_without_a_source():
-    """A language model: its first token is the first of the sequence."""
+    """A language model: its first token is the first of the sequence; a vector may be a token."""
     model, params = make(config_of(architecture="decoder", score="general"))
     inputs, nothing = tokens(T, 5), (jnp.zeros((B, 0), int), jnp.zeros(B, int))
-    alone, empty, by_steps = numpy_model.run_jit(
+    alone, empty, by_steps, vectors = numpy_model.run_jit(
         lambda inputs: (
-            model(None, None, inputs), model(*nothing, inputs), stepped(model, *nothing, inputs)
+            model(None, None, inputs), model(*nothing, inputs), stepped(model, *nothing, inputs),
+            model(None, None, jax.nn.one_hot(inputs, V)),
         ),
         inputs,
     )  # fmt: skip
     np.testing.assert_array_equal(alone, empty)
+    np.testing.assert_allclose(vectors, alone, atol=1e-5)
     np.testing.assert_allclose(by_steps, alone, atol=5e-5)
     for row in range(B):
         expected, _ = numpy_model.model(

@@ -1,5 +1,7 @@
 """Self attention token by token, and in chunks, against one call with all tokens."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,6 +96,32 @@ def test_token_by_token_is_one_call_with_all(score, num_key_heads):
     np.testing.assert_allclose(steps, whole, atol=2e-6 * np.max(np.abs(whole)))
     np.testing.assert_array_equal(steps[:, 2], 0)
     assert np.all(np.any(np.asarray(steps)[:, [0, 1, 3, 4]] != 0, axis=-1)[1])
+
+
+def test_gradients_through_the_cache_are_those_of_one_call():
+    module, _ = make("additive", num_key_heads=K)
+    definition, params = nnx.split(module)
+    cotangent = normal(B, T, OUT, seed=8)
+
+    def with_one_call(module, x):
+        return module(x, mask=pairs(T)["mask"] & causal_mask(), bias=pairs(T)["bias"])
+
+    @jax.jit
+    def both(params, x):
+        def loss(attend, params, x):
+            return jnp.vdot(attend(nnx.merge(definition, params), x), cotangent)
+
+        with_cache = functools.partial(token_by_token, **pairs(ROOM))
+        return [
+            jax.grad(functools.partial(loss, attend), argnums=(0, 1))(params, x)
+            for attend in (with_cache, with_one_call)
+        ]
+
+    gradients, expected = map(jax.tree.leaves, both(params, normal(B, T, DIM)))
+    assert len(gradients) == len(expected) > 5
+    for gradient, leaf in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(gradient, leaf, atol=1e-5 * np.max(np.abs(leaf)))
+        assert np.any(leaf)
 
 
 def test_chunks_are_the_formula():

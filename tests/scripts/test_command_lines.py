@@ -40,6 +40,7 @@ class Arguments:
 
     workdir: Path
     dim: int = 64
+    rate: float = 1.0
     step: Literal["newest", "best"] | int = "newest"
     lengths: tuple[int, ...] = (3,)
     mask: bool = True
@@ -83,7 +84,7 @@ LONG = "/a/rather/long/folder" * 8
         (["--dim", "wide"], ["--dim", "INT", "'wide'"]),
         (["--dim", LONG], ["--dim", "INT", LONG]),
         (["--step", "old"], ["--step", "newest", "best", "INT", "'old'"]),
-        (["--lengths", "3", "b"], ["--lengths", "INT", "'b'"]),
+        (["--lengths", "3", "b"], ["--lengths", "INT", "'3 b'"]),
         (["--schedule", "up"], ["--schedule", "cosine", "constant", "'up'"]),
         (["--dim"], ["--dim"]),
         (["--dimm", "8"], ["--dimm", "--dim INT"]),
@@ -99,6 +100,20 @@ def test_a_wrong_word_is_one_line_that_names_it(run, words, named, term):
     assert err.startswith("error: ")
     assert all(name in err for name in named)
     assert not re.search("[\x1b─│]|---", err)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--dim", "wide"], "--dim must be INT; got 'wide'"),
+        (["--rate=fast"], "--rate must be FLOAT; got 'fast'"),
+        (["--step", "2", "--step", "old"], "--step must be {newest,best}|INT; got 'old'"),
+        (["--bogus", "8", "--zzz=3"], "unknown option --bogus 8, --zzz=3; see --help"),
+        (["--dim", "4", "6"], "unexpected 6; see --help"),
+    ],
+)
+def test_what_was_expected_and_what_came(run, words, message):
+    assert run("--workdir", "run", *words) == (2, "", f"error: {message}\n")
 
 
 def test_an_option_that_must_be_given(run):

@@ -178,6 +178,47 @@ def test_bad_options(script, tmp_path, arguments, named):
     assert list(tmp_path.iterdir()) == []
 
 
+# --- a user's part that breaks its contract ---
+
+PAIRS = "    def pair(self, rng, length, *, longest):\n        return 2 * (((rng, length)),)\n"
+FIELDS = "    name = 'mine'\n    model: ModelConfig = ModelConfig()\n"
+TASK = FIELDS + "    train: TrainConfig = TrainConfig()\n"
+INIT = "    def init(self, rng):\n        return {}\n"
+BATCH = "    def batch(self, rng, *, size, length=None):\n        return {}\n"
+WRONG_PARTS = [
+    ("--score", "Score", "    size: int = 3\n", "must define pair(params, q_features, k_features)"),
+    ("--score", "Score", "    def pair(self, q, k):\n        return q @ k.T\n",
+     "pair must take (params, q_features, k_features): too many positional arguments"),
+    ("--task", "SequenceTask", "    name = 'mine'\n", "must define pair(rng, length, *, longest)"),
+    ("--task", "SequenceTask", "    name = 'mine'\n" + PAIRS.replace(", *, longest", ""),
+     "pair must take (rng, length, *, longest): got an unexpected keyword argument 'longest'"),
+    ("--task", "Task", TASK, "must define init(rng)"),
+    ("--task", "Task", TASK + INIT, "must define batch(rng, *, size, length=None)"),
+    ("--task", "Task", TASK + INIT + BATCH, "must define loss(params, batch, rng)"),
+    ("--task", "Task", TASK + INIT.replace(", rng", ""), "init must take (rng): too many"),
+    ("--task", "Task", FIELDS, "must have a field train; got none"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("option", "base", "body", "message"), WRONG_PARTS)
+def test_a_part_that_breaks_its_contract_is_one_line(
+    script, tmp_path, monkeypatch, option, base, body, message
+):
+    (tmp_path / "broken_part.py").write_text(
+        "import dataclasses\nfrom attention_jax import Score\n"
+        "from attention_jax.nn import ModelConfig\n"
+        "from attention_jax.tasks.sequences import SequenceTask\n"
+        "from attention_jax.training.task import Task, TrainConfig\n\n\n"
+        f"@dataclasses.dataclass(frozen=True)\nclass Mine({base}):\n{body}"
+    )
+    monkeypatch.delitem(sys.modules, "broken_part", raising=False)
+    status, printed = script("--workdir", "run", option, "broken_part:Mine")
+    assert status == 2
+    assert printed.startswith("error: ")
+    assert message in printed
+    assert not (tmp_path / "run").exists()
+
+
 def test_help_names_every_option_and_its_default(script):
     status, printed = script("--help", prints=True)
     assert status == 0

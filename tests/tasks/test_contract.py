@@ -54,7 +54,7 @@ def small(name, folder):
 
 
 # These differ from reversal and recall in what they draw, which is tested below and in test_tokens.
-SLOW = ("copy", "sort", "noisy_recall", "selective_copy")
+SLOW = ("copy", "sort", "noisy_recall", "selective_copy", "regression")
 
 
 @pytest.fixture(

@@ -15,7 +15,7 @@ from attention_jax.tasks.regression import Regression
 from attention_jax.tasks.selective_copy import SelectiveCopy
 from attention_jax.tasks.tokens import drawn
 
-MODEL = ModelConfig("decoder", dim=8, hidden_dim=0, positions="none", embedding_deviation=1.0)
+MODEL = ModelConfig("decoder", dim=8, hidden_dim=0, positions="none")
 SIZES = {
     "recall": Recall(MODEL, length=23, pairs=3, vocabulary_size=17),
     "noisy_recall": NoisyRecall(MODEL, length=26, keys=4, noise_tokens=5, noise=0.3),
@@ -181,7 +181,7 @@ def test_the_loss_is_the_mean_where_something_is_asked(name):
 
 
 def test_few_logits_are_computed_at_the_published_size():
-    task = Recall(vocabulary_size=8192)
+    task = Recall(vocabulary_size=8192, length=64)
     rng = jax.random.key(0)
     program = jax.make_jaxpr(lambda params: task.loss(params, task.batch(rng, size=64), None))
     assert "f32[64,4,8192]" in str(program(jax.eval_shape(task.init, rng)))
@@ -193,12 +193,12 @@ def test_few_logits_are_computed_at_the_published_size():
 @pytest.mark.parametrize(
     ("task", "settings", "message"),
     [
-        (Recall, {"pairs": 17}, "pairs must be from 1 to 16, a quarter of length; got 17"),
+        (Recall, {"pairs": 9}, "pairs must be from 1 to 8, a quarter of length; got 9"),
         (Recall, {"vocabulary_size": 9}, "vocabulary_size must be at least 10 for 4 pairs; got 9"),
         (Recall, {"length": 129}, "position_limit must hold 129 tokens"),
         (NoisyRecall, {"length": 15}, "length must be even, for whole pairs; got 15"),
         (NoisyRecall, {"noise": 1.5}, "noise must be"),
-        (SelectiveCopy, {"copied": 32}, "copied must be from 1 to 31, less than half of length"),
+        (SelectiveCopy, {"copied": 16}, "copied must be from 1 to 15, less than half of length"),
         (Regression, {"points": 0}, "points must be at least 1; got 0"),
         (Regression, {"model": ModelConfig()}, "architecture must be decoder"),
     ],
