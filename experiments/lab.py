@@ -63,6 +63,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "geometry",
         "attention_masks",
     ),
+    "bench": ("relations",),
     "reversal": (
         "gru_padding",
         "reversal_comparison",

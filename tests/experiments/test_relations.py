@@ -1,0 +1,271 @@
+"""The relations of the leaderboard, and weights by hand for what a score can express."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from attention_jax import SCORES
+from experiments.bench import relations
+from experiments.bench.relations import EXPRESSION, MATRIX, RELATIONS
+
+DIM, KEYS = 16, 8
+I4, NONE = np.eye(4), np.zeros((4, 1))
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """500 samples of each relation, in float64: some weights are near a limit."""
+    with jax.enable_x64(True):
+        arrays = relations.samples(jax.random.key(1), 500, KEYS)
+        assert arrays[0].dtype == jnp.float64
+        return {name: [np.asarray(x[i]) for x in arrays] for i, name in enumerate(RELATIONS)}
+
+
+def right_by_hand(name, query, keys):
+    """The right key by a loop over keys."""
+    values = []
+    for key in keys:
+        difference = [k - q for k, q in zip(key, query, strict=True)]
+        values.append(
+            {
+                "inner": sum(q * k for q, k in zip(query, key, strict=True)),
+                "bilinear": sum(
+                    query[i] * MATRIX[i, j] * key[j] for i in range(4) for j in range(4)
+                ),
+                "cosine": np.dot(query, key) / np.sqrt(np.dot(key, key)),
+                "nearest": -sum(d * d for d in difference),
+                "farthest": sum(d * d for d in difference),
+                "manhattan": -sum(abs(d) for d in difference),
+                "longest": sum(k * k for k in key),
+                "predecessor": key[0] if key[0] < query[0] else -np.inf,
+                "parity": (query[0] == query[1]) == (key[0] == key[1]),
+            }[name]
+        )
+    return int(np.argmax(values)), values
+
+
+@pytest.mark.parametrize("name", RELATIONS)
+def test_the_right_key_is_that_of_the_formula(batches, name):
+    for query, keys, right in zip(*batches[name], strict=True):
+        index, values = right_by_hand(name, query, keys)
+        assert index == right
+        assert values.count(max(values)) == 1
+        assert max(values) > -np.inf  # some key is below the query of predecessor
+        if name == "parity":
+            assert {*map(abs, query[:2]), *map(abs, keys[:, :2].ravel())} == {1.0}
+            assert not np.any(query[2:])
+            assert not np.any(keys[:, 2:])
+
+
+def test_a_tie_counts_as_a_share_and_nan_as_wrong():
+    score, (query, keys) = (
+        SCORES["dot"],
+        (np.ones((1, 4), np.float32), np.ones((1, 8, 4), np.float32)),
+    )
+    params = relations.init(score, jax.random.key(0), DIM)
+    batch = query, keys, np.array([3])
+    loss, share = relations.measure(score, params, jnp.float32(1), batch)
+    assert float(share) == pytest.approx(1 / 8)
+    assert float(loss) == pytest.approx(np.log(8), rel=1e-5)
+    assert float(relations.measure(score, params, jnp.float32(np.nan), batch)[1]) == 0
+
+
+# --- what can be expressed: weights by hand ---
+
+
+def side(*columns):
+    """A projection of 4 + 1 inputs (the last is 1, for the bias), zero beyond these features."""
+    columns = np.array([np.asarray(column, float) for column in columns])
+    weights = np.zeros((5, DIM))
+    weights[:, : len(columns)] = columns.T
+    return {"kernel": jnp.array(weights[:4]), "bias": jnp.array(weights[4])}
+
+
+def x(i, factor=1.0):
+    """The column that reads `factor` times the i-th input; `const` reads a constant."""
+    return factor * np.eye(5)[i]
+
+
+def const(number):
+    return number * np.eye(5)[4]
+
+
+ZERO = const(0)
+BITS = [(x(0) - x(1)), (x(0) + x(1))]  # of even bits the first is 0, of odd ones the second
+
+
+def turned(name):
+    """Columns of the query whose product with the key is the relation's value."""
+    return (
+        [x(i) for i in range(4)]
+        if name == "inner"
+        else [np.append(MATRIX[:, j].astype(float), 0) for j in range(4)]
+    )
+
+
+KEY = [x(i) for i in range(4)]
+
+
+def product(name, score):
+    """inner and bilinear."""
+    query, c = turned(name), 1e3
+    if score in ("cosine", "ngpt"):  # the key hardly changes the length
+        return side(*query), side(*KEY, const(c))
+    if score in ("distance", "l2", "elliptical"):  # |k|^2 is small beside q . k
+        return side(*(c * each for each in query)), side(*(each / c for each in KEY))
+    if score == "hyperbolic":
+        return side(*query), side(*KEY, const(1e4))
+    if score in ("power", "yat", "indexer"):  # q . k + 900 is above 0; yat's distance is constant
+        query, far = [*query, const(30)], const(1e5) if score == "yat" else ZERO
+        return side(*query, far, ZERO), side(*KEY, const(30), ZERO, far)
+    return side(*query), side(*KEY)
+
+
+def nearest(_, score):
+    lift = const(1e3) if score in ("cosine", "ngpt", "yat") else ZERO
+    small = 1e-4 if score == "hyperbolic" else 1
+    return side(*(small * each for each in KEY), lift), side(*(small * each for each in KEY), lift)
+
+
+def farthest(_, score):
+    query, key = nearest(_, score)
+    return jax.tree.map(jnp.negative, query), key
+
+
+def longest(_, score):
+    return side(*[ZERO] * 4, const(-1)), side(*KEY, const(1))
+
+
+def manhattan(_, score):
+    if score == "tropical":  # the largest of all signed sums is the sum of sizes
+        signs = np.array(np.meshgrid(*[[-1, 1]] * 4)).reshape(4, -1).T
+        return (side(*(np.append(each, 0) for each in signs)),) * 2
+    if score == "neural":
+        query, key = [sign * each for sign in (1, -1) for each in KEY], KEY * 2
+        key = [-sign * each for sign in (1, -1) for each in KEY]
+        return side(*query), side(*key), {"v": jnp.array([-1.0] * 8 + [0] * 8)}
+    return side(*KEY), side(*KEY)
+
+
+def predecessor(_, score):
+    steep, slow, c = 1e6, 1e-3, 100
+    if score == "manhattan":  # both slopes are steep, and a straight line takes the left one away
+        return side(x(0, steep), const(-steep * c)), side(x(0, steep), x(0, steep - slow))
+    if score == "tropical":
+        low = const(-2e7)
+        return side(x(0, -steep), x(0, slow), low), side(x(0, -steep), x(0, slow), ZERO)
+    if score == "indexer":
+        key, heads = side(x(0), const(1)), np.zeros((DIM, 4, DIM))
+        # The query's features are its first input and 1; the heads read steep (k - q) and k + c.
+        heads[1, 0, 0], heads[0, 0, 1] = steep, -steep
+        heads[1, 1, 0], heads[1, 1, 1] = slow, slow * c
+        weights = np.zeros((DIM, 4))
+        weights[1, :2] = -1, 1
+        return side(x(0), const(1)), key, _indexer(heads, weights)
+    near, v = ([1 / c], [c * slow]) if score != "neural" else ([1], [slow])
+    query = side(x(0, -steep), ZERO if score != "neural" else const(c))
+    return query, side(x(0, steep), x(0, near[0])), {"v": jnp.array([-1.0, *v] + [0] * 14)}
+
+
+def parity(_, score):
+    (d, s), zeros = BITS, [0.0] * 12
+    if score == "manhattan":
+        return side(d, -d, s, -s), side(d, d, s, s)
+    if score == "tropical":
+        features = [s, -s, d, -d]
+        return side(*features, *(-f for f in features)), side(d, d, s, s, -d, -d, -s, -s)
+    if score == "indexer":  # |q . k| in two heads
+        heads, weights = np.zeros((DIM, 4, DIM)), np.zeros((DIM, 4))
+        heads[0, 0, 0] = heads[1, 0, 1] = 1
+        heads[0, 1, 0] = heads[1, 1, 1] = -1
+        weights[2, :2] = 1
+        return side(x(0), x(1), const(1)), side(x(0), x(1)), _indexer(heads, weights)
+    if score in ("additive", "concat"):  # steps of the sum of four bits: -4 to 4, up and down
+        steps = [const(-3), const(-1), const(1), const(3)]
+        query = side(*(100 * (s - each) for each in steps))
+        return query, side(*[100 * s] * 4), {"v": jnp.array([-1.0, 1, -1, 1, *zeros])}
+    if score == "neural":
+        query = side(*(s + const(c) for c in (4, 2, 0, -2)))
+        return query, side(*[s] * 4), {"v": jnp.array([-0.5, 1, -1, 1, *zeros])}
+    return side(x(0), x(1)), side(x(0), x(1))
+
+
+def squares(name, score):
+    """tanh(b + z) + tanh(b - z) of small z is a constant minus a multiple of z^2."""
+    small, b = 1e-3, const(1)
+    pairs = {
+        "nearest": [(x(i), x(i, -1), 1) for i in range(4)],
+        "farthest": [(x(i), x(i, -1), -1) for i in range(4)],
+        "longest": [(ZERO, x(i), -1) for i in range(4)],
+    }
+    if name in pairs:
+        pairs = pairs[name]
+    else:  # 4 q k = (q + k)^2 - (q - k)^2
+        pairs = [
+            (query, sign * key, -sign)
+            for query, key in zip(turned(name), KEY, strict=True)
+            for sign in (1, -1)
+        ]
+    query = [b + sign * small * q for q, _, _ in pairs for sign in (1, -1)]
+    key = [sign * small * k for _, k, _ in pairs for sign in (1, -1)]
+    v = [float(sign) for _, _, sign in pairs for _ in range(2)]
+    return side(*query), side(*key), {"v": jnp.array([*v, *[0.0] * (DIM - len(v))])}
+
+
+def _indexer(heads, weights):
+    """Parameters of an indexer whose head h reads the query by heads[:, h]."""
+    return {
+        "query_kernel": jnp.array(heads.reshape(DIM, -1)),
+        "weight_kernel": jnp.array(weights),
+        "key_kernel": jnp.eye(DIM),
+    }
+
+
+WEIGHTS = {
+    **{"inner": product, "bilinear": product, "cosine": nearest, "nearest": nearest},
+    **{"farthest": farthest, "longest": longest, "manhattan": manhattan},
+    **{"predecessor": predecessor, "parity": parity},
+}
+
+
+def by_hand(score, relation):
+    """The parameters of an attention that expresses a relation."""
+    builder = WEIGHTS[relation]
+    if score in ("additive", "concat") and relation not in ("predecessor", "parity"):
+        builder = squares
+    if score in ("cosine", "ngpt") and relation == "cosine":
+        return {"query": side(*KEY), "key": side(*KEY), "score": own(score, {})}
+    query, key, *rest = builder(relation, score)
+    given = rest[0] if rest else {}
+    if score == "indexer" and not rest:  # one head reads the query as it is; its last input is 30
+        heads, weights = np.zeros((DIM, 4, DIM)), np.zeros((DIM, 4))
+        heads[:, 0], weights[4, 0] = np.eye(DIM), 1
+        given = _indexer(heads, weights)
+    return {"query": query, "key": key, "score": own(score, given)}
+
+
+def own(score, given):
+    """The parameters of the score itself: those given, and neutral ones."""
+    eye = jnp.eye(DIM)
+    neutral = {
+        **{"general": {"kernel": eye}, "cosine": {"log_scale": jnp.zeros(())}},
+        **{"ngpt": {"s": jnp.ones(DIM)}, "elliptical": {"log_m": jnp.zeros(DIM)}},
+        "hyperbolic": {"log_beta": jnp.zeros(())},
+        "additive": {"query_kernel": eye, "key_kernel": eye},
+        "concat": {"kernel": jnp.concatenate([eye, eye])},
+        "neural": {"query_kernel": eye, "key_kernel": eye, "bias": jnp.zeros(DIM)},
+    }
+    return {**neutral.get(score, {}), **given}
+
+
+@pytest.mark.parametrize("score", EXPRESSION)
+def test_weights_by_hand_express_each_relation_that_has_a_plus(batches, score):
+    assert score in SCORES
+    assert len(EXPRESSION[score]) == len(RELATIONS)
+    with jax.enable_x64(True):
+        for relation, sign in zip(RELATIONS, EXPRESSION[score], strict=True):
+            if sign == "+":
+                params, batch = by_hand(score, relation), batches[relation]
+                measured = relations.measure(SCORES[score], params, jnp.float64(1), batch)
+                assert float(measured[1]) >= 0.99, relation
