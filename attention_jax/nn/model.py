@@ -99,7 +99,7 @@ class Model(Generator):
             source: int [B, S]; None for no source, in a "decoder".
             source_lengths: int [B], how many source tokens are real; the rest is padding.
             target_inputs: int [B, T], the right answer shifted by one: SOS, then all but its end.
-                Without a source also float [B, T, V]: vectors in place of tokens. The table of
+                With an empty source also float [B, T, V]: vectors in place of tokens. The table of
                 embeddings is then the kernel of a linear layer; a one-hot vector is a token.
             position_ids: int [P], increasing: the ids of the positions 0, 1, 2, ... P is at least S
                 and T, or S + T in a "decoder". None for those of `PositionEncoding.ids`.

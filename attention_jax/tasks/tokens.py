@@ -45,7 +45,7 @@ from attention_jax.training.task import (
 
 Array = jax.Array
 
-# A training takes one to three minutes on two CPU cores.
+# 600 steps of recall with one seed take 33 to 75 seconds of CPU time, by score.
 MODEL = ModelConfig("decoder", decoder_layers=2, positions="learned", position_limit=128)
 TRAIN = TrainConfig(seeds=3, steps=600, batch_size=32)
 EXAMPLES, SHOWN = 64, 2  # sequences that reports look at, and draw

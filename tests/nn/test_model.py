@@ -149,7 +149,7 @@ def test_a_decoder_without_a_source():
     alone, empty, by_steps, vectors = numpy_model.run_jit(
         lambda inputs: (
             model(None, None, inputs), model(*nothing, inputs), stepped(model, *nothing, inputs),
-            model(None, None, jax.nn.one_hot(inputs, V)),
+            model(*nothing, jax.nn.one_hot(inputs, V)),
         ),
         inputs,
     )  # fmt: skip
