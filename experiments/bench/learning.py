@@ -32,17 +32,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from attention_jax.tasks.noisy_recall import NoisyRecall
-from attention_jax.tasks.regression import Regression
-from attention_jax.tasks.selective_copy import SelectiveCopy
 
 from attention_jax.core.names import did_you_mean
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import check_folder, make_folder, write_json
 from attention_jax.scores import SCORES, score_folder
+from attention_jax.tasks.noisy_recall import NoisyRecall
 from attention_jax.tasks.recall import Recall
+from attention_jax.tasks.regression import Regression
 from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.selective_copy import SelectiveCopy
 from attention_jax.tasks.sort import Sort
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.task import Task
@@ -110,9 +110,8 @@ class Config:
         """A task with this score, whose temperature is learned, in all attentions of its model."""
         task: Any = TASKS[name]
         with_temperature = TEMPERATURE.format(score)
-        model = dataclasses.replace(
-            task.model, score=with_temperature, self_attention_score=with_temperature
-        )
+        attends: Any = {"score": with_temperature, "self_attention_score": None}  # the same one
+        model = dataclasses.replace(task.model, **attends)
         steps = LOOKS * max(1, round(self.budget * task.train.steps / LOOKS))
         train = dataclasses.replace(task.train, steps=steps, seeds=self.seeds)
         return dataclasses.replace(task, model=model, train=train)
@@ -172,7 +171,7 @@ def learned(config: Config, name: str, score: str) -> list[Row]:
     best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
     params, curve = trained(task, jnp.repeat(rates[best], config.seeds))
     metric, result = next(iter(task.evaluate(params).items()))
-    curve = {"loss": curve["loss"], "accuracy": curve.get("accuracy", np.zeros((0, 0)))}
+    kind = "accuracy" if "accuracy" in curve else "loss"
     return [
         {
             "task": name,
@@ -183,7 +182,8 @@ def learned(config: Config, name: str, score: str) -> list[Row]:
             "trials": significant(losses),
             "steps": task.train.steps,
             "every": task.train.steps // LOOKS,
-            "curve": significant(curve),
+            "curve_of": kind,
+            "curve": np.round(curve[kind].astype(np.float64), 4).tolist(),
             "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // config.seeds,
             "commit": environment(lab.FOLDER)["git_commit"],
         }
@@ -250,9 +250,9 @@ def steps_until(of_task: dict[str, Row], score: str, share: float) -> list[float
 
     The best is the highest mean accuracy over seeds at the end of training, of any score.
     """
-    curves = {name: np.array(row["curve"]["accuracy"]) for name, row in of_task.items()}
-    if not all(curve.size for curve in curves.values()):
+    if any(row["curve_of"] != "accuracy" for row in of_task.values()):
         return []
+    curves = {name: np.array(row["curve"]) for name, row in of_task.items()}
     most = max(float(curve[-1].mean()) for curve in curves.values())
     reached = curves[score] >= share * most
     every = of_task[score]["every"]
@@ -378,14 +378,13 @@ def _curves(tasks: dict[str, dict[str, Row]]) -> Any:
     figure, axes = plotting.new_figure(1.4 + 2.1 * len(tasks), 3.2, columns=len(tasks))
     for ax, (task, each) in zip(axes, tasks.items(), strict=True):
         for score, row in each.items():
-            kind = "accuracy" if np.size(row["curve"]["accuracy"]) else "loss"
-            curve = np.mean(row["curve"][kind], axis=1)
+            curve = np.mean(row["curve"], axis=1)
             steps = row["every"] * (1 + np.arange(len(curve)))
             known = score in FOUR_SCORES
             color = lab.style(score)["color"] if known else "#aaaaaa"
             label = score if known else "_"
             ax.plot(steps, curve, color=color, lw=1.6 if known else 0.8, label=label)
-            ax.set_ylabel(kind, fontsize=9)
+            ax.set_ylabel(row["curve_of"], fontsize=9)
         ax.set_title(task.replace("_", " "), fontsize=10)
         ax.set_xlabel("step", fontsize=9)
         ax.grid(alpha=0.3)
