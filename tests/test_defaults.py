@@ -121,10 +121,12 @@ DEFAULTS = {  # public names -> what inspect finds
     "TokenTask": dict(**ONE_SEQUENCE, length=32),
     "Recall": dict(**ONE_SEQUENCE, length=32, vocabulary_size=64, pairs=4),
     "NoisyRecall": dict(
-        model=ONE_SEQUENCE["model"], train=TrainConfig(seeds=3, steps=600, batch_size=16),
+        model=ONE_SEQUENCE["model"], train=TrainConfig(seeds=3, steps=600, batch_size=64),
         length=64, keys=8, noise_tokens=16, noise=0.2),
     "SelectiveCopy": dict(**ONE_SEQUENCE, length=32, letters=14, copied=6),
-    "Regression": dict(**ONE_SEQUENCE, features=5, points=11),
+    "Regression": dict(
+        model=ONE_SEQUENCE["model"], train=TrainConfig(seeds=3, steps=1000, batch_size=64),
+        features=2, points=7),
     "Translation": dict(
         vocabulary_size=4000, max_tokens=60,
         model=ModelConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2,

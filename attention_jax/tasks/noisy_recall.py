@@ -39,7 +39,7 @@ class NoisyRecall(TokenTask):
 
     name: ClassVar[str] = "noisy_recall"
 
-    train: TrainConfig = dataclasses.replace(TRAIN, batch_size=16)
+    train: TrainConfig = dataclasses.replace(TRAIN, batch_size=64)
     length: int = 64
     keys: int = 8
     noise_tokens: int = 16

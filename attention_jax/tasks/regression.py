@@ -46,9 +46,9 @@ class Regression(CausalTask):
     name: ClassVar[str] = "regression"
 
     model: ModelConfig = MODEL
-    train: TrainConfig = TRAIN
-    features: int = 5
-    points: int = 11
+    train: TrainConfig = dataclasses.replace(TRAIN, steps=1000, batch_size=64)
+    features: int = 2
+    points: int = 7
 
     def __post_init__(self) -> None:
         check_integer("features", self.features)
