@@ -2,6 +2,7 @@
 
 import csv
 import math
+from pathlib import Path
 
 import pytest
 from command_lines import call, load
@@ -42,19 +43,20 @@ def test_a_users_score_has_a_row_beside_the_committed_ones(run, monkeypatch):
 
     monkeypatch.setattr(relations, "run", measured)
     status, out, _ = run("--score", "mine_to_bench:Mine", "--tasks", "relations")
-    assert status == 0 and asked[0].scores == ("mine_to_bench:Mine",)
-    rows = [*csv.reader(open("runs/bench/bench.csv"))]
+    assert status == 0
+    assert asked[0].scores == ("mine_to_bench:Mine",)
+    rows = _table()
     assert rows[1] == ["mine_to_bench:Mine", str(len(relations.RELATIONS))]
     others = {row["score"] for row in lab.content_of("relations")["rows"]}
     assert {row[0] for row in rows[2:]} == others
-    assert "mine_to_bench:Mine" in out and "bench.html" in out
-    assert "data:image/png" in open("runs/bench/bench.html").read()
+    assert "mine_to_bench:Mine" in out
+    assert "data:image/png" in Path("runs/bench/bench.html").read_text()
 
 
 def test_quick_measures_scaled_dot_with_as_few_steps(run, monkeypatch):
     monkeypatch.setattr(learning, "run", lambda config: [_row(s, "recall") for s in config.scores])
     status, _, _ = run("--score", "dot", "--tasks", "recall", "--quick")
-    rows = [*csv.reader(open("runs/bench/bench.csv"))]
+    rows = _table()
     assert status == 0
     assert [row[0] for row in rows[1:3]] == ["dot (few steps)", "scaled (few steps)"]
     assert {row["score"] for row in lab.content_of("learning")["rows"]} == {r[0] for r in rows[3:]}
@@ -70,7 +72,12 @@ def test_quick_measures_scaled_dot_with_as_few_steps(run, monkeypatch):
 )
 def test_a_wrong_word_is_one_line(run, words, message):
     status, _, error = run(*words)
-    assert status == 2 and message in error and error.count("\n") == 1
+    assert (status, error.count("\n")) == (2, 1)
+    assert message in error
+
+
+def _table():
+    return [*csv.reader(Path("runs/bench/bench.csv").read_text().splitlines())]
 
 
 def _row(score, task):
@@ -92,7 +99,8 @@ def test_steps_until_a_share_of_the_best_score():
 def test_intervals_that_overlap_are_not_apart():
     low, high = _row("low", "recall"), _row("high", "recall")
     high["by_seed"] = [95.0, 99.0]
-    assert learning.apart(low, high) and not learning.apart(low, low)
+    assert learning.apart(low, high)
+    assert not learning.apart(low, low)
     assert learning.separates({"low": low, "high": high})
     high["by_seed"] = [92.0, 93.0]
     assert not learning.separates({"low": low, "high": high})  # 85 and 92.5
