@@ -43,6 +43,9 @@ from attention_jax.runs.run_folder import check_folder, make_folder, write_json
 from attention_jax.training.metrics import mean_and_deviation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+from benchmarks.measure import FOUR_SCORES as FOUR_SCORES
+from benchmarks.measure import interleaved as interleaved
+from benchmarks.measure import ratio as ratio
 from command_line import ScoreNames as ScoreNames
 from command_line import run_command
 
@@ -75,7 +78,6 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "translation": ("translation_comparison", "translation_budget", "translation_settings"),
 }
 SUBJECT_OF = {name: subject for subject, names in SUBJECTS.items() for name in names}
-_SCORES = ("additive", "dot", "general", "scaled")  # which keep their colours in all figures
 
 
 class Claim(NamedTuple):
@@ -153,8 +155,8 @@ def markdown(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
 
 def style(score: str, others: Sequence[str] = ()) -> dict[str, Any]:
     """The colour and marker of a score's line; those beyond the first four are `others`."""
-    names = [*_SCORES, *(name for name in dict.fromkeys([*others, score]) if name not in _SCORES)]
-    index = names.index(score) % len(plotting.COLORS)
+    names = dict.fromkeys([*FOUR_SCORES, *others, score])
+    index = [*names].index(score) % len(plotting.COLORS)
     return {"color": plotting.COLORS[index], "marker": plotting.MARKERS[index]}
 
 

@@ -1,0 +1,386 @@
+"""Which tasks does a small model learn with each score, and how fast?
+
+Answer: TO BE WRITTEN
+Source: ours. The tasks and their sources are in `attention_jax/tasks`; their published sizes are
+    larger.
+Command: .venv/bin/python -m experiments.bench.learning  # TO BE MEASURED
+
+All models of a task have the same size and the same number of steps, and differ in the score of
+their attentions alone. Three things that would decide by accident are taken out of the comparison:
+
+1. The size of the logits. Every score has a learned temperature: e = exp(t) score(q, k), t from 0.
+2. The learning rate. Each score learns with every one of `rates`, with a seed of its own; it is
+   measured at the rate whose loss is the smallest over the last tenth of the steps. All batches are
+   drawn anew, so this is a loss on examples that were not seen before.
+3. Chance. The numbers are means over other seeds, on test examples.
+
+Steps until 90 % (99 %) are those after which the accuracy has reached 90 % (99 %) of the best mean
+of any score; the accuracy is that of batches before they are learned, a mean of a twentieth of all
+steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax.core.names import did_you_mean
+from attention_jax.reports import plotting
+from attention_jax.runs.environment import environment
+from attention_jax.runs.run_folder import check_folder, make_folder, write_json
+from attention_jax.scores import score_folder
+from attention_jax.tasks.recall import Recall
+from attention_jax.tasks.selective_copy import SelectiveCopy
+from attention_jax.training.loop import initial_state, train_steps
+from attention_jax.training.task import Task
+from experiments import lab
+from experiments.lab import (
+    FOUR_SCORES,
+    Claim,
+    Row,
+    ScoreNames,
+    interleaved,
+    markdown,
+    ratio,
+    significant,
+)
+from experiments.reversal.scale_and_dimension import AtRate
+
+LOOKS = 20  # points of a learning curve
+TRIAL_SEED = 1000  # of the trials of rates
+TEMPERATURE = "experiments.reversal.multiplied_scores:LearnedTemperature(score={})"
+
+# Their sizes and numbers of steps are their own: a training takes less than a minute.
+TASKS: dict[str, Task] = {"recall": Recall(), "selective_copy": SelectiveCopy()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings; sizes and steps of the tasks are in `TASKS`.
+
+    Attributes:
+        scores: scores to train.
+        tasks: tasks to learn.
+        rates: Adam's highest learning rate, each tried with one seed.
+        seeds: trainings at the best rate.
+        budget: the steps of every task are multiplied by this.
+        workdir: folder of what is finished; an unchanged task and score is not trained again.
+    """
+
+    scores: ScoreNames = FOUR_SCORES
+    tasks: tuple[str, ...] = ("recall",)
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
+    seeds: int = 3
+    budget: float = 1.0
+    workdir: Path = Path("runs/learning")
+
+    def __post_init__(self) -> None:
+        lab.check_least(self, seeds=1, rates=1e-9, budget=1e-9)
+        if not self.scores:
+            raise ValueError("scores must be one or more; got none")
+        for task in self.tasks:
+            if task not in TASKS:
+                hint = did_you_mean(task, TASKS)
+                raise ValueError(f"tasks must be of {', '.join(TASKS)}; got {task!r}{hint}")
+            for score in self.scores:
+                self.task(task, score)
+        check_folder("workdir", self.workdir)
+
+    def task(self, name: str, score: str) -> Any:
+        """A task with this score, whose temperature is learned, in all attentions of its model."""
+        task: Any = TASKS[name]
+        with_temperature = TEMPERATURE.format(score)
+        attends: Any = {"score": with_temperature, "self_attention_score": None}  # the same one
+        model = dataclasses.replace(task.model, **attends)
+        steps = LOOKS * max(1, round(self.budget * task.train.steps / LOOKS))
+        train = dataclasses.replace(task.train, steps=steps, seeds=self.seeds)
+        return dataclasses.replace(task, model=model, train=train)
+
+
+QUICK = Config(("scaled",), ("recall",), rates=(3e-3,), seeds=2, budget=0.01)
+
+
+def run(config: Config) -> list[Row]:
+    """Rows of each score: its cost, and of each task the trials of rates, results and curves."""
+    rows: list[Row] = []
+    make_folder("workdir", config.workdir)
+    parts = [(score, task) for score in config.scores for task in (*config.tasks, "")]
+    settings = dataclasses.replace(config, scores=("scaled",), tasks=("recall",), workdir=Path())
+    start = time.monotonic()
+    for index, (score, name) in enumerate(parts):
+        path = config.workdir / f"{score_folder(score)},{name or 'cost'}.json"
+        content = json.loads(path.read_text()) if path.exists() else {}
+        task = config.task(name or "recall", score)
+        same = {"settings": repr(settings), "task": repr(task), **task.model.describe_parts()}
+        same = json.loads(json.dumps(same))
+        if {key: content.get(key) for key in same} != same:
+            found = learned(config, name, score) if name else cost(config, score)
+            content = {**same, "rows": [{"score": score, **row} for row in found]}
+            write_json(path, content)
+        rows += content["rows"]
+        minutes = (time.monotonic() - start) / 60
+        what = f"{score}, {name or 'milliseconds per step'}"
+        print(
+            f"{index + 1} of {len(parts)}: {what}; {minutes:.1f} min", file=sys.stderr, flush=True
+        )
+    return rows
+
+
+def learned(config: Config, name: str, score: str) -> list[Row]:
+    """The rows of one score on one task."""
+    task, rates = config.task(name, score), jnp.asarray(config.rates, jnp.float32)
+    advance = jax.jit(
+        jax.vmap(
+            lambda state, rate: train_steps(AtRate(task, rate), task.train.steps // LOOKS, state)
+        ),
+        donate_argnums=0,
+    )
+
+    def trained(task: Any, rates: jax.Array) -> tuple[Any, dict[str, np.ndarray]]:
+        """Parameters and metrics [looks, runs] after training."""
+        state, looks = initial_state(AtRate(task, 1.0)), []
+        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, len(rates) // len(leaf), axis=0), state)
+        for _ in range(LOOKS):
+            state, metrics = advance(state, rates)
+            looks.append(jax.device_get(metrics))
+        return state.params, {key: np.stack([each[key] for each in looks]) for key in looks[0]}
+
+    one_seed = dataclasses.replace(task.train, first_seed=TRIAL_SEED, seeds=1)
+    _, trials = trained(dataclasses.replace(task, train=one_seed), rates)
+    losses = trials["loss"][-LOOKS // 10 :].mean(axis=0)
+    best = int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))
+    params, curve = trained(task, jnp.repeat(rates[best], config.seeds))
+    metric, result = next(iter(task.evaluate(params).items()))
+    kind = "accuracy" if "accuracy" in curve else "loss"
+    return [
+        {
+            "task": name,
+            "metric": metric,
+            "larger_is_better": result.larger_is_better,
+            "by_seed": significant(result.by_seed),
+            "rate": config.rates[best],
+            "trials": significant(losses),
+            "steps": task.train.steps,
+            "every": task.train.steps // LOOKS,
+            "curve_of": kind,
+            "curve": np.round(curve[kind].astype(np.float64), 4).tolist(),
+            "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // config.seeds,
+            "commit": environment(lab.FOLDER)["git_commit"],
+        }
+    ]
+
+
+def cost(config: Config, score: str) -> list[Row]:
+    """The time of training steps with the score, over that with scaled dot, in turns."""
+
+    def steps(score: str) -> Any:
+        task = config.task("recall", score)
+        state = initial_state(task)
+        advance = jax.jit(jax.vmap(functools.partial(train_steps, task, 4)))
+        advance = advance.lower(state).compile()
+        return lambda: jax.block_until_ready(advance(state))
+
+    turns = interleaved({"scaled": steps("scaled"), "this": steps(score)}, 5)
+    mine, scaled = ({"turns": turns[name]} for name in ("this", "scaled"))
+    return [
+        {"milliseconds": significant(np.median(turns["this"]) / 4), "over": ratio(mine, scaled)}
+    ]
+
+
+# --- what came out ---
+
+
+def results(rows: list[Row]) -> dict[str, dict[str, Row]]:
+    """The row of each task and score."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        if "task" in row:
+            found.setdefault(row["task"], {})[row["score"]] = row
+    return found
+
+
+def interval(row: Row) -> tuple[float, float]:
+    """Mean minus and plus the standard deviation over seeds."""
+    mean, deviation = np.mean(row["by_seed"]), np.std(row["by_seed"], ddof=1)
+    return float(mean - deviation), float(mean + deviation)
+
+
+def apart(row: Row, other: Row) -> bool:
+    """Whether the intervals of two rows do not overlap."""
+    (low, high), (other_low, other_high) = interval(row), interval(other)
+    return low > other_high or other_low > high
+
+
+def best_and_worst(of_task: dict[str, Row]) -> tuple[Row, Row]:
+    """The rows with the best and the worst mean."""
+    order = sorted(of_task.values(), key=lambda row: float(np.mean(row["by_seed"])))
+    return (order[-1], order[0]) if order[0]["larger_is_better"] else (order[0], order[-1])
+
+
+def separates(of_task: dict[str, Row]) -> bool:
+    """Whether best and worst score are 10 points, or a factor of 2 of an error, apart."""
+    best, worst = best_and_worst(of_task)
+    a, b = np.mean(best["by_seed"]), np.mean(worst["by_seed"])
+    far = a - b >= 10 if best["larger_is_better"] else b >= 2 * a
+    return bool(far) and apart(best, worst)
+
+
+def steps_until(of_task: dict[str, Row], score: str, share: float) -> list[float]:
+    """By seed: after how many steps the accuracy reaches a share of the best; infinite for never.
+
+    The best is the highest mean accuracy over seeds at the end of training, of any score.
+    """
+    if any(row["curve_of"] != "accuracy" for row in of_task.values()):
+        return []
+    curves = {name: np.array(row["curve"]) for name, row in of_task.items()}
+    most = max(float(curve[-1].mean()) for curve in curves.values())
+    reached = curves[score] >= share * most
+    every = of_task[score]["every"]
+    return [every * (1 + int(np.argmax(r))) if r.any() else np.inf for r in reached.T]
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """What the scores' papers say, where all else is equal."""
+    tasks, found = results(rows), []
+    shared = [of_task for of_task in tasks.values() if {"dot", "scaled"} <= set(of_task)]
+    if len(tasks) >= 4 and all(len(of_task) >= 4 for of_task in tasks.values()):
+        number = sum(map(separates, tasks.values()))
+        text = "tasks whose best and worst score are 10 points, or a factor of 2, and intervals"
+        found.append(Claim(f"{text} apart", number, low=4))
+    if shared:
+        number = sum(apart(each["dot"], each["scaled"]) for each in shared)
+        text = "dot and scaled dot differ by the first temperature alone: tasks that tell them"
+        found.append(Claim(f"{text} apart", number, high=1))
+    if both := [each for each in tasks.values() if {"additive", "scaled"} <= set(each)]:
+        number = sum(
+            apart(each["additive"], each["scaled"])
+            and best_and_worst({name: each[name] for name in ("additive", "scaled")})[0]
+            is each["additive"]
+            for each in both
+        )
+        found.append(Claim("tasks that additive learns better than scaled dot", number, low=1))
+    if faster := [
+        np.mean(until["scaled"]) / np.mean(until["ngpt"])
+        for each in tasks.values()
+        if {"ngpt", "scaled"} <= set(each)
+        for until in [{name: steps_until(each, name, 0.9) for name in ("ngpt", "scaled")}]
+        if until["scaled"] and np.isfinite([*until["scaled"], *until["ngpt"]]).all()
+    ]:
+        text = "nGPT's score alone: steps of scaled dot until 90 % over its own, the most of a task"
+        source = "4 to 20 times fewer steps, for the whole architecture"
+        found.append(Claim(text, max(faster), high=2, source=source, denies=True))
+    return found
+
+
+def table(rows: list[Row]) -> str:
+    """Results by score and task; then what they cost."""
+    tasks = results(rows)
+    scores = dict.fromkeys(row["score"] for row in rows)
+    head = ["score", *headings(tasks)]
+    cells = [[score, *(cell(each.get(score)) for each in tasks.values())] for score in scores]
+    parts = [markdown(head, cells)]
+    head = ["score", *(f"{task}: steps until 90 / 99 %; rate" for task in tasks), "time of a step"]
+    costs = {row["score"]: row for row in rows if "over" in row}
+    lines = []
+    for score in scores:
+        speeds = [_speed(each, score) for each in tasks.values()]
+        over = costs[score]["over"] if score in costs else None
+        ratio = f"{over[1]:.2f} ({over[0]:.2f}-{over[2]:.2f})" if over else "-"
+        lines.append([score, *speeds, ratio])
+    return "\n\n".join([*parts, markdown(head, lines)])
+
+
+def headings(tasks: dict[str, dict[str, Row]]) -> list[str]:
+    """Each task with what is measured."""
+    return [f"{task}: {next(iter(each.values()))['metric']}" for task, each in tasks.items()]
+
+
+def cell(row: Row | None) -> str:
+    """Mean ± deviation (worst seed)."""
+    if row is None:
+        return "-"
+    worst = (min if row["larger_is_better"] else max)(row["by_seed"])
+    return f"{lab.spread(row['by_seed'])} ({worst:.3g})"
+
+
+def _speed(of_task: dict[str, Row], score: str) -> str:
+    if score not in of_task:
+        return "-"
+    texts = []
+    for share in (0.9, 0.99):
+        until = steps_until(of_task, score, share)
+        if until:
+            texts.append(f"{np.median(until):.0f}" if np.isfinite(np.median(until)) else "never")
+    return f"{' / '.join(texts) or '-'}; {of_task[score]['rate']:g}"
+
+
+CAPTIONS = {
+    "learning": "What each score learns of each task, with a learned temperature and the best of"
+    " three rates: every seed, the mean, and an interval of one standard deviation on either side.",
+    "learning_curves": "Accuracy on fresh batches while the models learn, means over seeds: the"
+    " four scores of the chapter, and of the others, in grey, each one.",
+}
+
+
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """Results, and learning curves, a panel per task."""
+    tasks = results(rows)
+    return {"learning": _results(tasks), "learning_curves": _curves(tasks)}
+
+
+def _results(tasks: dict[str, dict[str, Row]]) -> Any:
+    scores = [*dict.fromkeys(score for each in tasks.values() for score in each)]
+    width = 1.4 + 2.1 * len(tasks)
+    figure, axes = plotting.new_figure(
+        width, 1.3 + 0.24 * len(scores), columns=len(tasks), sharey=True
+    )
+    for ax, (task, each) in zip(axes, tasks.items(), strict=True):
+        for place, score in enumerate(scores):
+            if score not in each:
+                continue
+            by_seed, (low, high) = each[score]["by_seed"], interval(each[score])
+            color = lab.style(score)["color"] if score in FOUR_SCORES else "#666666"
+            ax.plot([low, high], [place, place], color=color, lw=1.6, alpha=0.6)
+            ax.plot(by_seed, [place] * len(by_seed), "o", ms=3, color=color, alpha=0.6)
+            ax.plot(np.mean(by_seed), place, "|", ms=9, mew=2, color=color)
+        best, _ = best_and_worst(each)
+        ax.set_title(task.replace("_", " "), fontsize=10)
+        ax.set_xlabel(best["metric"], fontsize=9)
+        if best["larger_is_better"]:
+            ax.set_xlim(-3, 103)
+        ax.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(scores)), scores)
+    axes[0].invert_yaxis()
+    return figure
+
+
+def _curves(tasks: dict[str, dict[str, Row]]) -> Any:
+    figure, axes = plotting.new_figure(1.4 + 2.1 * len(tasks), 3.2, columns=len(tasks))
+    for ax, (task, each) in zip(axes, tasks.items(), strict=True):
+        for score, row in each.items():
+            curve = np.mean(row["curve"], axis=1)
+            steps = row["every"] * (1 + np.arange(len(curve)))
+            known = score in FOUR_SCORES
+            color = lab.style(score)["color"] if known else "#aaaaaa"
+            label = score if known else "_"
+            ax.plot(steps, curve, color=color, lw=1.6 if known else 0.8, label=label)
+            ax.set_ylabel(row["curve_of"], fontsize=9)
+        ax.set_title(task.replace("_", " "), fontsize=10)
+        ax.set_xlabel("step", fontsize=9)
+        ax.grid(alpha=0.3)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    return figure
+
+
+if __name__ == "__main__":
+    lab.main(__name__)

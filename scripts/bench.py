@@ -1,0 +1,167 @@
+"""Measures a score, your own too, beside all others: a row of the leaderboard; see --help."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import numpy as np
+import rich.console
+import rich.table
+import tyro
+from command_line import ScoreNames, run_command
+
+from attention_jax.core.names import did_you_mean
+from attention_jax.reports import html_page
+from attention_jax.runs.run_folder import check_folder, make_folder, write_text, writing
+from attention_jax.scores import get_score
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from experiments import lab
+from experiments.bench import learning, relations
+
+PARTS = ("relations", *learning.TASKS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """Measure scores beside all others: what each can express, learns, how fast, at what cost.
+
+    "relations" trains one attention on nine relations between a query and a key. Every other part
+    trains a small model on a task. Rate and size of the logits are chosen for each score, and the
+    numbers are those of fresh seeds; experiments/bench/README.md has the rules. Ctrl-C stops, and
+    the same command goes on.
+
+    The rows of the other scores were measured with the same settings. A step's time is divided by
+    that of scaled dot in the same run.
+
+    Attributes:
+        score: the scores, each a name, or "module:Name" for a score in a file of this folder.
+        tasks: which parts to measure.
+        quick: few steps, a look in minutes. The rows of other scores are of full length: beside
+            yours stands scaled dot, measured with few steps too.
+        workdir: for what is finished, bench.csv and bench.html.
+    """
+
+    score: Annotated[ScoreNames, tyro.conf.arg(metavar="SCORE [SCORE ...]")]
+    tasks: tuple[str, ...] = PARTS
+    quick: bool = False
+    workdir: Path = Path("runs/bench")
+
+    def __post_init__(self) -> None:
+        if not self.score or not self.tasks:
+            raise ValueError("score and tasks must be one or more; got none")
+        for score in self.score:
+            get_score(score)
+        for name in self.tasks:
+            if name not in PARTS:
+                hint = did_you_mean(name, PARTS)
+                raise ValueError(f"tasks must be of {', '.join(PARTS)}; got {name!r}{hint}")
+        check_folder("workdir", self.workdir)
+        self.experiments()  # checks the scores in every model
+
+    def experiments(self) -> list[tuple[ModuleType, Any]]:
+        """What to run, with its settings."""
+        scores = dict.fromkeys([*self.score, *(["scaled"] if self.quick else [])])
+        found: list[tuple[ModuleType, Any]] = []
+        if "relations" in self.tasks:
+            few: Any = {"rates": (1e-2,), "seeds": 2, "steps": 500} if self.quick else {}
+            folder = self.workdir / "relations"
+            config = relations.Config(tuple(scores), bases=(0,), workdir=folder, **few)
+            found.append((relations, config))
+        if tasks := tuple(name for name in self.tasks if name in learning.TASKS):
+            few = {"rates": (3e-3,), "seeds": 2, "budget": 0.2} if self.quick else {}
+            folder = self.workdir / "learning"
+            config = learning.Config(tuple(scores), tasks, workdir=folder, **few)
+            found.append((learning, config))
+        return found
+
+
+def main(arguments: Arguments) -> int:
+    make_folder("workdir", arguments.workdir)
+    rows, parts = {}, []
+    for experiment, config in arguments.experiments():
+        name = lab.name_of(experiment)
+        mark = " (few steps)" if arguments.quick else ""
+        measured = [{**row, "score": f"{row['score']}{mark}"} for row in experiment.run(config)]
+        own = {row["score"] for row in measured}
+        content = lab.content_of(name) or {"rows": []}
+        rows[name] = measured + [row for row in content["rows"] if row["score"] not in own]
+        chosen = getattr(config, "tasks", None)
+        rows[name] = [
+            row for row in rows[name] if not chosen or row.get("task", chosen[0]) in chosen
+        ]
+        parts += _page_of(experiment, rows[name])
+    head, lines = summary(rows.get("relations", []), rows.get("learning", []))
+    _print(head, lines)
+    page = [html_page.command(" ".join(["scripts/bench.py", *sys.argv[1:]])), *parts]
+    page.insert(1, html_page.table(head, lines))
+    with writing("workdir", arguments.workdir):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([head, *lines])
+        write_text(arguments.workdir / "bench.csv", text.getvalue())
+        write_text(arguments.workdir / "bench.html", html_page.page("Scores compared", page))
+    print(arguments.workdir / "bench.csv", arguments.workdir / "bench.html", sep="\n")
+    return 0
+
+
+def summary(
+    of_relations: Sequence[lab.Row], of_tasks: Sequence[lab.Row]
+) -> tuple[list[str], list[list[str]]]:
+    """The head of a table, and a row for each score: relations learned, tasks, time of a step."""
+    cells = relations.means(relations.matrix([*of_relations]))
+    tasks = learning.results([*of_tasks])
+    costs = {row["score"]: row["over"] for row in of_tasks if "over" in row}
+    head = ["score"]
+    if cells:
+        head.append(f"relations of {len(relations.RELATIONS)} learned")
+    head += learning.headings(tasks)
+    if costs:
+        head.append("time of a step / scaled dot's")
+    lines = []
+    for score in dict.fromkeys(row["score"] for row in (*of_relations, *of_tasks)):
+        line = [score]
+        if cells:
+            shares = [*cells.get(score, {}).values()]
+            learned = np.sum(np.array(shares) >= relations.LEARNED)
+            line.append(f"{learned}" if shares else "-")
+        line += [learning.cell(each.get(score)) for each in tasks.values()]
+        if costs:
+            line.append(f"{costs[score][1]:.2f}" if score in costs else "-")
+        lines.append(line)
+    return head, lines
+
+
+def _page_of(experiment: ModuleType, rows: list[lab.Row]) -> list[str]:
+    """Question, tables and figures of an experiment with these rows."""
+    parts = [html_page.heading(lab.labelled(experiment))]
+    for text in experiment.table(rows).split("\n\n"):
+        lines = [line.strip("| ").split(" | ") for line in text.splitlines()]
+        parts.append(html_page.table(lines[0], lines[2:]))
+    for stem, figure in experiment.plot(rows).items():
+        parts.append(html_page.figure(figure, experiment.CAPTIONS[stem]))
+    return parts
+
+
+def _print(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = 1000  # a file has room for every column
+    table = rich.table.Table(title="mean ± standard deviation over seeds (worst seed)")
+    for name in head:
+        justify: Any = "left" if name == "score" else "right"
+        table.add_column(name, justify=justify, overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
+
+
+if __name__ == "__main__":
+    run_command(Arguments, main)

@@ -1,0 +1,106 @@
+"""scripts/bench.py: a score's rows stand beside the committed ones; wrong words are one line."""
+
+import csv
+import math
+from pathlib import Path
+
+import pytest
+from command_lines import call, load
+
+from experiments import lab
+from experiments.bench import learning, relations
+
+bench = load("scripts/bench.py")
+MINE = """
+import jax.numpy as jnp
+
+def Mine(q, k):
+    return -jnp.abs(q[:, None] - k[None]).sum(-1)
+"""
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs scripts/bench.py in a folder with a user's score: (exit status, output, error)."""
+    (tmp_path / "mine_to_bench.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        status = call(bench, *arguments, monkeypatch=monkeypatch)
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_a_users_score_has_a_row_beside_the_committed_ones(run, monkeypatch):
+    asked = []
+
+    def measured(config):
+        asked.append(config)
+        row = {"right": [1.0, 0.99], "rate": 0.01, "factor": 1.0, "loss": 0.1, "base": 0}
+        names = relations.RELATIONS
+        return [{**row, "score": s, "relation": name} for s in config.scores for name in names]
+
+    monkeypatch.setattr(relations, "run", measured)
+    status, out, _ = run("--score", "mine_to_bench:Mine", "--tasks", "relations")
+    assert status == 0
+    assert asked[0].scores == ("mine_to_bench:Mine",)
+    rows = _table()
+    assert rows[1] == ["mine_to_bench:Mine", str(len(relations.RELATIONS))]
+    others = {row["score"] for row in lab.content_of("relations")["rows"]}
+    assert {row[0] for row in rows[2:]} == others
+    assert "mine_to_bench:Mine" in out
+    assert "data:image/png" in Path("runs/bench/bench.html").read_text()
+
+
+def test_quick_measures_scaled_dot_with_as_few_steps(run, monkeypatch):
+    monkeypatch.setattr(learning, "run", lambda config: [_row(s, "recall") for s in config.scores])
+    status, _, _ = run("--score", "dot", "--tasks", "recall", "--quick")
+    rows = _table()
+    assert status == 0
+    assert [row[0] for row in rows[1:3]] == ["dot (few steps)", "scaled (few steps)"]
+    assert {row["score"] for row in lab.content_of("learning")["rows"]} == {r[0] for r in rows[3:]}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--score", "dto"], "dto"),
+        (["--score", "dot", "--tasks", "recal"], "did you mean 'recall'?"),
+        ([], "--score"),
+    ],
+)
+def test_a_wrong_word_is_one_line(run, words, message):
+    status, _, error = run(*words)
+    assert (status, error.count("\n")) == (2, 1)
+    assert message in error
+
+
+def _table():
+    return [*csv.reader(Path("runs/bench/bench.csv").read_text().splitlines())]
+
+
+def _row(score, task):
+    curve = [[0.1 * i, 0.1 * i] for i in range(learning.LOOKS)]
+    row = {"metric": "accuracy (%)", "larger_is_better": True, "by_seed": [90.0, 80.0]}
+    row |= {"rate": 0.01, "every": 5, "curve_of": "accuracy", "curve": curve}
+    return {**row, "score": score, "task": task}
+
+
+def test_steps_until_a_share_of_the_best_score():
+    fast, slow = _row("fast", "recall"), _row("slow", "recall")
+    slow["curve"] = [[x / 2 for x in look] for look in slow["curve"]]
+    both = {"fast": fast, "slow": slow}
+    assert learning.steps_until(both, "fast", 0.5) == [5 * 11, 5 * 11]  # 0.1 i >= 0.95
+    assert learning.steps_until(both, "slow", 0.5) == [5 * 20, 5 * 20]
+    assert learning.steps_until(both, "slow", 0.9) == [math.inf, math.inf]
+
+
+def test_intervals_that_overlap_are_not_apart():
+    low, high = _row("low", "recall"), _row("high", "recall")
+    high["by_seed"] = [95.0, 99.0]
+    assert learning.apart(low, high)
+    assert not learning.apart(low, low)
+    assert learning.separates({"low": low, "high": high})
+    high["by_seed"] = [92.0, 93.0]
+    assert not learning.separates({"low": low, "high": high})  # 85 and 92.5
