@@ -63,7 +63,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "geometry",
         "attention_masks",
     ),
-    "bench": ("relations",),
+    "bench": ("relations", "learning"),
     "reversal": (
         "gru_padding",
         "reversal_comparison",

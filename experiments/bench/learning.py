@@ -1,14 +1,18 @@
 """Which tasks does a small model learn with each score, and how fast?
 
-Answer: TO BE WRITTEN
+Answer: Of the four scores only scaled dot learns to recall the values of four keys within 600
+    steps: 100 %, after 240 steps. Additive, dot and general stay at 25 to 28 %, which is a guess
+    among the four values. A learned temperature does not repair the start of unscaled dot.
 Source: ours. The tasks and their sources are in `attention_jax/tasks`; their published sizes are
     larger.
-Command: .venv/bin/python -m experiments.bench.learning  # TO BE MEASURED
+Command: .venv/bin/python -m experiments.bench.learning  # 24 minutes, beside other work
 
 All models of a task have the same size and the same number of steps, and differ in the score of
-their attentions alone. Three things that would decide by accident are taken out of the comparison:
+their attentions alone. What could decide by accident:
 
 1. The size of the logits. Every score has a learned temperature: e = exp(t) score(q, k), t from 0.
+   It lets every score reach every size, but the start stays that of the score: dot and scaled dot
+   are one function with two starts.
 2. The learning rate. Each score learns with every one of `rates`, with a seed of its own; it is
    measured at the rate whose loss is the smallest over the last tenth of the steps. All batches are
    drawn anew, so this is a loss on examples that were not seen before.
@@ -378,7 +382,7 @@ def _curves(tasks: dict[str, dict[str, Row]]) -> Any:
         ax.set_xlabel("step", fontsize=9)
         ax.grid(alpha=0.3)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2 * len(tasks), fontsize=9)
     return figure
 
 
