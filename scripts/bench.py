@@ -74,13 +74,13 @@ class Arguments:
         if "relations" in self.tasks:
             few: Any = {"rates": (1e-2,), "seeds": 2, "steps": 500} if self.quick else {}
             folder = self.workdir / "relations"
-            config = relations.Config(tuple(scores), bases=(0,), workdir=folder, **few)
-            found.append((relations, config))
+            settings: Any = relations.Config(tuple(scores), bases=(0,), workdir=folder, **few)
+            found.append((relations, settings))
         if tasks := tuple(name for name in self.tasks if name in learning.TASKS):
             few = {"rates": (3e-3,), "seeds": 2, "budget": 0.2} if self.quick else {}
             folder = self.workdir / "learning"
-            config = learning.Config(tuple(scores), tasks, workdir=folder, **few)
-            found.append((learning, config))
+            settings = learning.Config(tuple(scores), tasks, workdir=folder, **few)
+            found.append((learning, settings))
         return found
 
 

@@ -189,8 +189,7 @@ def cost(config: Config, score: str) -> list[Row]:
     def steps(score: str) -> Any:
         task = config.task("recall", score)
         state = initial_state(task)
-        advance = jax.jit(jax.vmap(functools.partial(train_steps, task, 4)))
-        advance = advance.lower(state).compile()
+        advance = jax.jit(jax.vmap(functools.partial(train_steps, task, 4))).lower(state).compile()
         return lambda: jax.block_until_ready(advance(state))
 
     turns = interleaved({"scaled": steps("scaled"), "this": steps(score)}, 5)
@@ -273,7 +272,7 @@ def claims(rows: list[Row]) -> list[Claim]:
         )
         found.append(Claim("tasks that additive learns better than scaled dot", number, low=1))
     if faster := [
-        np.mean(until["scaled"]) / np.mean(until["ngpt"])
+        float(np.mean(until["scaled"]) / np.mean(until["ngpt"]))
         for each in tasks.values()
         if {"ngpt", "scaled"} <= set(each)
         for until in [{name: steps_until(each, name, 0.9) for name in ("ngpt", "scaled")}]
