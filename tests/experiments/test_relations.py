@@ -7,7 +7,8 @@ import pytest
 
 from attention_jax import SCORES
 from experiments.bench import relations
-from experiments.bench.relations import EXPRESSION, MATRIX, RELATIONS
+from experiments.bench.expression import EXPRESSION
+from experiments.bench.relations import MATRIX, RELATIONS
 
 DIM, KEYS = 16, 8
 I4, NONE = np.eye(4), np.zeros((4, 1))
