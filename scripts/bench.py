@@ -121,7 +121,7 @@ def summary(
     costs = {row["score"]: row["over"] for row in of_tasks if "over" in row}
     head = ["score"]
     if cells:
-        head.append(f"relations of {len(relations.RELATIONS)} learned")
+        head.append(f"relations of {len(relations.RELATIONS)} at 90 % and above")
     head += learning.headings(tasks)
     if costs:
         head.append("time of a step / scaled dot's")
@@ -130,7 +130,7 @@ def summary(
         line = [score]
         if cells:
             shares = [*cells.get(score, {}).values()]
-            learned = np.sum(np.array(shares) >= relations.LEARNED)
+            learned = np.sum(np.array(shares) >= 0.9)
             line.append(f"{learned}" if shares else "-")
         line += [learning.cell(each.get(score)) for each in tasks.values()]
         if costs:
