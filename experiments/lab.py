@@ -29,7 +29,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
@@ -37,9 +37,11 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
+from attention_jax.core.programs import Known
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import check_folder, make_folder, write_json
+from attention_jax.scores import get_score, known_score
 from attention_jax.training.metrics import mean_and_deviation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
@@ -257,6 +259,23 @@ def _settings(config: Any) -> Row:
     """The settings that numbers depend on: all but folders."""
     fields = dataclasses.asdict(config)
     return {name: value for name, value in fields.items() if not isinstance(value, Path)}
+
+
+def program_of(score: str) -> str:
+    """What tells a score from another of the same name: its fields; a user's, its program."""
+    known = known_score(get_score(score), None, 16, 16)
+    return known.digest if isinstance(known, Known) else repr(known)
+
+
+def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> list[Row]:
+    """The rows in a file of the work folder; measured and written there if settings differ."""
+    settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
+    content = json.loads(path.read_text()) if path.exists() else {}
+    if content.get("settings") != settings:
+        content = {"settings": settings, "rows": measure()}
+        write_json(path, content)
+    rows: list[Row] = content["rows"]
+    return rows
 
 
 def exit_if_interrupted(status: int) -> None:

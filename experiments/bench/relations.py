@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-import json
 import math
 import time
 from collections.abc import Callable
@@ -39,7 +38,7 @@ from matplotlib.figure import Figure
 
 from attention_jax import SCORES, Score, get_score
 from attention_jax.reports import plotting
-from attention_jax.runs.run_folder import check_folder, make_folder, write_json
+from attention_jax.runs.run_folder import check_folder, make_folder
 from attention_jax.scores import score_folder
 from experiments import lab
 from experiments.bench.expression import EXPRESSION
@@ -221,15 +220,11 @@ def run(config: Config) -> list[Row]:
     """A row per base seed, score and relation."""
     cells, rows, start = [*itertools.product(config.bases, config.scores)], [], time.monotonic()
     settings = dataclasses.asdict(config) | {"scores": None, "bases": None, "workdir": None}
-    settings = json.loads(json.dumps(settings))
     make_folder("workdir", config.workdir)
     for index, (base, name) in enumerate(cells):
         path = config.workdir / f"{score_folder(name)}_{base}.json"
-        content = json.loads(path.read_text()) if path.exists() else {}
-        if content.get("settings") != settings:
-            content = {"settings": settings, "rows": _rows_of(config, name, base)}
-            write_json(path, content)
-        rows += content["rows"]
+        measure = functools.partial(_rows_of, config, name, base)
+        rows += lab.kept_rows(path, settings | {"score": lab.program_of(name)}, measure)
         minutes = (time.monotonic() - start) / 60
         print(f"{index + 1} of {len(cells)}: {name}, base {base}, {minutes:.1f} min", flush=True)
     return rows

@@ -1,7 +1,9 @@
 """scripts/bench.py: a score's rows stand beside the committed ones; wrong words are one line."""
 
 import csv
+import importlib
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,24 @@ def test_quick_measures_scaled_dot_with_as_few_steps(run, monkeypatch):
     assert status == 0
     assert [row[0] for row in rows[1:3]] == ["dot (few steps)", "scaled (few steps)"]
     assert {row["score"] for row in lab.content_of("learning")["rows"]} == {r[0] for r in rows[3:]}
+
+
+def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    file, kept = tmp_path / "edited_to_bench.py", tmp_path / "kept.json"
+
+    def rows(text, found):
+        file.write_text(text)
+        sys.modules.pop("edited_to_bench", None)
+        importlib.invalidate_caches()
+        program = lab.program_of("edited_to_bench:Mine")
+        return lab.kept_rows(kept, program, lambda: [{"found": found}])
+
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    assert rows(MINE, 1) == [{"found": 1}]
+    assert rows(MINE, 2) == [{"found": 1}]
+    assert rows(MINE.replace("-jnp", "-2 * jnp"), 3) == [{"found": 3}]
+    assert lab.program_of("dot") != lab.program_of("scaled")
 
 
 @pytest.mark.parametrize(
