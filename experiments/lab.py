@@ -270,7 +270,10 @@ def program_of(score: str) -> str:
 def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> list[Row]:
     """The rows in a file of the work folder; measured and written there if settings differ."""
     settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
-    content = json.loads(path.read_text()) if path.exists() else {}
+    try:
+        content = json.loads(path.read_text()) if path.exists() else {}
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged; delete it to measure it again: {error}") from error
     if content.get("settings") != settings:
         content = {"settings": settings, "rows": measure()}
         write_json(path, content)

@@ -80,6 +80,9 @@ def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
     assert rows(MINE, 2) == [{"found": 1}]
     assert rows(MINE.replace("-jnp", "-2 * jnp"), 3) == [{"found": 3}]
     assert lab.program_of("dot") != lab.program_of("scaled")
+    kept.write_text("{")
+    with pytest.raises(ValueError, match=r"kept\.json is damaged"):
+        rows(MINE, 4)
 
 
 @pytest.mark.parametrize(
