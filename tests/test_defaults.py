@@ -187,6 +187,8 @@ OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
     "analyze_gradients.Arguments": dict(compare=(), analysis=GradientAnalysis()),
     "sweep.Arguments": dict(scores=("scaled",), settings=(), task="reversal", lengths=(), table=(),
                             combinations=()),
+    "bench.Arguments": dict(tasks=("relations", "recall", "selective_copy"), quick=False,
+                            workdir=Path("runs/bench")),
     "reproduce.Arguments": dict(names=(), quick=False, force=False),
     "compile_report.Arguments": dict(part="kernels", only=""),
     "reference.Arguments": dict(out=Path("build/docs")),
