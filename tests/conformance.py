@@ -249,14 +249,10 @@ def _forward_and_gradients(implementation, score_name, normalizer_name, jit) -> 
 
     def forward(arrays, mask):
         results = aj.attention(
-            **arrays,
-            mask=mask,
-            score=SCORE_CASES[score_name].score,
+            **arrays, mask=mask, score=SCORE_CASES[score_name].score, block_sizes=TILE,
             normalizer=NORMALIZER_CASES[normalizer_name].normalizer,
-            implementation=implementation,
-            block_sizes=TILE,
-            return_statistics=statistics,
-        )
+            implementation=implementation, return_statistics=statistics,
+        )  # fmt: skip
         return {"output": results[0], **results[1]._asdict()} if statistics else {"output": results}
 
     def both(arrays, mask, cotangent):
@@ -282,21 +278,27 @@ def check_conformance(
     jit: Callable | None = None,
     poison: bool = False,
     as_table: bool = False,
+    bits: bool = False,
 ) -> None:
     """Asserts the contract's bounds for output, statistics and the gradient of every input.
 
-    `as_table` gives the mask as its bool table. All masks then share one compiled program.
+    `as_table` gives the mask as its bool table. All masks then share one compiled program. `bits`
+    also asserts that what the mask hides changes no bit, and the exact zeros of hidden tokens,
+    which a tolerance does not see.
     """
-    inputs = inputs_of(score_name, normalizer_name)
-    if poison:
-        inputs = poisoned(inputs, allowed_table(mask_name))
+    inputs, table = inputs_of(score_name, normalizer_name), allowed_table(mask_name)
     expected, expected_gradients = numpy_side(score_name, mask_name, normalizer_name)
     with jax.enable_x64(dtype == jnp.float64):
-        table = allowed_table(mask_name)
         mask = jnp.asarray(table) if as_table else MASK_CASES[mask_name].build()
-        got, gradients = library_side(
-            implementation, score_name, mask, inputs, dtype, jit, normalizer_name
-        )
+
+        def of(inputs):
+            return library_side(
+                implementation, score_name, mask, inputs, dtype, jit, normalizer_name
+            )
+
+        got, gradients = of(poisoned(inputs, table) if poison else inputs)
+        if bits:
+            _check_bits((got, gradients), of(inputs), table)
     # 16-bit inputs are multiplied in their own dtype: features, weights and gradients of logits are
     # rounded to it, and so are the results. The bounds count these roundings.
     rounding = {jnp.bfloat16: 2**-8, jnp.float16: 2**-10}.get(dtype, 0.0)
@@ -315,6 +317,20 @@ def check_conformance(
         what = f"{mask_name}: gradient of {name}"
         assert_close(what, array, expected_gradients[name], tolerance, terms)
         assert array.dtype == dtype, name
+
+
+def _check_bits(got: Any, clean: Any, allowed: np.ndarray) -> None:
+    got = jax.device_get(got)
+    for (name, array), of_name in zip(named(clean).items(), jax.tree.leaves(got), strict=True):
+        np.testing.assert_array_equal(of_name, array, err_msg=name)
+        assert np.any(array), f"{name} is zero everywhere: this test shows nothing"
+    (outputs, gradients), rows, keys = got, allowed.any(2), allowed.any(1)
+    np.testing.assert_array_equal(outputs["logsumexp"] == -np.inf, ~rows)
+    hidden = {"query": ~rows, "key": ~keys, "value": ~keys, "bias": ~allowed}
+    for name, where in hidden.items():
+        assert not np.any(gradients[name][where]), name
+    for name in ("output", "entropy"):
+        assert not np.any(outputs[name][~rows]), name
 
 
 def named(tree: Any) -> dict[str, Any]:
@@ -338,5 +354,3 @@ ALL_SCORES = each_score()
 ALL_MASKS = list(MASK_CASES)
 # Every score meets the tables of all masks, in one compiled program, and its own mask as it is.
 MASK_OF_SCORE = {name: case.mask for name, case in SCORE_CASES.items()}
-# Their float32 programs in tiles are slow tests.
-MADE_OF_OTHERS = [name for name, case in SCORE_CASES.items() if case.made_of_others]

@@ -41,12 +41,12 @@ def numbers_of(output_and_statistics):
     return total
 
 
-def loss_of(score_name, implementation, **options):
+def loss_of(score_name, implementation, block_sizes=TILE, **options):
     def loss(point, mask):
         return numbers_of(
             aj.attention(
                 **point, mask=mask, score=SCORE_CASES[score_name].score, return_statistics=True,
-                implementation=implementation, **{"block_sizes": TILE, **options},
+                implementation=implementation, block_sizes=block_sizes, **options,
             )
         )  # fmt: skip
 

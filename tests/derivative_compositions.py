@@ -31,19 +31,11 @@ def gradient_of_gradient(loss):
 COMPOSITIONS = {
     "grad": (lambda f: jax.grad(loss(f), (0, 1, 2)), True),
     "jvp": (lambda f: lambda q, k, v: jax.jvp(f, (q, k, v), (jnp.cos(q), jnp.sin(k), v)), False),
-    "jacrev": (lambda f: jax.jacrev(f, (0, 1, 2)), True),
     "hessian": (lambda f: jax.hessian(loss(f), (0, 1)), True),
     "jacrev of jacrev": (lambda f: jax.jacrev(jax.jacrev(loss(f), (0, 1)), (0, 1)), True),
     "jacfwd of jacfwd": (lambda f: jax.jacfwd(jax.jacfwd(loss(f), (0, 1)), (0, 1)), False),
     "third": (lambda f: jax.jacfwd(jax.jacrev(jax.jacfwd(loss(f)))), True),
     "linearize": (lambda f: lambda q, k, v: jax.linearize(f, q, k, v)[1](q, k, v), False),
-    "checkpoint": (lambda f: jax.grad(jax.checkpoint(loss(f)), (0, 1, 2)), True),
-    "vmap of grad": (
-        lambda f: lambda q, k, v: jax.vmap(jax.grad(loss(f), (0, 1, 2)), (0, None, None))(
-            both(q), k, v
-        ),
-        True,
-    ),
     "grad of vmap at the end": (
         lambda f: jax.grad(lambda q, k, v: jnp.sum(
             jnp.sin(jax.vmap(f, (2, None, 1), 1)(jnp.stack([q, q + 1], 2), k, jnp.stack([v, v], 1)))

@@ -65,15 +65,9 @@ def results(implementation, score, mask, arrays, doutput, statistics=True):
 
     def attend(query, key, value, params):
         got = aj.attention(
-            query,
-            key,
-            value,
-            score=score,
-            params=params,
-            mask=mask,
-            return_statistics=statistics,
-            implementation=implementation,
-        )
+            query, key, value, score=score, params=params, mask=mask,
+            return_statistics=statistics, implementation=implementation,
+        )  # fmt: skip
         return got if statistics else (got, None)
 
     (output, of_rows), pull_back = jax.vjp(attend, *arrays)

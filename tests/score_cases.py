@@ -192,7 +192,6 @@ class ScoreCase:
     logits: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
     params_at_64: int = 0  # numbers in its parameters where Dq = Dk = 64
     mask: str = "combination"  # that it meets as it is, with the mask's own rule for tiles
-    made_of_others: bool = False  # its arithmetic is that of other scores: fewer fast tests
 
     @property
     def pair(self):
@@ -207,33 +206,42 @@ SCORE_CASES = {
     case.name: case
     for case in (
         ScoreCase("additive", aj.Additive(A), _additive, 2193, "padding"),
-        ScoreCase("concat", Concat(A), _concat, 2193, "none", made_of_others=True),
-        ScoreCase("cosine", Cosine(), _cosine, 1, "dense_shared", made_of_others=True),
-        ScoreCase("distance", NegativeSquaredDistance(), _distance, made_of_others=True),
+        ScoreCase("concat", Concat(A), _concat, 2193, "none"),
+        ScoreCase("cosine", Cosine(), _cosine, 1, "dense_shared"),
+        ScoreCase("distance", NegativeSquaredDistance(), _distance),
         ScoreCase("dot", aj.Dot(), _dot, mask="local"),
         ScoreCase("general", aj.General(), _general, 4096, "segment"),
         ScoreCase("scaled", aj.ScaledDot(), _scaled),
-        ScoreCase(
-            "softcap", SoftCap(aj.General(), CAP), _soft_capped, 4096, "dense", made_of_others=True
-        ),
+        ScoreCase("softcap", SoftCap(aj.General(), CAP), _soft_capped, 4096, "dense"),
         ScoreCase("own", OwnCosine(), _own_cosine, 4097, "causal"),
-        ScoreCase("elliptical", Elliptical(), _elliptical, 64, made_of_others=True),
-        ScoreCase("hyperbolic", Hyperbolic(), _hyperbolic, 1, "causal", made_of_others=True),
-        ScoreCase("indexer", Indexer(), _indexer, 20736, "padding", made_of_others=True),
-        ScoreCase("l2", L2(), _l2, mask="local", made_of_others=True),
-        ScoreCase("manhattan", Manhattan(), _manhattan, mask="segment", made_of_others=True),
-        ScoreCase("neural", Neural(A), _neural, 2210, "dense", made_of_others=True),
-        ScoreCase("ngpt", NGPT(), _ngpt, 64, "padding", made_of_others=True),
-        ScoreCase("power", Power(), _power, mask="causal", made_of_others=True),
-        ScoreCase("softplus", Softplus(), _softplus, mask="local", made_of_others=True),
-        ScoreCase("tropical", Tropical(), _tropical, mask="segment", made_of_others=True),
-        ScoreCase("yat", Yat(), _yat, mask="none", made_of_others=True),
+        ScoreCase("elliptical", Elliptical(), _elliptical, 64),
+        ScoreCase("hyperbolic", Hyperbolic(), _hyperbolic, 1, "causal"),
+        ScoreCase("indexer", Indexer(), _indexer, 20736, "padding"),
+        ScoreCase("l2", L2(), _l2, mask="local"),
+        ScoreCase("manhattan", Manhattan(), _manhattan, mask="segment"),
+        ScoreCase("neural", Neural(A), _neural, 2210, "dense"),
+        ScoreCase("ngpt", NGPT(), _ngpt, 64, "padding"),
+        ScoreCase("power", Power(), _power, mask="causal"),
+        ScoreCase("softplus", Softplus(), _softplus, mask="local"),
+        ScoreCase("tropical", Tropical(), _tropical, mask="segment"),
+        ScoreCase("yat", Yat(), _yat, mask="none"),
     )
 }
 # Without those of literature.py, which have no rule of their own: JAX differentiates their `pair`.
 CORE_SCORES = [name for name in SCORE_CASES if name not in LITERATURE]
 
 
-def each_score(names=tuple(SCORE_CASES)):
-    """The names as parameters of a test, which is slow for the scores of literature.py."""
-    return [pytest.param(name, marks=[pytest.mark.slow] * (name in LITERATURE)) for name in names]
+def slow_unless(fast, cases):
+    """The cases as parameters of a test, which is slow for those that are not in `fast`."""
+    return [
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=[pytest.mark.slow] * (case not in fast),
+        )
+        for case in cases
+    ]
+
+
+def each_score(names=tuple(SCORE_CASES), fast=CORE_SCORES):
+    """The names as parameters of a test, slow for all others than `fast`."""
+    return slow_unless(fast, names)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
-import eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,9 +23,6 @@ from attention_jax.training.loop import initial_state
 from attention_jax.training.run import load_run, train_run
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, TrainConfig
-
-DEVICES = 8
-
 
 # --- training ---
 
@@ -160,14 +155,6 @@ def toy_trains_as_one_device_does(cls, batch_size):
     assert_spread(spread, MESHES["all"])
 
 
-def drawn_trains_as_one_device_does():
-    toy_trains_as_one_device_does(Drawn, 16)
-
-
-def fed_trains_as_one_device_does():
-    toy_trains_as_one_device_does(Fed, None)
-
-
 def draws_each_part_where_it_is_used():
     layout, task = Layout(MeshShape(data=8)), config()
     rng = jax.random.key(5)
@@ -181,23 +168,13 @@ def draws_each_part_where_it_is_used():
 
 
 CHECKS = {
-    check.__name__: check
-    for check in (
-        draws_each_part_where_it_is_used,
-        drawn_trains_as_one_device_does, fed_trains_as_one_device_does,
-        filled_up_batches_do_not_change_the_program,
-    )
-}  # fmt: skip
+    "draws each part where it is used": draws_each_part_where_it_is_used,
+    "drawn": functools.partial(toy_trains_as_one_device_does, Drawn, 16),
+    "fed": functools.partial(toy_trains_as_one_device_does, Fed, None),
+}
 SLOW = {
     "-then-".join(map(str, pair)): functools.partial(goes_on_over_others, *pair)
-    for pair in (
-        (None, "all"),
-        ("all", None),
-        ("data", "seed"),
-        ("seed", "data"),
-    )
-} | {f"trains-{mesh}": functools.partial(trains_as_one_device_does, mesh) for mesh in MESHES}
-
-
-if __name__ == "__main__":
-    eight_devices.run({**CHECKS, **SLOW}, sys.argv[1:])
+    for pair in ((None, "all"), ("all", None), ("data", "seed"), ("seed", "data"))
+}
+SLOW |= {f"trains-{mesh}": functools.partial(trains_as_one_device_does, mesh) for mesh in MESHES}
+SLOW["filled"] = filled_up_batches_do_not_change_the_program

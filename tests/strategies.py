@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from score_cases import CORE_SCORES, SCORE_CASES, numpy_params
 
 import attention_jax as aj
+from attention_jax.scores.literature import LITERATURE
 
 Shape = tuple[int, ...]
 MODERATE = 100.0  # products of entries up to this size neither overflow nor lose precision
@@ -39,6 +40,8 @@ SIZES = [  # *B, T, S, Dq, Dk, Dv; only a few, so that examples share compiled p
     ((), 2, 3, 2, 2, 0),
 ]
 SCORES = [name for name in CORE_SCORES if name != "own"]
+if hypothesis.settings().max_examples > 100:  # the profile `nightly`: each is a program of its own
+    SCORES += LITERATURE
 F4, F8 = (np.float32, False), (np.float64, True)  # dtype, and whether float64 is on
 DTYPES = [F4, F4, F8, (jnp.bfloat16, False), (np.float16, False), (np.float64, False)]
 

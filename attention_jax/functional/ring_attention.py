@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal, Unpack, overload
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,45 +15,22 @@ from attention_jax.functional.checks import AttentionArguments, checked_call
 from attention_jax.implementations import Inputs, Options, ring
 from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
 from attention_jax.kernels.choice import chosen_block_sizes
-from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.threshold import num_visits
 from attention_jax.scores import ProjectedKeys
 
 Array = jax.Array
 
 
-@overload
 def ring_attention(
     query: Array,
     key: Array,
     value: Array,
     *,
     mesh: Mesh,
-    axis_name: str = ...,
-    return_statistics: Literal[False] = ...,
+    axis_name: str = "context",
+    return_statistics: bool = False,
     **arguments: Unpack[AttentionArguments],
-) -> Array: ...
-@overload
-def ring_attention(
-    query: Array,
-    key: Array,
-    value: Array,
-    *,
-    mesh: Mesh,
-    axis_name: str = ...,
-    return_statistics: Literal[True],
-    **arguments: Unpack[AttentionArguments],
-) -> tuple[Array, AttentionStatistics]: ...
-def ring_attention(
-    query,
-    key,
-    value,
-    *,
-    mesh,
-    axis_name="context",
-    return_statistics=False,
-    **arguments,
-):
+) -> Any:
     """`attention` with the sequences sharded over one axis of a mesh.
 
         output_i = sum_j normalizer_j(score(query_i, key_j) + bias_ij where mask_ij) value_j

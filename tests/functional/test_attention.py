@@ -1,6 +1,7 @@
-"""The front door: the conformance suite, the numerics contract, and the worked examples."""
+"""The front door: the conformance suite and the numerics contract."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,6 @@ import pytest
 from conformance import (
     ALL_IMPLEMENTATIONS,
     ALL_MASKS,
-    ALL_SCORES,
-    MADE_OF_OTHERS,
-    MASK_CASES,
     MASK_OF_SCORE,
     SCORE_CASES,
     TABLE,
@@ -24,145 +22,79 @@ from conformance import (
     library_side,
     named,
     numpy_side,
-    poisoned,
-    quick_jit,
 )
+from score_cases import slow_unless
 
-from attention_jax import (
-    attention,
-    attention_weights,
-    causal_mask,
-    padding_mask,
-)
+from attention_jax import attention, causal_mask, padding_mask
 
-every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
-every_score = pytest.mark.parametrize("score", ALL_SCORES)
+# The fast tests: each rule for tiles of a mask, and each form of a tile's gradient, once.
+FAST = [("tiled", score) for score in ("additive", "dot", "general", "scaled", "own")]
+FAST += [("reference", score) for score in ("additive", "own")]
+CASES = itertools.product(ALL_IMPLEMENTATIONS, SCORE_CASES)
 
 
-@every_score
-@every_implementation
-def test_float64_ignores_nan_and_inf_where_masked(implementation, score):
-    for mask in ALL_MASKS:
-        check_conformance(implementation, score, mask, jnp.float64, poison=True, as_table=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mask", ALL_MASKS)
-@every_implementation
-def test_every_mask_in_float64(implementation, mask):
-    check_conformance(implementation, "dot", mask, jnp.float64, poison=True)
-
-
-@pytest.mark.parametrize("score", ["additive", "scaled"])
-@every_implementation
-def test_bfloat16_accumulates_in_float32(implementation, score):
-    check_conformance(implementation, score, "combination", jnp.bfloat16, poison=True)
-
-
-@every_implementation
-def test_float16_accumulates_in_float32(implementation):
-    check_conformance(implementation, "general", "segment", jnp.float16, poison=True)
-
-
-# --- the numerics contract ---
-
-
-@pytest.mark.parametrize("score", [name for name in SCORE_CASES if name not in MADE_OF_OTHERS])
-@every_implementation
-def test_what_is_masked_changes_no_bit(implementation, score):
-    """Also the exact zeros, which a tolerance does not see."""
-    check_bits(implementation, score, MASK_OF_SCORE[score])
-
-
-@every_implementation
-def test_optimised_programs(implementation):
-    """The bounds and the bits of programs that are compiled as on users' machines."""
-    mask, jit = "dense_shared", fully_optimized_jit
-    check_conformance(implementation, "scaled", mask, jit=jit, poison=True)
-    check_bits(implementation, "scaled", mask, jit)
-
-
-@every_score
-def test_weights_are_those_of_the_output(score):
-    inputs = jax.tree.map(np.float32, {**inputs_of(score)})
-    value = inputs.pop("value")
-    weights = attention_weights(**inputs, mask=TABLE, score=SCORE_CASES[score].score)
-    expected, _ = numpy_side(score, "dense")
-    np.testing.assert_allclose(np.asarray(weights).sum(-1), TABLE.any(2), atol=1e-6)
-    assert not np.any(weights[~TABLE])
-    assert_close("output", np.float64(weights) @ value, expected["output"], 2e-6)
-
-
-def check_bits(implementation, score, mask_name, jit=None):
-    allowed = allowed_table(mask_name)
-    clean = inputs_of(score)
-    outputs_and_gradients = [
-        library_side(implementation, score, MASK_CASES[mask_name].build(), inputs, jnp.float32, jit)
-        for inputs in (clean, poisoned(clean, allowed))
-    ]
-    (outputs, gradients), (got_outputs, got_gradients) = jax.device_get(outputs_and_gradients)
-    for (name, array), got in zip(
-        named((outputs, gradients)).items(),
-        jax.tree.leaves((got_outputs, got_gradients)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(got, array, err_msg=name)
-        assert np.any(array), f"{name} is zero everywhere: this test shows nothing"
-    rows, keys = allowed.any(2), allowed.any(1)
-    assert not np.any(got_outputs["output"][~rows])
-    assert not np.any(got_outputs["entropy"][~rows])
-    assert np.isneginf(got_outputs["logsumexp"][~rows]).all()
-    assert np.isfinite(got_outputs["logsumexp"][rows]).all()
-    assert not np.any(got_gradients["query"][~rows])
-    assert not np.any(got_gradients["key"][~keys])
-    assert not np.any(got_gradients["value"][~keys])
-    assert not np.any(got_gradients["bias"][~allowed])
-
-
-@pytest.mark.parametrize(
-    "implementation", ["reference", pytest.param("tiled", marks=pytest.mark.slow)]
-)
-def test_everything_masked_and_second_order(implementation):
-    score = "own"
-    inputs = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs_of(score))
-
-    def loss(inputs, mask):
-        output, statistics = attention(
-            **inputs, mask=mask, score=SCORE_CASES[score].score, implementation=implementation,
-            return_statistics=True,
-        )  # fmt: skip
-        return output.sum() + (output**2).sum() + statistics.entropy.sum()
-
-    def gradient_norm(inputs, mask):
-        gradient = jax.grad(loss)(inputs, mask)
-        return sum((leaf + leaf**2).sum() for leaf in jax.tree.leaves(gradient)), gradient
-
-    derivatives = quick_jit(jax.grad(gradient_norm, has_aux=True))
-    second_and_first = derivatives(inputs, jnp.zeros((1, 1), bool))
-    assert len(jax.tree.leaves(second_and_first)) == 2 * len(jax.tree.leaves(inputs))
-    for leaf in jax.tree.leaves(second_and_first):
-        np.testing.assert_array_equal(leaf, 0)
-
-
-@every_implementation
-def test_minus_infinity_in_the_bias_is_a_mask(implementation):
-    inputs = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs_of("general"))
-    bias = jnp.where(TABLE, inputs["bias"], -jnp.inf)  # row 2 of example 0 is -inf throughout
-    expected, expected_gradients = numpy_side("general", "dense")
-    got, gradients = library_side(
-        implementation, "general", None, {**inputs, "bias": bias}, jnp.float32
+@pytest.mark.parametrize(("implementation", "score"), slow_unless(FAST, CASES))
+def test_every_score_with_its_mask(implementation, score):
+    check_conformance(
+        implementation, score, MASK_OF_SCORE[score], jnp.float64, poison=True, bits=True
     )
-    for name in got:
-        assert_close(name, got[name], expected[name], 2e-6)
-    expected_gradients = named(expected_gradients)
+
+
+@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+def test_tables_of_all_masks_and_minus_infinity_in_the_bias(implementation):
+    """Which is a mask. All share one compiled program."""
+    for mask in ALL_MASKS:
+        check_conformance(implementation, "dot", mask, jnp.float64, poison=True, as_table=True)
+    inputs = inputs_of("dot")
+    bias = np.where(TABLE, inputs["bias"], -np.inf)  # row 2 of example 0 is -inf throughout
+    expected, expected_gradients = map(named, numpy_side("dot", "dense"))
+    with jax.enable_x64(True):
+        everything = jnp.asarray(allowed_table("none"))
+        got, gradients = library_side(
+            implementation, "dot", everything, {**inputs, "bias": bias}, jnp.float64
+        )
+    for name, array in named(got).items():
+        assert_close(name, array, expected[name], 1e-13)
     for name, array in named(gradients).items():
-        assert_close(f"gradient of {name}", array, expected_gradients[name], 2e-5)
+        assert_close(f"gradient of {name}", array, expected_gradients[name], 1e-12)
     assert not np.any(gradients["bias"][~TABLE])
     assert not np.any(gradients["query"][0, 2])
 
 
-@pytest.mark.parametrize("wide", ["query", "value", "params"])
-@every_implementation
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", ALL_MASKS)
+@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+def test_every_mask_in_float64(implementation, mask):
+    check_conformance(implementation, "dot", mask, jnp.float64, poison=True)
+
+
+NARROW_SCORES, DTYPES = ("additive", "scaled", "general"), (jnp.bfloat16, jnp.float16)
+NARROW = [
+    *(("tiled", "additive", jnp.bfloat16), ("reference", "scaled", jnp.bfloat16)),
+    ("tiled", "general", jnp.float16),
+]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "score", "dtype"),
+    slow_unless(NARROW, itertools.product(ALL_IMPLEMENTATIONS, NARROW_SCORES, DTYPES)),
+)
+def test_16_bits_accumulate_in_float32(implementation, score, dtype):
+    mask = "segment" if score == "general" else "combination"
+    check_conformance(implementation, score, mask, dtype, poison=True)
+
+
+@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+def test_optimised_programs_in_float32(implementation):
+    """The bounds and the bits of programs that are compiled as on users' machines."""
+    check_conformance(
+        implementation, "scaled", "dense_shared", jit=fully_optimized_jit, poison=True, bits=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("implementation", "wide"), [("tiled", "query"), ("reference", "value"), ("tiled", "params")]
+)
 def test_mixed_dtypes(implementation, wide):
     inputs = inputs_of("general")
     with jax.enable_x64(True):
@@ -182,11 +114,6 @@ def test_mixed_dtypes(implementation, wide):
         assert_close(name, statistic, expected[name], 1e-13)
 
 
-# --- worked examples ---
-
-# --- compilation, and what else comes in ---
-
-
 @dataclasses.dataclass(frozen=True)
 class Counting(OwnCosine):
     def pair(self, params, q_features, k_features):
@@ -197,8 +124,7 @@ class Counting(OwnCosine):
 TRACES: list = []
 
 
-@every_implementation
-def test_new_arrays_compile_nothing(implementation):
+def test_new_arrays_compile_nothing():
     def run(seed):
         rng, rng_key = np.random.default_rng(seed), jax.random.key(seed)
         query, key, value = (
@@ -207,7 +133,7 @@ def test_new_arrays_compile_nothing(implementation):
         return attention(
             query, key, value, score=Counting(), params=Counting().init(rng_key, 3, 11),
             mask=causal_mask(0) & padding_mask(jnp.array(seed)),
-            implementation=implementation, dropout_rate=0.1, dropout_rng=rng_key,
+            dropout_rate=0.1, dropout_rng=rng_key,
         )  # fmt: skip
 
     run(1)

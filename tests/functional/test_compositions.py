@@ -67,9 +67,13 @@ def function_of(score_name, option, implementation):
 def sample():
     """Each composition with each option in tiles, with other scores, and with one in a ring.
 
-    The first option of each composition is a fast test, and two compositions in a ring. The scores
-    of literature.py are in slow tests only.
+    Fast tests are compositions that no other contains, each with one option, and one in a ring. The
+    scores of literature.py are in slow tests only.
     """
+    fast_ones = (
+        *("linearize", "jacrev of jacrev", "grad of vmap at the end", "vmap of jvp of grad"),
+        "jvp of while_loop",
+    )
     for (c, name), (o, option) in itertools.product(enumerate(COMPOSITIONS), enumerate(OPTIONS)):
 
         def case(implementation, fast, number=2 * o + c, name=name, option=option):
@@ -78,9 +82,9 @@ def sample():
             marks = [] if fast else pytest.mark.slow
             return pytest.param(name, score, option, implementation, marks=marks)
 
-        yield case("tiled", o == c % len(OPTIONS))
+        yield case("tiled", o == c % len(OPTIONS) and name in fast_ones)
         if o == (c + 1) % len(OPTIONS) and not name.startswith("third"):
-            yield case("ring", name in ("linearize", "vmap of jvp of grad"))
+            yield case("ring", name == "linearize")
 
 
 @pytest.mark.parametrize(("name", "score_name", "option", "implementation"), [*sample()])

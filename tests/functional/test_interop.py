@@ -44,15 +44,15 @@ def test_the_signature_is_that_of_jax_nn():
 
 
 CASES = {
-    "unbatched": {"batch": (), "bias": normal(N, T, S)},
+    "unbatched": {"batch": (), "bias": normal(N, T, S), "local_window_size": (1, 3)},
     "multi_query": {"k": 1, "is_causal": True, "scale": 0.7},
     "lengths": {
         "query_seq_lengths": np.array([3, 5], np.int32),
         "key_value_seq_lengths": np.array([7, 2], np.int32),
     },
-    "window": {"local_window_size": (1, 3), "bias": normal(B, 1, T, S)},
-    "causal_window": {"local_window_size": 2, "is_causal": True, "mask": MASK[:, :1]},
-    "heads_first": {"mask": MASK[0], "bias": normal(1, N, 1, S)},
+    "heads_first": {
+        "mask": MASK[0], "bias": normal(1, N, 1, S), "local_window_size": 2, "is_causal": True
+    },
     "all": {
         "k": N, "mask": MASK, "bias": normal(N, T, S), "is_causal": True,
         "local_window_size": (4, 9), "key_value_seq_lengths": np.array([1, 6], np.int32),
@@ -60,11 +60,8 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("name", "implementation"),
-    [*((name, None) for name in CASES if name != "all"), ("all", "reference"), ("all", "tiled")],
-)
-def test_equals_jax_nn(name, implementation):
+@pytest.mark.parametrize("name", CASES)
+def test_equals_jax_nn(name):
     """Output, residual, and gradients of query, key, value and bias."""
     case = dict(CASES[name])
     arrays = qkv(k=case.pop("k", K), batch=case.pop("batch", (B,)))
@@ -77,6 +74,7 @@ def test_equals_jax_nn(name, implementation):
 
         return jax.grad(loss, tuple(range(len(arrays))), has_aux=True)(*arrays)
 
+    implementation = "tiled" if name == "all" else None
     ours = functools.partial(dot_product_attention, implementation=implementation)
     with jax.numpy_rank_promotion("allow"):
         (gradients, (output, residual)), (wanted, (expected, expected_residual)) = jax.device_get(
@@ -98,17 +96,16 @@ def test_equals_jax_nn(name, implementation):
         assert np.any(gradient)
 
 
-@pytest.mark.parametrize(("name", "implementation"), [("own", None), ("additive", "tiled")])
-def test_every_head_has_its_own_parameters(name, implementation):
+def test_every_head_has_its_own_parameters():
     """As with keys and values repeated for every query head, where nothing is left to group."""
-    score = SCORE_CASES[name].score
+    score = SCORE_CASES["own"].score
     heads = [numpy_params(score, D, D, seed) for seed in range(N)]
     params = jax.tree.map(lambda *leaves: np.stack(leaves), *heads)
     arrays = (*qkv(dv=DV), normal(B, N, T, S), params)
 
     def whole(query, key, value, bias, params):
         return dot_product_attention(
-            query, key, value, bias, MASK, score=score, params=params, implementation=implementation
+            query, key, value, bias, MASK, score=score, params=params, implementation="tiled"
         )
 
     def repeated(query, key, value, bias, params):
@@ -202,8 +199,7 @@ def sown(layer, x, y):
 
 
 @pytest.mark.usefixtures("_flax_relies_on_rank_promotion")
-@pytest.mark.parametrize("options", [{}, {"num_kv_heads": 1, "normalize_qk": True}], ids=str)
-def test_equals_flax(options):
+def test_equals_flax():
     x, y = normal(B, T, N * D), normal(B, S, N * D)
 
     def call(layer):
@@ -215,7 +211,9 @@ def test_equals_flax(options):
             "sown weights": sown(layer, x, y),
         }
 
-    expected, got = quick_jit(lambda: [call(layer) for layer in layers(**options)])()
+    expected, got = quick_jit(
+        lambda: [call(layer) for layer in layers(num_kv_heads=1, normalize_qk=True)]
+    )()
     for name, array in expected.items():
         assert_close(got[name], array, name=name)
 

@@ -1,9 +1,11 @@
-"""NaN and inf cotangents of a query without keys reach nothing, in any function or module.
+"""What a mask hides reaches nothing: cotangents of queries without keys, tokens of no allowed pair.
 
-A user divides by a norm that is 0 there, or takes a logarithm, and leaves the row out of the loss
-afterwards. The other side of each comparison is the same loss written safely: its cotangent is 0 at
-these rows.
+A user divides by a norm that is 0 in a row without keys, or takes a logarithm, and leaves the row
+out of the loss afterwards: its cotangent is NaN or infinite. The other side of each comparison is
+the same loss written safely: its cotangent is 0 at these rows.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from flax import nnx
+from oracles import assert_leaves_close
+from score_cases import slow_unless
 
 import attention_jax as aj
 from attention_jax import nn
@@ -28,166 +32,140 @@ def drawn(*shape):
     return RNG.normal(size=shape).astype(np.float32)
 
 
-QUERY, KEY, VALUE = drawn(2, T, D), drawn(2, S, D), drawn(2, S, D)
+TOKENS = QUERY, KEY, VALUE = drawn(2, T, D), drawn(2, S, D), drawn(2, S, D)
+UNREAD = ~TABLE.any(1), ~TABLE.any(0), ~TABLE.any(0)
+ADDITIVE = aj.Additive().init(jax.random.key(0), D, D)
 
 
-def of_attention(implementation, score, **options):
-    params = aj.get_score(score).init(jax.random.key(0), D, D)
-
-    def run(params, query, key, value, bias):
-        return aj.attention(
-            query, key, value, score=score, params=params, mask=MASK, bias=bias,
-            implementation=implementation, block_sizes=TILE, **options,
-        )  # fmt: skip
-
-    return run, (params, QUERY, KEY, VALUE, drawn(T, S))
+def attend(*tokens, params=None, bias=None, implementation="tiled", **options):
+    return aj.attention(
+        *tokens, params=params, bias=bias, mask=MASK, block_sizes=TILE,
+        implementation=implementation, **options,
+    )  # fmt: skip
 
 
-def of_ring():
+def ring(*tokens):
     mesh = jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])
-    params = aj.get_score("general").init(jax.random.key(0), D, D)
-    table = jnp.pad(MASK, ((0, 1), (0, 1)))
-
-    def run(params, query, key, value):
-        query, key, value = (jnp.pad(x, ((0, 0), (0, 1), (0, 0))) for x in (query, key, value))
-        return aj.ring_attention(
-            query, key, value, mesh=mesh, score="general", params=params, mask=table,
-            block_sizes=TILE,
-        )[:, :T]  # fmt: skip
-
-    return run, (params, QUERY, KEY, VALUE)
+    query, key, value = (jnp.pad(x, ((0, 0), (0, 1), (0, 0))) for x in tokens)
+    mask = jnp.pad(MASK, ((0, 1), (0, 1)))
+    return aj.ring_attention(query, key, value, mesh=mesh, mask=mask, block_sizes=TILE)[:, :T]
 
 
-def of_local():
-    def run(query, key, value, centers, sigma):
-        return aj.local_attention(
-            query, key, value, centers=centers, radius=2, sigma=sigma, mask=MASK,
-            implementation="tiled", block_sizes=TILE,
+def local(*tokens_centers_sigma):
+    *tokens, centers, sigma = tokens_centers_sigma
+    return aj.local_attention(
+        *tokens, centers=centers, radius=2, sigma=sigma, mask=MASK, implementation="tiled",
+        block_sizes=TILE,
+    )  # fmt: skip
+
+
+def additive(implementation):
+    def run(query, key, value, params, bias):
+        return attend(
+            query, key, value, params=params, bias=bias, score="additive",
+            implementation=implementation,
         )  # fmt: skip
 
-    return run, (QUERY, KEY, VALUE, jnp.arange(T, dtype=jnp.float32) + 0.25, jnp.float32(1.5))
+    return run, ADDITIVE, drawn(T, S)
 
 
-def of_masked_softmax():
-    return (lambda logits: aj.masked_softmax(logits, MASK)), (drawn(2, T, S),)
+# Name -> (a function of query, key, value and further arrays, the further arrays)
+FUNCTIONS = {
+    "attention in reference": additive("reference"),
+    "attention in tiles": additive("tiled"),
+    "statistics": (functools.partial(attend, return_statistics=True),),
+    "entmax": (functools.partial(attend, normalizer="entmax"),),
+    "sigmoid": (functools.partial(attend, normalizer="sigmoid", implementation="reference"),),
+    "masked_softmax": (lambda q, k, v: aj.masked_softmax(q @ k.swapaxes(1, 2), MASK),),
+    "ring": (ring,),
+    "local": (local, jnp.arange(T, dtype=jnp.float32) + 0.25, jnp.float32(1.5)),
+    "coverage": (
+        lambda *x: aj.coverage_attention(*x[:3], coverage_kernel=x[3], mask=MASK)[:2], drawn(D)
+    ),
+    "monotonic": (
+        lambda *x: aj.monotonic_attention(*x[:3], offset=x[3], mask=MASK), jnp.float32(0.5)
+    ),
+}  # fmt: skip
+MODULES = {
+    "Attention": lambda rngs: nn.Attention("general", D, D, implementation="tiled", rngs=rngs),
+    "LocalPAttention": lambda rngs: nn.LocalPAttention("general", D, D, radius=2, rngs=rngs),
+    "CoverageAttention": lambda rngs: nn.CoverageAttention("additive", D, D, rngs=rngs),
+    "MonotonicAttention": lambda rngs: nn.MonotonicAttention("additive", D, D, rngs=rngs),
+    "MultiHeadAttention": lambda rngs: nn.MultiHeadAttention(
+        "general", D, num_heads=2, use_bias=True, rngs=rngs
+    ),
+    "CrossAttention": lambda rngs: nn.CrossAttention(
+        nn.ModelConfig(score="additive", dim=D, num_heads=2), rngs=rngs
+    ),
+}
+FAST = ("attention in reference", "statistics", "entmax", "masked_softmax", "coverage", "monotonic")
 
 
-def of_coverage():
-    def run(query, key, value, kernel):
-        found = aj.coverage_attention(query, key, value, coverage_kernel=kernel, mask=MASK)
-        return found.output, found.weights, found.loss
-
-    return run, (QUERY, KEY, VALUE, drawn(D))
-
-
-def of_monotonic():
-    def run(query, key, value, offset):
-        return aj.monotonic_attention(query, key, value, offset=offset, mask=MASK)
-
-    return run, (QUERY, KEY, VALUE, jnp.float32(0.5))
-
-
-def of_module(module, *more, **options):
-    definition, state = nnx.split(module)
+def of_module(make):
+    definition, state = nnx.split(make(nnx.Rngs(0)))
 
     def run(state, *tokens):
-        return nnx.merge(definition, state)(*tokens, *more, mask=MASK, **options)
+        result = nnx.merge(definition, state)(*tokens, mask=MASK)
+        return result[0] if isinstance(result, tuple) else result
 
     return run, (state, QUERY, KEY)
 
 
-def of_cross_attention():
-    config = nn.ModelConfig(score="additive", dim=D, num_heads=2)
-    module = nn.CrossAttention(config, rngs=nnx.Rngs(0))
-    run, arguments = of_module(module)
-    return (lambda *a: run(*a)[0]), arguments
-
-
-def rngs():
-    return nnx.Rngs(0)
-
-
-CASES = {
-    "attention reference": lambda: of_attention("reference", "additive"),
-    "attention tiled": lambda: of_attention("tiled", "additive"),
-    "attention with statistics": lambda: of_attention("tiled", "scaled", return_statistics=True),
-    "attention with entmax": lambda: of_attention("tiled", "scaled", normalizer="entmax"),
-    "attention with sigmoid": lambda: of_attention("reference", "scaled", normalizer="sigmoid"),
-    "masked_softmax": of_masked_softmax,
-    "ring_attention": of_ring,
-    "local_attention": of_local,
-    "coverage_attention": of_coverage,
-    "monotonic_attention": of_monotonic,
-    "nn.Attention": lambda: of_module(
-        nn.Attention("general", D, D, implementation="tiled", rngs=rngs())
-    ),
-    "nn.LocalPAttention": lambda: of_module(
-        nn.LocalPAttention("general", D, D, radius=2, rngs=rngs())
-    ),
-    "nn.CoverageAttention": lambda: of_module(nn.CoverageAttention("additive", D, D, rngs=rngs())),
-    "nn.MonotonicAttention": lambda: of_module(
-        nn.MonotonicAttention("additive", D, D, rngs=rngs())
-    ),
-    "nn.MultiHeadAttention": lambda: of_module(
-        nn.MultiHeadAttention("general", D, num_heads=2, use_bias=True, rngs=rngs())
-    ),
-    "nn.CrossAttention": of_cross_attention,
-}
-
-
-SLOW = ("local_attention", "ring_attention")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES],
-)
-def test_cotangents_of_a_row_without_keys_reach_nothing(name):
-    run, arguments = CASES[name]()
+def results_and_gradients(run):
+    """A compiled function of the arguments and the cotangent of rows without keys."""
 
     @quick_jit
-    def both(arguments, cotangent):
+    def both(arguments, poison):
+        def cotangent(leaf):
+            array = jnp.cos(jnp.arange(leaf.size, dtype=jnp.float32)).reshape(leaf.shape)
+            return array.at[:, EMPTY].set(poison)
+
         result, pull_back = jax.vjp(run, *arguments)
-        cotangent = jax.tree.unflatten(jax.tree.structure(result), cotangent)
-        return result, pull_back(cotangent)
+        return result, pull_back(jax.tree.map(cotangent, result))
 
-    def cotangent(poison):
-        rng = np.random.default_rng(5)
-        arrays = [rng.normal(size=leaf.shape).astype(np.float32) for leaf in leaves]
-        for array in arrays:
-            array[:, EMPTY] = poison
-        return arrays
+    return both
 
-    leaves = jax.tree.leaves(jax.eval_shape(run, *arguments))
-    result, expected = both(arguments, cotangent(0))
-    got = [both(arguments, cotangent(poison))[1] for poison in (np.nan, np.inf)]
+
+def check_cotangents(both, arguments):
+    result, expected = both(arguments, 0.0)
     np.testing.assert_array_equal(jax.tree.leaves(result)[0][:, EMPTY], 0)
     assert any(np.any(leaf) for leaf in jax.tree.leaves(expected))
-    for gradients in got:
-        for one, other in zip(*map(jax.tree.leaves, (gradients, expected)), strict=True):
-            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    for poison in (np.nan, np.inf):
+        assert_leaves_close(both(arguments, poison)[1], expected, rtol=2e-5, atol=1e-6)
+    return result, expected
+
+
+@pytest.mark.parametrize("name", slow_unless(FAST, FUNCTIONS))
+def test_nothing_that_the_mask_hides_reaches_anything(name):
+    run, *more = FUNCTIONS[name]
+    both = results_and_gradients(run)
+    clean = check_cotangents(both, (*TOKENS, *more))
+    dirty = (
+        np.where(unread[:, None], np.float32(np.nan), tokens)
+        for tokens, unread in zip(TOKENS, UNREAD, strict=True)
+    )
+    jax.tree.map(np.testing.assert_array_equal, both((*dirty, *more), 0.0), clean)
+
+
+@pytest.mark.parametrize("name", slow_unless(("Attention", "MultiHeadAttention"), MODULES))
+def test_cotangents_of_rows_without_keys_reach_nothing_in_a_module(name):
+    run, arguments = of_module(MODULES[name])
+    check_cotangents(results_and_gradients(run), arguments)
 
 
 def test_finite_cotangents_pass_a_projection_of_empty_rows():
     """With biases the output of an empty row is not 0, and its gradient belongs to the bias."""
-    module = nn.MultiHeadAttention("scaled", D, num_heads=2, use_bias=True, rngs=nnx.Rngs(0))
-    run, arguments = of_module(module)
+    run, arguments = of_module(MODULES["MultiHeadAttention"])
     cotangent = jnp.zeros((2, T, D)).at[:, EMPTY].set(3.0)
     gradient = jax.jit(lambda *a: jax.vjp(run, *a)[1](cotangent)[0])(*arguments)
     np.testing.assert_array_equal(gradient["output"]["bias"][...], 12.0)
     np.testing.assert_array_equal(gradient["output"]["kernel"][...], 0.0)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_a_row_without_keys_has_no_tangent_whatever_other_rows_see(implementation):
-    value = jnp.asarray(VALUE[0]).at[1].set(jnp.nan)  # which other queries see
-
-    def attend(query, value):
-        return aj.attention(
-            query, KEY[0], value, mask=MASK, implementation=implementation, return_statistics=True
-        )
-
-    tangents = (jnp.ones_like(QUERY[0]), jnp.ones_like(value))
-    _, (output, statistics) = jax.jvp(attend, (jnp.asarray(QUERY[0]), value), tangents)
+def test_a_row_without_keys_has_no_tangent_whatever_other_rows_see():
+    value = jnp.asarray(VALUE).at[:, 1].set(jnp.nan)  # which other queries see
+    tokens = jnp.asarray(QUERY), jnp.asarray(KEY), value
+    run = functools.partial(attend, return_statistics=True)
+    _, (output, statistics) = jax.jvp(run, tokens, jax.tree.map(jnp.ones_like, tokens))
     for tangent in (output, statistics.logsumexp, statistics.entropy):
-        assert not np.any(tangent[EMPTY])
+        assert not np.any(tangent[:, EMPTY])

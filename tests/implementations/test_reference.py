@@ -6,20 +6,14 @@ import numpy as np
 import pytest
 from derivative_cases import numbers_of, point_of
 from finite_differences import check_derivatives
-from score_cases import CORE_SCORES, SCORE_CASES
+from score_cases import CORE_SCORES, SCORE_CASES, each_score
 
 import attention_jax as aj
 
 T, S = 3, 5  # small: a Hessian has the square
 
 
-@pytest.mark.parametrize(
-    "score",
-    [
-        pytest.param(name, marks=[pytest.mark.slow] * (name not in ("general", "distance")))
-        for name in CORE_SCORES
-    ],
-)
+@pytest.mark.parametrize("score", each_score(CORE_SCORES, fast=("general",)))
 def test_two_orders_in_both_modes(score):
     """With a query that has no key, and a key that has no query."""
     with jax.enable_x64(True):

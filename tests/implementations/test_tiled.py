@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import TILE, OwnCosine, assert_close, named, quick_jit
+from conformance import TILE, OwnCosine, quick_jit
 from derivative_cases import DROPOUT, DV, S, T, agree, loss_of, normal, numbers_of, point_of
+from score_cases import slow_unless
 
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes
@@ -15,41 +16,26 @@ from attention_jax.implementations import BlockSizes
 B, N = 2, 3
 
 
-# --- the tiles leave no trace ---
+# Tiles of (8, 16) are of whole eights: the last is mostly padding.
+FAST = [(T, S, (1, 1)), (19, 17, (8, 16))]
+SLOW = [(1, S, (1, 3)), (T, 1, (2, 1)), (19, 17, (9, 9)), (T, S, (2, 64)), (T, S, (64, 3))]
 
 
-@pytest.mark.parametrize(
-    ("target", "source", "blocks"),
-    [
-        (T, S, [(1, 1), (3, 2)]),
-        (1, 1, [(2, 3)]),
-        (1, S, [(1, 3)]),
-        pytest.param(T, 1, [(2, 1)], marks=pytest.mark.slow),
-        pytest.param(T, S, [(2, 64), (64, 3), (64, 64)], marks=pytest.mark.slow),
-        pytest.param(19, 17, [(9, 9)], marks=pytest.mark.slow),
-        (19, 17, [(8, 16)]),  # tiles are of whole eights: the last is mostly padding
-    ],
-)
+@pytest.mark.parametrize(("target", "source", "blocks"), slow_unless(FAST, FAST + SLOW))
 def test_block_sizes_change_nothing(target, source, blocks):
     point = point_of("own", target, source)
     with jax.enable_x64(True):
         mask = aj.local_mask(3, 2)
 
         @quick_jit
-        def all_of_them(point):
-            options = [("reference", None), *(("tiled", BlockSizes(*sizes)) for sizes in blocks)]
-            return [
-                jax.value_and_grad(
-                    loss_of("own", implementation, block_sizes=sizes, **DROPOUT)
-                )(point, mask)
-                for implementation, sizes in options
-            ]  # fmt: skip
+        def both(point):
+            options = [("reference", None), ("tiled", BlockSizes(*blocks))]
+            losses = [loss_of("own", *two, **DROPOUT) for two in options]
+            return [jax.value_and_grad(loss)(point, mask) for loss in losses]
 
-        expected, *got = all_of_them(point)
-        for other in got:
-            np.testing.assert_allclose(other[0], expected[0], rtol=1e-13)
-            for name, array in named(other[1]).items():
-                assert_close(name, array, named(expected[1])[name], 1e-12)
+        expected, got = both(point)
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-13)
+    agree(got[1], expected[1], 1e-12)
 
 
 def test_vmaps_around_it_nested_and_of_some_arguments():
@@ -72,27 +58,15 @@ def test_vmaps_around_it_nested_and_of_some_arguments():
                 outer = jax.vmap(inner, (0, None, None, None, 0))
                 return outer(query, key, value, lengths, rngs).sum()
 
-            of_each = jax.vmap(jax.grad(loss, (0, 1)), (0, None, None, None, 0))
-            return quick_jit(lambda query, key, value: (
-                jax.grad(total, (0, 1, 2))(query, key, value),
-                of_each(query[:, 0], key[0], value[0], lengths[0], rngs),
-            ))(query, key, value)  # fmt: skip
+            return quick_jit(jax.grad(total, (0, 1, 2)))(query, key, value)
 
         got, expected = gradient("tiled"), gradient("reference")
     agree(got, expected)
 
 
-# --- statistics, and rows without keys ---
-
-
-# --- scores of a user's own ---
-
-
 @dataclasses.dataclass(frozen=True)
 class Distance(OwnCosine):
-    """Features that are pytrees, of several ranks."""
-
-    numbers: type = jnp.float32
+    """Features that are pytrees, of several ranks; some are whole numbers, without a gradient."""
 
     def project_query(self, params, query):
         return self._with_number(super().project_query(params, query), query)
@@ -101,7 +75,7 @@ class Distance(OwnCosine):
         return self._with_number(super().project_key(params, key), key)
 
     def _with_number(self, features, tokens):
-        return {"x": (features,), "at": (3 * tokens[:, 0]).astype(self.numbers)}
+        return {"x": (features,), "at": (3 * tokens[:, 0]).astype(jnp.int32)}
 
     def pair(self, params, q_features, k_features):
         logits = super().pair(params, q_features["x"][0], k_features["x"][0])
@@ -128,34 +102,9 @@ def test_gradients_of_a_score_of_ones_own():
     agree(gradient("tiled"), gradient("reference"), 2e-5)
 
 
-def test_whole_numbers_as_features_have_no_gradient_and_the_others_do():
-    query, *arrays = [np.float32(normal(*shape)) for shape in ((T, 3), (S, 11), (S, DV))]
-    score = Distance(jnp.int32)
-
-    def run(query, implementation):
-        return aj.attention(
-            query, *arrays, score=score, params=score.init(jax.random.key(0), 3, 11),
-            implementation=implementation, block_sizes=TILE,
-        ).sum()  # fmt: skip
-
-    (total, gradient), (expected, wanted) = quick_jit(
-        lambda query: [jax.value_and_grad(run)(query, name) for name in ("tiled", "reference")]
-    )(query)
-    np.testing.assert_allclose(total, expected, rtol=1e-5)
-    agree(gradient, wanted, 2e-5)
-
-
-# --- 16 bits ---
-
-
-@pytest.mark.parametrize("spread", [0.0, 1.0])
-def test_float16_gradients_of_long_rows(spread):
+def test_float16_gradients_of_long_rows():
     """Divided by the sum of 8,192 weights, a cotangent of 1e-3 has two steps of float16 left."""
     target, source, size = 512, 8192, 16
-    rng = np.random.default_rng(0)
-    query, doutput = (rng.normal(size=(target, size)) * spread + offset for offset in (0, 1))
-    arrays = query, rng.normal(size=(source, size)), rng.normal(size=(source, size)), 1e-3 * doutput
-    arrays = [np.float16(array) for array in arrays]
 
     @quick_jit
     def gradients(*arrays_and_cotangent):
@@ -164,10 +113,16 @@ def test_float16_gradients_of_long_rows(spread):
             doutput
         )
 
-    query, key, value, doutput = (np.float64(array) for array in arrays)
-    weights = np.exp(query @ key.T / np.sqrt(size))
-    weights /= weights.sum(1, keepdims=True)
-    dlogits = weights * (doutput @ value.T - ((weights @ value) * doutput).sum(1, keepdims=True))
-    expected = (dlogits @ key / np.sqrt(size), dlogits.T @ query / np.sqrt(size))
-    for got, right in zip(gradients(*arrays), (*expected, weights.T @ doutput), strict=True):
-        np.testing.assert_allclose(got, right, atol=5e-3 * np.abs(right).max() + 1e-30)
+    for spread in (0.0, 1.0):
+        rng = np.random.default_rng(0)
+        query, doutput = (rng.normal(size=(target, size)) * spread + offset for offset in (0, 1))
+        key, value = rng.normal(size=(2, source, size))
+        arrays = [np.float16(array) for array in (query, key, value, 1e-3 * doutput)]
+        query, key, value, doutput = (np.float64(array) for array in arrays)
+        weights = np.exp(query @ key.T / np.sqrt(size))
+        weights /= weights.sum(1, keepdims=True)
+        means = ((weights @ value) * doutput).sum(1, keepdims=True)
+        dlogits = weights * (doutput @ value.T - means)
+        expected = (dlogits @ key / np.sqrt(size), dlogits.T @ query / np.sqrt(size))
+        for got, right in zip(gradients(*arrays), (*expected, weights.T @ doutput), strict=True):
+            np.testing.assert_allclose(got, right, atol=5e-3 * np.abs(right).max() + 1e-30)

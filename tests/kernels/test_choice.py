@@ -8,19 +8,11 @@ import pytest
 
 import attention_jax as aj
 from attention_jax import attention as front_door
-from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.implementations import BlockSizes, Inputs
 from attention_jax.kernels import choice
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
 
 ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
-
-
-@dataclasses.dataclass(frozen=True)
-class Shifted(aj.Dot):
-    """Its pair is Dot's."""
-
-    def project_query(self, params, query):
-        return query + 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,32 +28,17 @@ class Cubed(aj.Dot):
         return super().pair(params, q_features, k_features) ** 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Euclidean(aj.Score):
-    """A distance, whose slope is infinite where query and key are equal."""
-
-    tile_cost = "elementwise"
-
-    def pair(self, params, q_features, k_features):
-        squares = jnp.sum((q_features[:, None] - k_features[None]) ** 2, axis=-1)
-        return -jnp.sqrt(squares)
-
-
 def inputs_of(*batch, target, source, dim=64):
     shapes = ((*batch, length, dim) for length in (target, source, source))
     return Inputs(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), {}, None, None, None)
 
 
 def test_a_cost_is_how_pair_is_computed():
-    elementwise = (ADDITIVE, Concat(), SoftCap(ADDITIVE))
-    matmul = (SCALED, aj.General(), aj.Dot(), Shifted(), aj.ScaledDot(0.3), Cosine(),
-              NegativeSquaredDistance(), SoftCap(), SoftCap(SoftCap(Shifted())))  # fmt: skip
-    materialized = (aj.Score(), Cubed(), SoftCap(Cubed()))
-    for scores, cost in (
-        (elementwise, "elementwise"),
-        (matmul, "matmul"),
-        (materialized, "materialized"),
-    ):
+    for cost, scores in {
+        "elementwise": (ADDITIVE, Concat(), SoftCap(ADDITIVE)),
+        "matmul": (SCALED, aj.General(), Cosine(), NegativeSquaredDistance(), SoftCap(SoftCap())),
+        "materialized": (aj.Score(), Cubed(), SoftCap(Cubed())),
+    }.items():
         assert {aj.get_score(score).tile_cost for score in scores} == {cost}
 
 
@@ -92,19 +69,6 @@ def test_small_is_materialised_and_large_is_tiled():
             assert choice.chosen_block_sizes(score, nothing)
 
 
-def test_tiles_of_a_kernel_for_tpus():
-    inputs, options = inputs_of(target=256, source=256), Options(SCALED, BlockSizes())
-    for name, blocks, expected in (
-        ("mosaic_tpu", None, BlockSizes(512, 512)),
-        ("mosaic_tpu", BlockSizes(128, 128), BlockSizes(128, 128)),
-        ("tiled", None, BlockSizes(512, 512)),
-    ):
-        got, with_tiles = choice.choose(name, blocks, options, inputs, "tpu")
-        assert (got, with_tiles.block_sizes) == (name, expected)
-    of_additive = choice.choose("mosaic_tpu", None, Options(ADDITIVE, BlockSizes()), inputs, "tpu")
-    assert of_additive[1].block_sizes == BlockSizes(256, 512)
-
-
 @pytest.mark.parametrize("score", [ADDITIVE, SCALED, Cubed()])
 def test_tiles_shrink_as_the_batch_grows(score):
     sizes = []
@@ -126,12 +90,10 @@ def test_tiles_shrink_to_a_sliding_window():
         inputs = inputs_of(target=4096, source=4096)._replace(mask=mask)
         return choice.chosen_block_sizes(SCALED, inputs).key
 
-    padding = aj.padding_mask(jnp.array(3000))
-    whole = size(None)
-    assert size(aj.local_mask(64, 64)) < size(aj.local_mask(1024, 0)) < whole
-    assert size(padding & (aj.causal_mask() & aj.local_mask(64, 64))) == size(aj.local_mask(64, 64))
+    window, padding, whole = aj.local_mask(64, 64), aj.padding_mask(jnp.array(3000)), size(None)
+    assert size(padding & (aj.causal_mask() & window)) == size(window) < whole
     # What leaves a side open, or is more than a window, is no window.
-    for mask in (aj.local_mask(64, None), aj.local_mask(1, 1) | padding, ~aj.local_mask(1, 1)):
+    for mask in (aj.local_mask(64, None), window | padding, ~window):
         assert size(mask) == whole
 
 
@@ -154,11 +116,3 @@ def test_a_given_name_and_given_tiles_are_never_replaced(named, monkeypatch):
             assert implementation == (named or chosen)
             assert used == (blocks or BlockSizes(512, 512))
     assert not called
-
-
-def test_tiles_are_small_where_stand_ins_are_chosen_per_pair():
-    inputs = inputs_of(target=4096, source=4096, dim=128)
-    masked = inputs._replace(mask=aj.causal_mask())
-    for score, shrinks in ((Euclidean(), True), (ADDITIVE, False)):
-        sizes = [choice.chosen_block_sizes(score, i).query for i in (inputs, masked)]
-        assert (sizes[1] < sizes[0]) == shrinks

@@ -34,6 +34,7 @@ every_kernel = pytest.mark.parametrize(
 )
 
 
+@functools.cache
 def arrays_of(name):
     """(the case, ((query, key, value, params), cotangent of the output))"""
     case = CASES[name]

@@ -33,37 +33,20 @@ def draw(scale=1.0, dtype=jnp.float32, score=None):
     return score, (*tokens, params), doutput
 
 
-def test_lengths_that_are_no_multiple_of_a_tile(interpreted):
-    score, arrays, doutput = draw()
-    check(NAME, score, None, arrays, doutput)
-
-
-def test_windows(interpreted):
-    score, arrays, doutput = draw()
-    check(NAME, score, window_mask(), arrays, doutput, statistics=False)
-
-
-@pytest.mark.slow
 def test_statistics_under_a_mask(interpreted):
     score, arrays, doutput = draw()
     check(NAME, score, window_mask(), arrays, doutput)
 
 
 # 6: near the bound, where a product of two denominators is 2^126; 200: exponentials overflow.
-@pytest.mark.parametrize("scale", [6.0, pytest.param(200.0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [6.0, 200.0])
 def test_large_features(interpreted, scale):
     score, arrays, doutput = draw(scale)
     check(NAME, score, None, arrays, doutput, statistics=False)
 
 
 @pytest.mark.slow
-def test_extreme_logits(interpreted):
-    score, (query, key, value, params), doutput = draw()
-    params = params | {"v": 1e4 * params["v"]}
-    # The gradients of logits of 1e4 have errors of 1e-3 in float32, in every implementation.
-    check(NAME, score, None, (query, key, value, params), doutput, (1e-2, 1e-1))
-
-
 def test_bfloat16_and_concat(interpreted):
     score, arrays, doutput = draw(dtype=jnp.bfloat16, score=Concat(hidden_dim=A))
     check(NAME, score, window_mask(), arrays, doutput, BFLOAT16, statistics=False)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 from kernel_cases import BFLOAT16, check, draw
-from score_cases import CORE_SCORES, SCORE_CASES
+from score_cases import CORE_SCORES, SCORE_CASES, slow_unless
 
 import attention_jax as aj
 
@@ -28,16 +28,14 @@ def arrays_of(name, dtype=jnp.float32):
     return case.score, *draw(case.score, (T, S), (case.query_dim, 11, DV), dtype)
 
 
-FAST = {("additive", "none"), ("scaled", "windows"), ("own", "segments")}
+FAST = {("scaled", "windows"), ("own", "segments")}
 
 
 @pytest.mark.parametrize(
     ("score_name", "mask_name"),
-    [
-        pytest.param(score, mask, marks=[pytest.mark.slow] * ((score, mask) not in FAST))
-        for score in SCORE_CASES
-        for mask in (MASKS if score in CORE_SCORES else ["windows"])
-    ],
+    slow_unless(
+        FAST, [(s, m) for s in SCORE_CASES for m in (MASKS if s in CORE_SCORES else ["windows"])]
+    ),
 )
 def test_every_score_and_mask(interpreted, score_name, mask_name):
     score, arrays, doutput = arrays_of(score_name)
@@ -45,8 +43,7 @@ def test_every_score_and_mask(interpreted, score_name, mask_name):
 
 
 @pytest.mark.parametrize(
-    "score_name",
-    ["softcap", *(pytest.param(n, marks=pytest.mark.slow) for n in ("additive", "distance"))],
+    "score_name", slow_unless(["softcap"], ["softcap", "additive", "distance"])
 )
 def test_bfloat16(interpreted, score_name):
     score, arrays, doutput = arrays_of(score_name, jnp.bfloat16)

@@ -42,29 +42,17 @@ def test_every_score_and_dtype(target, score, dtype):
     assert text.count("tpu_custom_call") == 2
 
 
-MASKS = {
-    "causal": lambda: aj.causal_mask(),
-    "local": lambda: aj.local_mask(100, 3),
-    "padding": lambda: aj.padding_mask(jnp.array(150), jnp.array(170)),
-    "segment": lambda: aj.segment_mask(jnp.arange(300) // 70, jnp.arange(300) // 90),
-}
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_every_mask_with_statistics(mask):
+def test_every_mask_with_statistics():
     """A length that is no multiple of a tile, and heads."""
     array = functools.partial(targets.array, dtype=jnp.bfloat16, device=targets.device("v5e"))
+    mask = aj.local_mask(100, 3) & aj.padding_mask(jnp.array(150), jnp.array(170))
+    mask = mask & aj.segment_mask(jnp.arange(300) // 70, jnp.arange(300) // 90)
 
     def loss(query, key, value):
         output, statistics = aj.attention(
-            query,
-            key,
-            value,
-            mask=MASKS[mask](),
-            return_statistics=True,
-            implementation="mosaic_tpu",
+            query, key, value, mask=mask, return_statistics=True, implementation="mosaic_tpu",
             block_sizes=aj.BlockSizes(query=128, key=128),
-        )
+        )  # fmt: skip
         return output.astype(jnp.float32).sum() + statistics.logsumexp.sum()
 
     tokens = array((2, 300, 64))
@@ -77,13 +65,9 @@ def test_scores_of_a_user(score):
     dim = programs.DIM
     params = {"forms": 8 * [jnp.zeros((dim, dim))], "weights": 8 * [jnp.zeros((1, 1))]}
     function, args = programs.attention(
-        "v5e",
-        score,
-        length=256,
-        dtype=jnp.float32,
-        blocks=(128, 128),
+        "v5e", score, length=256, dtype=jnp.float32, blocks=(128, 128),
         params=params if score is programs.bilinear_network else None,
-    )
+    )  # fmt: skip
     jax.jit(function).lower(*args).compile()
 
 
