@@ -29,11 +29,9 @@ FLOAT32, BFLOAT16 = (2e-6, 2e-5), (2**-6, 2**-5)
 def runnable(name: str):
     """An implementation computes on this CPU: interpreted by JAX; for cuDNN, XLA stands in."""
     if name == "cudnn":
-        jax.clear_caches()
         # XLA's attention promotes dtypes.
         with mock.patch.object(cudnn, "LIBRARY", "xla"), jax.numpy_dtype_promotion("standard"):
             yield
-        jax.clear_caches()
     elif name == "mosaic_tpu":
         with pltpu.force_tpu_interpret_mode(True):  # which `jax.jit` compiles
             yield

@@ -176,7 +176,7 @@ def test_gradients_are_those_of_the_complex_step(call, name, implementation, see
 sides = st.sampled_from([0, 1, 2, 3, 5])
 
 
-@examples(20)
+@examples(8)
 @given(st.data())
 def test_a_mask_and_a_bias_have_the_tables_of_their_formulas(data):
     batch, length, keys = data.draw(st.tuples(st.sampled_from([(), (2,), (0,)]), sides, sides))

@@ -109,13 +109,6 @@ def choose(
     return implementation, dataclasses.replace(options, block_sizes=block_sizes)
 
 
-def chosen_implementation(
-    score: Score, inputs: Inputs, backend: str, options: Options | None = None
-) -> str:
-    """The name that `choose` gives a call; without options, softmax without any."""
-    return choose(None, None, options or Options(score, BlockSizes()), inputs, backend)[0]
-
-
 def _serves_cudnn(options: Options, inputs: Inputs) -> bool:
     """Whether cuDNN can compute this on the GPU that is there, without a copy for each head."""
     from attention_jax.kernels import cudnn

@@ -24,7 +24,6 @@ from attention_jax.kernels.windows import (
     Bounds,
     Windows,
     bounds_of,
-    hides_tokens,
     padded_windows,
     windows_of,
 )
@@ -75,12 +74,10 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
 
     def prepared(call: Call, inputs: Inputs) -> tuple[Operands, Windows | None]:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
-        padded = call.lengths != lengths
-        if inputs.mask is None and not padded:
+        if inputs.mask is None and call.lengths == lengths:
             return operands_of(call.options, inputs, None, *lengths), None
         windows = windows_of(inputs.mask, *lengths)
-        hidden = windows if padded or hides_tokens(inputs.mask, *lengths) else None
-        operands = operands_of(call.options, inputs, hidden, *call.lengths)
+        operands = operands_of(call.options, inputs, windows, *call.lengths)
         return operands, padded_windows(windows, *call.lengths)
 
     def forward(call: Call, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:

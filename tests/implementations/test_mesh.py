@@ -218,7 +218,7 @@ MASKS = {
     "padding": lambda lengths: {"mask": aj.padding_mask(lengths)},
     "dropout": lambda lengths: {"dropout_rate": 0.1, "dropout_rng": jax.random.key(5)},
 }
-FEW = [("shard_map", "additive", "tiled", "causal"), ("explicit", "own", "tiled", "padding")]
+FEW = [("shard_map", "own", "tiled", "causal"), ("explicit", "additive", "tiled", "padding")]
 # Every score with each mask; kinds and implementations alternate along both.
 SAMPLE = [
     (("auto", "explicit", "shard_map")[(s + m) % 3], score, ("reference", "tiled")[s % 2], mask)

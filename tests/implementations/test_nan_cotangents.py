@@ -76,7 +76,7 @@ FUNCTIONS = {
     "statistics": (functools.partial(attend, return_statistics=True),),
     "entmax": (functools.partial(attend, normalizer="entmax"),),
     "sigmoid": (functools.partial(attend, normalizer="sigmoid", implementation="reference"),),
-    "masked_softmax": (lambda q, k, v: aj.masked_softmax(q @ k.swapaxes(1, 2), MASK),),
+    "masked_softmax": (lambda *x: aj.masked_softmax(x[3], MASK), drawn(2, T, S)),
     "ring": (ring,),
     "local": (local, jnp.arange(T, dtype=jnp.float32) + 0.25, jnp.float32(1.5)),
     "coverage": (

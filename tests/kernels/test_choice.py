@@ -8,7 +8,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax import attention as front_door
-from attention_jax.implementations import BlockSizes, Inputs
+from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.kernels import choice
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
 
@@ -31,6 +31,11 @@ class Cubed(aj.Dot):
 def inputs_of(*batch, target, source, dim=64):
     shapes = ((*batch, length, dim) for length in (target, source, source))
     return Inputs(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), {}, None, None, None)
+
+
+def chosen(score, inputs, backend):
+    """The implementation of a softmax without any options."""
+    return choice.choose(None, None, Options(score, BlockSizes()), inputs, backend)[0]
 
 
 def test_a_cost_is_how_pair_is_computed():
@@ -56,16 +61,16 @@ def test_small_is_materialised_and_large_is_tiled():
     for score, least in ((ADDITIVE, 2**10), (SCALED, 2**18), (Cubed(), 2**16)):
         for batch in ((), (2, 8)):
             at, below = (inputs_of(*batch, target=32, source=least // 32 - n) for n in (0, 1))
-            assert choice.chosen_implementation(score, at, "cpu") == "tiled"
-            assert choice.chosen_implementation(score, below, "cpu") == "reference"
+            assert chosen(score, at, "cpu") == "tiled"
+            assert chosen(score, below, "cpu") == "reference"
         many = inputs_of(2**20, target=31, source=29)  # short, but its logits would take GiBs
         endless = inputs_of(8, target=2**15, source=2**15)
         for backend in ("cpu", "gpu", "tpu"):
-            assert choice.chosen_implementation(score, below, backend) == "reference"
-            assert choice.chosen_implementation(score, many, backend) == "tiled"
-            assert choice.chosen_implementation(score, endless, backend) == "tiled"
+            assert chosen(score, below, backend) == "reference"
+            assert chosen(score, many, backend) == "tiled"
+            assert chosen(score, endless, backend) == "tiled"
         for nothing in (inputs_of(target=0, source=7), inputs_of(0, target=5, source=0)):
-            assert choice.chosen_implementation(score, nothing, "cpu") == "reference"
+            assert chosen(score, nothing, "cpu") == "reference"
             assert choice.chosen_block_sizes(score, nothing)
 
 
