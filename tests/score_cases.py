@@ -138,7 +138,8 @@ def _hyperbolic(params, q, k):
 
 def _indexer(params, q, k):
     queries = _projected(q, params["query_kernel"])
-    queries = queries.reshape(*queries.shape[:-1], -1, k.shape[-1])
+    heads = params["weight_kernel"].shape[-1]
+    queries = queries.reshape(*queries.shape[:-1], heads, k.shape[-1])
     products = (queries * _projected(k, params["key_kernel"])[..., None, :]).sum(-1)
     return (_projected(q, params["weight_kernel"]) * _relu(products)).sum(-1)
 

@@ -27,7 +27,7 @@ normal = functools.partial(narrow_normal, dtype=np.float64)
 
 def plain_weights(score, point, allowed):
     """Equations 7 and 10, with everything stored, as JAX differentiates them."""
-    distances = np.arange(S, dtype=float) - point["centers"][..., None]
+    distances = np.arange(S, dtype=float)[None, None] - point["centers"][..., None]
     seen = allowed & (abs(jax.lax.stop_gradient(distances)) <= RADIUS)
     logits = jax.vmap(score, (None, 0, 0))(point["params"], point["query"], point["key"])
     weights = masked_softmax(logits + point["bias"], seen)

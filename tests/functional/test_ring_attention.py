@@ -267,5 +267,4 @@ def test_memory_of_one_of_eight_devices():
     compiled = quick_jit(jax.grad(loss, (0, 1, 2))).lower(*[tokens] * 3).compile()
     found = compiled.memory_analysis()
     assert found.argument_size_in_bytes == 3 * length * features * 4 / 8
-    print("ring memory", found.temp_size_in_bytes)
-    assert found.temp_size_in_bytes < 4 * length**2 / 8 / 4
+    assert found.temp_size_in_bytes < 4 * length**2 / 8 / 16
