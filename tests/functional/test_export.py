@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from jax import export
-from oracles import assert_leaves_close
+from oracles import assert_leaves_close, normal
 from score_cases import numpy_params
 
 import attention_jax as aj
@@ -29,8 +29,7 @@ def attend(query, key, value, lengths, implementation):
 
 
 def inputs_of(examples):
-    rng = np.random.default_rng(examples)
-    tokens = [rng.normal(size=(examples, 2, length, D)).astype(np.float32) for length in (T, S, S)]
+    tokens = [normal(examples, 2, n, D, seed=i) for i, n in enumerate((T, S, S))]
     return *tokens, np.arange(examples, dtype=np.int32) % S + 1
 
 
@@ -57,8 +56,8 @@ def test_one_program_for_every_batch_size():
 
 
 def test_lengths_that_are_not_known():
-    target, source = export.symbolic_shape("t, s")
-    shapes = [jax.ShapeDtypeStruct((n, D), jnp.float32) for n in (target, source, source)]
+    batch, target, source = export.symbolic_shape("b, t, s")
+    shapes = [jax.ShapeDtypeStruct((batch, n, D), jnp.float32) for n in (target, source, source)]
 
     def program(implementation):
         def call(query, key, value):
@@ -67,7 +66,7 @@ def test_lengths_that_are_not_known():
 
         return export.export(jax.jit(call), platforms=["cpu"])(*shapes)
 
-    inputs = [np.random.default_rng(0).normal(size=(n, D)).astype(np.float32) for n in (T, S, S)]
+    inputs = [normal(2, n, D, seed=i) for i, n in enumerate((T, S, S))]
     expected = aj.attention(*inputs, mask=aj.causal_mask(1), implementation="reference")
     np.testing.assert_allclose(program(None).call(*inputs), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(NotImplementedError, match=r"'tiled' needs lengths .*; got T = t, S = s"):
