@@ -32,6 +32,7 @@ COMPOSITIONS = {
     "grad": (lambda f: jax.grad(loss(f), (0, 1, 2)), True),
     "jvp": (lambda f: lambda q, k, v: jax.jvp(f, (q, k, v), (jnp.cos(q), jnp.sin(k), v)), False),
     "hessian": (lambda f: jax.hessian(loss(f), (0, 1)), True),
+    "grad of grad": (lambda f: gradient_of_gradient(loss(f)), True),
     "jacrev of jacrev": (lambda f: jax.jacrev(jax.jacrev(loss(f), (0, 1)), (0, 1)), True),
     "jacfwd of jacfwd": (lambda f: jax.jacfwd(jax.jacfwd(loss(f), (0, 1)), (0, 1)), False),
     "third": (lambda f: jax.jacfwd(jax.jacrev(jax.jacfwd(loss(f)))), True),

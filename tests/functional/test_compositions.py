@@ -71,7 +71,7 @@ def sample():
     scores of literature.py are in slow tests only.
     """
     fast_ones = (
-        *("linearize", "jacrev of jacrev", "grad of vmap at the end", "vmap of jvp of grad"),
+        *("linearize", "grad of grad", "grad of vmap at the end", "vmap of jvp of grad"),
         "jvp of while_loop",
     )
     for (c, name), (o, option) in itertools.product(enumerate(COMPOSITIONS), enumerate(OPTIONS)):
