@@ -15,9 +15,9 @@ from attention_jax.core.meshes import varying_type
 
 
 def interpret_params() -> Any:
-    """What `force_tpu_interpret_mode` or `force_gpu_interpret_mode` was given; None outside.
+    """The parameters of the open `force_tpu_interpret_mode` or `force_gpu_interpret_mode`, or None.
 
-    No function of JAX tells it. So it is read from the program of a kernel that does nothing.
+    JAX has no function that returns them, so they are read from the program of an empty kernel.
     """
     nothing = varying_type(jax.ShapeDtypeStruct((1,), jnp.float32))
     program = jax.make_jaxpr(pl.pallas_call(lambda ref: None, out_shape=nothing))()

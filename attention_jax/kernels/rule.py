@@ -1,7 +1,7 @@
 """Attention by kernels, and its derivative rule.
 
-The rule surrounds the whole call, tokens to output: what is done to tokens outside of the kernels
-is differentiated by JAX. Reverse mode is a kernel too; all other derivatives are those of `tiled`.
+The rule covers the whole call, from tokens to output. JAX differentiates the work on tokens outside
+of the kernels. Reverse mode runs a kernel; all other derivatives are those of `tiled`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a kernel computes in place of a score's `pair`: a `functools.singledispatch` function.
+"""Looks up what a kernel computes in place of a score's `pair`.
 
-Each kernel has a function of its own, with an entry for each class of scores that it knows.
+Each kernel has a `functools.singledispatch` function with an entry for each class of scores that it
+knows.
 """
 
 from __future__ import annotations

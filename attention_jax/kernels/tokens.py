@@ -1,4 +1,4 @@
-"""What all kernels do to tokens: refuse what they cannot serve, hide what the mask hides, project.
+"""What all kernels do to tokens: refuse calls they cannot serve, replace hidden tokens, project.
 
 A kernel never sees what the mask hides. Tokens in no allowed pair are replaced, so that all numbers
 are finite.
@@ -54,7 +54,7 @@ def reason_against(options: Options, inputs: Inputs, *, segments: bool = False) 
 
 
 def refuse(name: str, reason: str | None) -> None:
-    """NotImplementedError if there is a reason."""
+    """Raises NotImplementedError if there is a reason."""
     if reason is not None:
         raise NotImplementedError(f"implementation {name!r} {reason}: use 'tiled'")
 
