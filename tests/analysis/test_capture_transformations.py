@@ -1,5 +1,7 @@
 """`capture` with transformations of JAX: inside of the captured function, and around `capture`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,19 +53,19 @@ def plain(query, key):
     return aj.attention(query, key, key)
 
 
+def total(query, key, implementation=None):
+    return jnp.sum(aj.attention(query, key, key, implementation=implementation) ** 2)
+
+
 INSIDE = {
-    "jit": (jax.jit(plain), numpy_weights),
-    "vmap": (jax.vmap(plain, (0, None)), numpy_weights),
-    "vmap, keys of its own": (
-        lambda query, key: jax.vmap(plain)(query, jnp.stack([key, 2 * key])),
+    "vmap of jit": (
+        lambda query, key: jax.vmap(jax.jit(plain))(query, jnp.stack([key, 2 * key])),
         lambda query, key: np.stack([numpy_weights(x, n * key) for n, x in enumerate(query, 1)]),
     ),
-    "scan": (scanned, unrolled),
     "scan, reversed": (
         lambda query, key: scanned(query, key, reverse=True),
         lambda query, key: unrolled(query, key, reverse=True),
     ),
-    "map": (lambda query, key: jax.lax.map(lambda x: plain(x, key), query), numpy_weights),
     "checkpoint": (jax.checkpoint(plain), numpy_weights),
     "custom_vjp": (with_own_vjp, numpy_weights),
     "custom_jvp": (with_own_jvp, numpy_weights),
@@ -71,9 +73,9 @@ INSIDE = {
         jax.vmap(scanned, (1, None)),
         lambda query, key: np.stack([unrolled(query[:, i], key) for i in range(3)], axis=1),
     ),
-    "grad": (
-        lambda query, key: jax.grad(lambda query: plain(query, key).sum())(query), numpy_weights
-    ),
+    "grad in tiles": (jax.grad(functools.partial(total, implementation="tiled")), numpy_weights),
+    "hessian": (jax.hessian(total), numpy_weights),
+    "grad of checkpoint in jit": (jax.jit(jax.grad(jax.checkpoint(total))), numpy_weights),
 }  # fmt: skip
 
 

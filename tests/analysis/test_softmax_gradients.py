@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
+from oracles import normal, softmax
 
 from attention_jax import analysis
 
@@ -14,16 +15,6 @@ softmax_jacobian_norm = quick_jit(analysis.softmax_jacobian_norm)
 softmax_vjp = quick_jit(analysis.softmax_vjp)
 
 B, T, S = 2, 5, 7
-
-
-def softmax(logits):
-    exponentials = np.exp(logits)
-    return exponentials / exponentials.sum(-1, keepdims=True)
-
-
-def rows(*shape, seed=0, scale=1.0):
-    """Weights in float64."""
-    return softmax(np.random.default_rng(seed).normal(size=shape) * scale)
 
 
 def jacobian_by_loops(row):
@@ -36,27 +27,15 @@ def jacobian_by_loops(row):
 # --- the Jacobian ---
 
 
-def test_three_keys_on_paper():
-    # a = (1/2, 1/4, 1/4): a_j (1 - a_j) = 1/4, 3/16, 3/16 and -a_j a_k = -1/8, -1/8, -1/16.
-    weights = np.array([0.5, 0.25, 0.25], np.float32)
-    expected = np.array([[4, -2, -2], [-2, 3, -1], [-2, -1, 3]]) / 16
-    np.testing.assert_array_equal(softmax_jacobian(weights), expected)
-    # (16 + 9 + 9 + 2 (4 + 4 + 1)) / 256 = 52 / 256
-    np.testing.assert_allclose(softmax_jacobian_norm(weights), np.sqrt(52) / 16, rtol=1e-6)
-    # mean = 1/2 + 2/4 - 4/4 = 0, so dlogits = a_j dweights_j.
-    dweights = np.array([1.0, 2.0, -4.0], np.float32)
-    np.testing.assert_array_equal(softmax_vjp(weights, dweights), [0.5, 0.5, -1.0])
-
-
 def test_jacobian_against_loops_and_jax():
-    weights = rows(B, T, S)
+    weights = softmax(normal(B, T, S))
     weights[1, 2] = 0  # a query without keys
     got = np.asarray(softmax_jacobian(weights.astype(np.float32)))
     assert got.shape == (B, T, S, S)
     for index in np.ndindex(B, T):
         np.testing.assert_allclose(got[index], jacobian_by_loops(weights[index]), atol=1e-7)
     with jax.enable_x64(True):
-        logits = np.random.default_rng(1).normal(size=S)
+        logits = normal(S, dtype=float)
         expected = quick_jit(jax.jacrev(jax.nn.softmax))(logits)
         np.testing.assert_allclose(softmax_jacobian(softmax(logits)), expected, atol=1e-15)
     np.testing.assert_allclose(np.sum(got, -1), np.zeros((B, T, S)), atol=1e-7)
@@ -66,7 +45,7 @@ def test_jacobian_against_loops_and_jax():
 @pytest.mark.parametrize("scale", [0.0, 1.0, 5.0, 100.0])
 def test_norm_against_the_matrix_and_the_closed_form(scale):
     with jax.enable_x64(True):
-        weights = rows(B, T, S, scale=scale)
+        weights = softmax(scale * normal(B, T, S, dtype=float))
         got = np.asarray(softmax_jacobian_norm(weights))
         expected = [
             [np.linalg.norm(jacobian_by_loops(row)) for row in example] for example in weights

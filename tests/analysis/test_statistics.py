@@ -105,10 +105,6 @@ def test_logit_variance():
     np.testing.assert_allclose(
         logit_variance(shifted, per_row=True), logit_variance(logits, per_row=True), rtol=1e-4
     )
-    # A dot product of unit-variance features: about Dk.
-    rng = np.random.default_rng(4)
-    query, key = rng.normal(size=(2, 512, 16)).astype(np.float32)
-    np.testing.assert_allclose(logit_variance(query @ key.T), 16, rtol=0.1)
 
 
 def test_jensen_shannon():

@@ -73,13 +73,6 @@ def test_scores_and_masks(score_name, name, implementation):
         )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*IN_TILES, *IN_REFERENCE])
-def test_float32(name):
-    for mask in ALL_MASKS:
-        check_conformance("tiled", "scaled", mask, normalizer_name=name, as_table=True)
-
-
 # --- identities ---
 
 

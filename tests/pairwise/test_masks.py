@@ -107,20 +107,6 @@ def test_a_table_is_the_rule_of_each_pair():
         np.testing.assert_array_equal(np.broadcast_to(tile, block.shape), block, err_msg=name)
 
 
-def test_static_options_recompile_and_arrays_do_not():
-    table = jax.jit(lambda mask: mask.materialize(T, S))
-    for length in (1, 4, 6):
-        got = table(causal_mask(1) & padding_mask(jnp.array(length)))
-        np.testing.assert_array_equal(got, table_of(lambda i, j, n=length: j <= i + 1 and j < n))
-    assert table._cache_size() == 1
-    table(causal_mask(2) & padding_mask(jnp.array(1)))
-    assert table._cache_size() == 2
-    tokens = token_mask(KEYS, QUERIES)  # memory is linear
-    assert [leaf.shape for leaf in jax.tree.leaves(tokens)] == [(B, S), (B, T)]
-    static = functools.partial(jax.jit, static_argnums=0)(lambda mask: mask.materialize(T, S))
-    np.testing.assert_array_equal(static(causal_mask(1)), np.tri(T, S, 1))
-
-
 # --- what a mask knows of a tile, of later rows, of a row ---
 
 
