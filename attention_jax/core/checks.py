@@ -70,7 +70,7 @@ def checked_number(name: str, value: Any) -> float:
 
 def check_real(name: str, value: Any, above: float = -math.inf) -> None:
     """Raises ValueError unless `value` is a finite Python number above a bound."""
-    if not (isinstance(value, numbers.Real) and above < value < math.inf):
+    if not (isinstance(value, numbers.Real) and above < float(value) < math.inf):
         bound = f" above {above:g}" if above > -math.inf else ""
         raise ValueError(f"{name} must be a finite float{bound}; got {value!r}")
 

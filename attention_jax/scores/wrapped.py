@@ -63,7 +63,7 @@ class LogitMap(WrappedScore):
     tile_params = WrappedScore.tile_params
 
     def map_logits(self, logits: Array) -> Array:
-        """The logits of this score, from those of the inner score; any shape."""
+        """The logits [t, s] of this score, from those of the inner score."""
         raise NotImplementedError(f"{type(self).__name__} must define map_logits(logits)")
 
     def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:

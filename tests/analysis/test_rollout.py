@@ -6,7 +6,7 @@ from conformance import quick_jit
 
 from attention_jax import analysis
 
-# Compiled as one program each. `test_jit_vmap_and_dtypes` calls them outside of `jax.jit`.
+# Compiled as one program each.
 attention_rollout = quick_jit(
     analysis.attention_rollout, static_argnames=("residual", "head_reduction", "return_layers")
 )

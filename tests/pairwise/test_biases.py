@@ -121,7 +121,7 @@ def test_a_table_and_its_gradient_are_those_of_the_rule():
 @pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
 def test_a_sum_of_biases_is_its_stored_table(implementation):
     """A sum of biases and of arrays on both sides, which have other batch axes."""
-    arrays = {name: ARRAYS[name] for name in ("t5", "forget", "own")}
+    arrays = {name: ARRAYS[name] for name in ("t5", "own")}
     query, key, value = (normal(B, N, n, D, seed=n) for n in (T, S, S + 1))
 
     def loss(query, bias):
