@@ -68,6 +68,13 @@ def checked_number(name: str, value: Any) -> float:
     return number
 
 
+def check_real(name: str, value: Any, above: float = -math.inf) -> None:
+    """Raises ValueError unless `value` is a finite Python number above a bound."""
+    if not (isinstance(value, numbers.Real) and above < float(value) < math.inf):
+        bound = f" above {above:g}" if above > -math.inf else ""
+        raise ValueError(f"{name} must be a finite float{bound}; got {value!r}")
+
+
 def checked_fraction(name: str, value: Any) -> float:
     """A number in [0, 1) as a Python float, for a static option."""
     number = checked_number(name, value)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.bits import GOLDEN, mix
 from attention_jax.pairwise.mask_algebra import Mask, mask_dataclass
 from attention_jax.pairwise.position_functions import array_field
 
 Array = jax.Array
+
+_GOLDEN = 0x9E3779B9  # 2^32 / golden ratio: consecutive multiples land far apart
 
 
 def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Array) -> Array:
@@ -31,10 +32,20 @@ def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Ar
         bool [t, s].
     """
     row_seed, column_seed = jax.random.bits(rng, (2,), jnp.uint32)
-    rows = mix(query_positions.astype(jnp.uint32) * jnp.uint32(GOLDEN) + row_seed)
-    columns = mix(key_positions.astype(jnp.uint32) * jnp.uint32(GOLDEN) + column_seed)
-    bits = mix(rows[:, None] + columns[None, :])
+    rows = _mix(query_positions.astype(jnp.uint32) * jnp.uint32(_GOLDEN) + row_seed)
+    columns = _mix(key_positions.astype(jnp.uint32) * jnp.uint32(_GOLDEN) + column_seed)
+    bits = _mix(rows[:, None] + columns[None, :])
     return bits >= jnp.uint32(min(round(rate * 2**32), 2**32 - 1))
+
+
+def _mix(bits: Array) -> Array:
+    """The 32-bit finaliser of MurmurHash3 (Appleby 2011), uint32 -> uint32.
+
+    Every input bit flips half of the output bits on average, and the map is a bijection.
+    """
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
 
 
 @mask_dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -15,40 +14,56 @@ from attention_jax.core.programs import (
     is_of_this_package,
 )
 from attention_jax.pairwise.biases import Bias, bias_dataclass
-from attention_jax.pairwise.mask_algebra import Mask, TileStatus, mask_dataclass, submask_field
-from attention_jax.pairwise.position_functions import PositionFunction, broadcasts, part_field
+from attention_jax.pairwise.mask_algebra import Mask, TileStatus, mask_dataclass
+from attention_jax.pairwise.position_functions import (
+    PositionFunction,
+    broadcasts,
+    part_field,
+    position_dataclass,
+)
 
 Array = jax.Array
 
 _TILE = (3, 5)  # the queries and keys of the traced tile
 
 
-@mask_dataclass
-class KnownMask(Mask):
-    """A mask of a user with the digest of its program, a static option that compiles it anew."""
+@position_dataclass
+class _KnownPart(PositionFunction):
+    """A user's mask or bias with the digest of its program, a static option that compiles it anew.
+
+    Its methods raise ValueError unless the program is still that of the call.
+    """
 
     digest: str
-    mask: Mask = submask_field()
+    part: Any = part_field()
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
-        return _unchanged(self.mask, self.digest).allowed(query_positions, key_positions)
+    def unchanged(self) -> Any:
+        part = self.part
+        check_unchanged(f"{part.kind} {type(part).__name__}", self.digest, _digest(part))
+        return part
+
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
+        return self.unchanged().at(query_positions, key_positions)
+
+
+@mask_dataclass
+class KnownMask(_KnownPart, Mask):
+    """A user's mask with its digest."""
+
+    allowed = _KnownPart.at
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        return _unchanged(self.mask, self.digest).tile_status(query_positions, key_positions)
+        return self.unchanged().tile_status(query_positions, key_positions)
 
     def most_keys(self) -> int:
-        return self.mask.most_keys()
+        return self.part.most_keys()
 
 
 @bias_dataclass
-class KnownBias(Bias):
-    """A bias of a user with the digest of its program, a static option that compiles it anew."""
+class KnownBias(_KnownPart, Bias):
+    """A user's bias with its digest."""
 
-    digest: str
-    bias: Bias = part_field()
-
-    def values(self, query_positions: Array, key_positions: Array) -> Array:
-        return _unchanged(self.bias, self.digest).values(query_positions, key_positions)
+    values = _KnownPart.at
 
 
 def known_positions(function: Any) -> Any:
@@ -61,25 +76,18 @@ def known_positions(function: Any) -> Any:
         ValueError: `allowed` or `values` fails or does not return an array of the right kind,
             or the part uses a traced array that is no field.
     """
-    if not is_of_this_package(type(function)):
-        known = KnownMask if isinstance(function, Mask) else KnownBias
-        return known(_digest(function), function)
-    if isinstance(function, KnownMask | KnownBias):
-        return function
-    parts = {
-        name: known_positions(value)
-        for name, value, core_axes in function._leaves()
-        if core_axes is None and value is not None
-    }
-    if all(part is getattr(function, name) for name, part in parts.items()):
-        return function
-    return dataclasses.replace(function, **parts)
 
+    def is_users(part: Any) -> bool:
+        return isinstance(part, PositionFunction) and not is_of_this_package(type(part))
 
-def _unchanged(function: Any, digest: str) -> Any:
-    """A user's mask or bias; raises ValueError unless its program is that of the call."""
-    check_unchanged(f"{function.kind} {type(function).__name__}", digest, _digest(function))
-    return function
+    def known(part: Any) -> Any:
+        kind = KnownMask if isinstance(part, Mask) else KnownBias
+        return kind(_digest(part), part) if is_users(part) else part
+
+    def is_whole(part: Any) -> bool:
+        return is_users(part) or isinstance(part, _KnownPart)
+
+    return jax.tree.map(known, function, is_leaf=is_whole)
 
 
 def _digest(function: PositionFunction) -> str:

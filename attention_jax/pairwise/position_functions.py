@@ -255,13 +255,10 @@ def check_batch_axes(
     name, batch = label.split()[-1], f"[{', '.join(map(str, batch_shape))}]"
     as_first = f"{name}[{', '.join([':'] * count + ['None'] * missing)}]"
     as_last = f"{name}[{', '.join(['None'] * missing)}]"
-    readings = ((as_first, batch_shape[:count]), (as_last, batch_shape[missing:]))
-    fixes = [code for code, axes in readings if broadcasts(array_batch, axes)]
-    if len(fixes) == 2:
-        fixes = [f"{as_first} if its axes are the first of {batch}", f"{as_last} if the last"]
     raise ValueError(
         f"{label} must have all {len(batch_shape)} batch axes *B = {batch} (size 1 where shared),"
-        f" or none; got {list(shape)}" + (f": write {', or '.join(fixes)}" if fixes else "")
+        f" or none; got {list(shape)}: write {as_first} if its axes are the first of {batch}, or"
+        f" {as_last} if the last"
     )
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.scores.contract import Params
-from attention_jax.scores.dot import Dot, check_scale
+from attention_jax.scores.dot import WithScale
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Cosine(Dot):
+class Cosine(WithScale):
     """e(q, k) = scale (q . k) / (|q| |k|): the lengths of q and k do not matter
 
     A vector of zeros gives the logit 0 with derivatives 0.
@@ -34,11 +35,6 @@ class Cosine(Dot):
     Array([[2., 0., 0.]], dtype=float32)
     """
 
-    scale: float | None = None
-
-    def __post_init__(self) -> None:
-        check_scale(self.scale)
-
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         if self.scale is not None:
             return {}
@@ -46,11 +42,9 @@ class Cosine(Dot):
         return {"log_scale": jnp.asarray(math.log(key_dim) / 2, float)}
 
     def project_query(self, params: Params, query: Array) -> Array:
-        if self.scale is None:
-            scale = jnp.exp(params["log_scale"]).astype(query.dtype)
-        else:
-            scale = jnp.asarray(float(self.scale), query.dtype)
-        return direction(query) * scale
+        scale: Any = self.scale
+        scale = jnp.exp(params["log_scale"]) if scale is None else jnp.asarray(float(scale))
+        return direction(query) * scale.astype(query.dtype)
 
     def project_key(self, params: Params, key: Array) -> Array:
         return direction(key)

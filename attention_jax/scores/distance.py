@@ -11,13 +11,13 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.scores.contract import Params, Side
-from attention_jax.scores.dot import Dot, check_scale
+from attention_jax.scores.dot import WithScale
 
 Array = jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
-class NegativeSquaredDistance(Dot):
+class NegativeSquaredDistance(WithScale):
     """e(q, k) = -scale |q - k|^2, by default with scale = 1 / sqrt(8 Dk)
 
     Its softmax weights keys by a Gaussian around the query, of variance 1 / (2 scale).
@@ -39,11 +39,6 @@ class NegativeSquaredDistance(Dot):
     >>> NegativeSquaredDistance(scale=0.5)({}, jnp.array([[1.0, 2.0]]), jnp.array([[4.0, 6.0]]))
     Array([[-12.5]], dtype=float32)
     """
-
-    scale: float | None = None
-
-    def __post_init__(self) -> None:
-        check_scale(self.scale)
 
     def project_query(self, params: Params, query: Array) -> Array:
         scale = self._scale(query)
@@ -67,7 +62,7 @@ class NegativeSquaredDistance(Dot):
     def _scale(self, tokens: Array) -> float:
         # A normal component of q - k has mean 0 and variance 2. Its square has variance
         # 2 * 2^2 = 8, and the sum of Dk squares variance 8 Dk. (Dq = Dk here.)
-        return 1 / math.sqrt(8 * tokens.shape[-1]) if self.scale is None else float(self.scale)
+        return self.scale_or(1 / math.sqrt(8 * tokens.shape[-1]))
 
 
 def _two_parts(x: Array) -> tuple[Array, Array]:

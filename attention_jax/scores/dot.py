@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.checks import check_real
 from attention_jax.core.products import einsum, matmul, tall_product
 from attention_jax.scores.contract import Params, Score, Side, TileCost
 
@@ -46,7 +46,21 @@ class Dot(Score):
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaledDot(Dot):
+class WithScale(Dot):
+    """Base of dot products with a factor: any finite float, or None for the score's own."""
+
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.scale is not None:
+            check_real("scale", self.scale)
+
+    def scale_or(self, default: float) -> float:
+        return default if self.scale is None else float(self.scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledDot(WithScale):
     """e(q, k) = scale (q . k), by default with scale = 1 / sqrt(Dk)
 
     For independent components of mean 0 and variance 1, q . k has variance Dk and e variance 1.
@@ -61,15 +75,9 @@ class ScaledDot(Dot):
     Array([[0.59]], dtype=float32)
     """
 
-    scale: float | None = None
-
-    def __post_init__(self) -> None:
-        check_scale(self.scale)
-
     def project_query(self, params: Params, query: Array) -> Array:
         # Dq = Dk here, so the size of the query is that of the key.
-        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else float(self.scale)
-        return query * scale
+        return query * self.scale_or(1 / math.sqrt(query.shape[-1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +110,3 @@ class General(Dot):
 def is_dot_product(score: Score) -> bool:
     """Whether `pair` is the dot product of two arrays of features, that is inherited from `Dot`."""
     return isinstance(score, Dot) and type(score).pair is Dot.pair
-
-
-def check_scale(scale: Any) -> None:
-    """Raises ValueError unless `scale` is None or a finite float."""
-    if scale is not None and not (isinstance(scale, numbers.Real) and math.isfinite(scale)):
-        raise ValueError(f"scale must be a finite float or None; got {scale!r}")

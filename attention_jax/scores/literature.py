@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import numbers
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_integer, check_real
 from attention_jax.core.products import einsum, matmul
 from attention_jax.scores.additive import Additive
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.cosine import direction
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, ScaledDot
-from attention_jax.scores.wrapped import WrappedScore
+from attention_jax.scores.wrapped import LogitMap
 
 Array = jax.Array
 
@@ -66,7 +65,7 @@ class L2(NegativeSquaredDistance):
     """
 
     def _scale(self, tokens: Array) -> float:
-        return 1 / math.sqrt(tokens.shape[-1]) if self.scale is None else float(self.scale)
+        return self.scale_or(1 / math.sqrt(tokens.shape[-1]))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +162,7 @@ class Yat(Score):
     epsilon: float = 1e-5
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.epsilon, numbers.Real) and 0 < self.epsilon < math.inf):
-            raise ValueError(f"epsilon must be a finite float above 0; got {self.epsilon!r}")
+        check_real("epsilon", self.epsilon, above=0)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         squares = jnp.square(_differences(q_features, k_features)).sum(-1)
@@ -297,7 +295,7 @@ class Indexer(Score):
 
 
 @dataclasses.dataclass(frozen=True)
-class Power(WrappedScore):
+class Power(LogitMap):
     """e(q, k) = degree log |score(q, k)|: weights proportional to a power of another score
 
     It is computed as degree / 2 log(score(q, k)^2 + 1e-12), so that logits and gradients are
@@ -321,19 +319,14 @@ class Power(WrappedScore):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (isinstance(self.degree, numbers.Real) and math.isfinite(self.degree)):
-            raise ValueError(f"degree must be a finite float; got {self.degree!r}")
+        check_real("degree", self.degree)
 
-    finite_slopes = WrappedScore.finite_slopes
-    round = WrappedScore.round
-    tile_params = WrappedScore.tile_params
-
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return self.degree / 2 * _log_square(self.score.pair(params, q_features, k_features))
+    def map_logits(self, logits: Array) -> Array:
+        return self.degree / 2 * _log_square(logits)
 
 
 @dataclasses.dataclass(frozen=True)
-class Softplus(WrappedScore):
+class Softplus(LogitMap):
     """e(q, k) = log softplus(score(q, k)): weights that grow linearly instead of exponentially
 
     Params: those of `score`.
@@ -352,12 +345,7 @@ class Softplus(WrappedScore):
 
     score: Score = ScaledDot()
 
-    finite_slopes = WrappedScore.finite_slopes
-    round = WrappedScore.round
-    tile_params = WrappedScore.tile_params
-
-    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        logits = self.score.pair(params, q_features, k_features)
+    def map_logits(self, logits: Array) -> Array:
         # log softplus(x) = x to the last digit below -40, where softplus(x) may be 0 in float32.
         small = logits < -40
         return jnp.where(small, logits, jnp.log(jax.nn.softplus(jnp.where(small, 0, logits))))

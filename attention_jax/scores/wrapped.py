@@ -1,11 +1,15 @@
-"""`WrappedScore`, the base class of scores that change the logits of another score."""
+"""The base classes of scores that change the logits of another score."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from attention_jax.scores.contract import Score
+import jax
+
+from attention_jax.scores.contract import Features, Params, Score
+
+Array = jax.Array
 
 
 def _of_inner(name: str) -> Any:
@@ -46,3 +50,29 @@ class WrappedScore(Score):
     project_key = _of_inner("project_key")
     round = _of_inner("round")
     tile_params = _of_inner("tile_params")
+
+
+class LogitMap(WrappedScore):
+    """e(q, k) = map_logits(score(q, k)): a subclass defines the elementwise `map_logits`.
+
+    Its slope must be finite at every finite logit.
+    """
+
+    finite_slopes = WrappedScore.finite_slopes
+    round = WrappedScore.round
+    tile_params = WrappedScore.tile_params
+
+    def map_logits(self, logits: Array) -> Array:
+        """The logits [t, s] of this score, from those of the inner score."""
+        raise NotImplementedError(f"{type(self).__name__} must define map_logits(logits)")
+
+    def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
+        return self.map_logits(self.score.pair(params, q_features, k_features))
+
+    def pair_vjp(
+        self, params: Params, q_features: Features, k_features: Features, dlogits: Array
+    ) -> tuple[Params, Features, Features]:
+        inner = self.score.pair(params, q_features, k_features)
+        logits, pull_back = jax.vjp(self.map_logits, inner)
+        (dinner,) = pull_back(dlogits.astype(logits.dtype))
+        return self.score.pair_vjp(params, q_features, k_features, dinner)

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from html_reader import Reader
+from oracles import normal, softmax
 
-from attention_jax import analysis, causal_mask, nn
+from attention_jax import analysis, attention, causal_mask, padding_mask
 from attention_jax.analysis import AttentionView, view
 from attention_jax.analysis.attention_page import page as page_files
 from attention_jax.analysis.attention_page import page_data
@@ -28,9 +28,7 @@ def tokens(letter, count):
 
 
 def random_weights(shape=(N, T, S), seed=0):
-    logits = np.random.default_rng(seed).normal(size=shape)
-    exponentials = np.exp(logits)
-    return exponentials / exponentials.sum(-1, keepdims=True)
+    return softmax(normal(*shape, seed=seed))
 
 
 def attentions_of(shown):
@@ -46,12 +44,6 @@ def numbers(attention, quantity):
     return (np.array(flat) * array["scale"]).reshape(array["shape"])
 
 
-@pytest.fixture(scope="module")
-def model():
-    return nn.Model(nn.ModelConfig(encoder_layers=2), 11, rngs=nnx.Rngs(0))
-
-
-SOURCE, LENGTHS, INPUTS = np.full((2, S), 3), np.array([4, S]), np.full((2, T), 2)
 SEQ2SEQ_TOKENS = {
     "encoder_*": (tokens("s", 4), tokens("s", 4)),
     "*/cross_attention": (tokens("t", T), tokens("s", 4)),
@@ -60,13 +52,25 @@ SEQ2SEQ_TOKENS = {
 
 
 @pytest.fixture(scope="module")
-def captured(model):
-    definition, params = nnx.split(model)
+def captured():
+    """Captured gradients of functions with the names of a model's attentions."""
 
-    def loss(params):
-        return jnp.mean(nnx.merge(definition, params)(SOURCE, LENGTHS, INPUTS) ** 2)
+    def attend(name, query, key, mask):
+        with jax.named_scope(name):
+            return attention(query, key, key, mask=mask, implementation="reference")
 
-    return jax.jit(lambda params: analysis.capture_gradients(loss, params))(params)
+    def loss(tokens):
+        source, target = tokens
+        padding = padding_mask(np.array([4, S]))
+        for layer in range(2):
+            source += attend(f"encoder_{layer}/self_attention", source, source, padding)
+        target += attend("decoder_0/self_attention", target, target, causal_mask())
+        output = attend("decoder_0/cross_attention", target, source, padding)
+        return jnp.sum(jnp.sin(output))
+
+    return jax.jit(lambda tokens: analysis.capture_gradients(loss, tokens))(
+        (normal(2, S, 4), normal(2, T, 4))
+    )
 
 
 def test_every_captured_quantity_is_in_the_page(captured):

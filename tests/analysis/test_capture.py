@@ -1,22 +1,15 @@
 """The arrays that `capture` returns, against NumPy and `attention_weights`."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from capture_cases import (
-    B,
-    D,
-    S,
-    T,
-    close,
-    normal,
-    numpy_weights,
-    only,
-    tokens,
-)
+from capture_cases import ALLOWED, DV, MASK, B, D, S, T, close, normal, numpy_weights, only, tokens
 from conformance import ALL_IMPLEMENTATIONS, quick_jit
 from flax import nnx
+from oracles import softmax
 
 import attention_jax as aj
 from attention_jax import nn
@@ -25,11 +18,6 @@ from attention_jax.analysis.jaxpr_evaluation import points_in
 from attention_jax.functional.capture_point import capturing
 
 TILE = aj.BlockSizes(query=2, key=3)
-# Query 0 may attend to no key; no query may attend to key 6 of the second example.
-MASK = aj.causal_mask(-1) & aj.padding_mask(jnp.array([7, 6]))
-ALLOWED = np.array(
-    [[[j < i and j < length for j in range(S)] for i in range(T)] for length in (7, 6)]
-)
 every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
 
 
@@ -44,40 +32,24 @@ def test_one_call(implementation):
 
         def attend(query, key, value, bias):
             return aj.attention(
-                query,
-                key,
-                value,
-                mask=MASK,
-                bias=bias,
-                implementation=implementation,
+                query, key, value, mask=MASK, bias=bias, implementation=implementation,
                 block_sizes=TILE,
-            )
-
-        arrays = (query, key, value, bias)
+            )  # fmt: skip
 
         @quick_jit
-        def all_ways(*arrays):
-            return (
-                attend(*arrays),
-                aj.attention_weights(*arrays[:2], mask=MASK, bias=arrays[3]),
-                capture(attend, *arrays),
-                capture(attend, *arrays, matrices=False),
-            )
+        def both_ways(*arrays):
+            return capture(attend, *arrays), capture(attend, *arrays, matrices=False)
 
-        expected, expected_weights, captured, without_matrices = all_ways(*arrays)
+        captured, without_matrices = both_ways(query, key, value, bias)
         seen, lean = only(captured), only(without_matrices)
-        close(captured.output, expected, 1e-15)
         np.testing.assert_array_equal(seen.output, captured.output)
         np.testing.assert_array_equal(seen.mask, ALLOWED)
 
         logits = np.asarray(query) @ np.asarray(key).T / np.sqrt(D) + np.asarray(bias)
         assert np.all(np.isneginf(np.asarray(seen.logits)[~ALLOWED]))
         close(np.asarray(seen.logits)[ALLOWED], logits[ALLOWED])
-        exponentials = np.exp(logits) * ALLOWED
-        totals = exponentials.sum(-1)
-        weights = exponentials / np.where(totals == 0, 1, totals)[..., None]
+        totals, weights = (np.exp(logits) * ALLOWED).sum(-1), softmax(logits, ALLOWED)
         close(seen.weights, weights)
-        close(seen.weights, expected_weights)
         close(captured.output, weights @ np.asarray(value))
         with np.errstate(divide="ignore"):
             close(seen.statistics.logsumexp, np.log(totals))
@@ -183,3 +155,140 @@ def test_names():
         weights = attentions[name].weights
         close(weights, numpy_weights(factor * np.asarray(query), key), 1e-6)
     assert attentions["own"].weights.shape == (B, 1, T, S)
+
+
+# --- attention inside of transformations ---
+
+
+def unrolled(query, key, reverse=False):
+    """The weights of `scanned`, step by step in NumPy."""
+    state, weights = np.asarray(query[0], np.float64), {}
+    for i in reversed(range(B)) if reverse else range(B):
+        weights[i] = numpy_weights(state + query[i], key)
+        state = weights[i] @ np.asarray(key)
+    return np.stack([weights[i] for i in range(B)])
+
+
+def scanned(query, key, reverse=False):
+    def step(state, x):
+        output = aj.attention(state + x, key, key)
+        return output, jnp.sum(output)
+
+    final, sums = jax.lax.scan(step, query[0], query, reverse=reverse)
+    return final + sums[:1, None]
+
+
+@jax.custom_vjp
+def with_own_vjp(query, key):
+    return aj.attention(query, key, key)
+
+
+with_own_vjp.defvjp(lambda *x: (with_own_vjp(*x), None), lambda _, d: (d, None))
+
+
+@jax.custom_jvp
+def with_own_jvp(query, key):
+    return aj.attention(query, key, key)
+
+
+with_own_jvp.defjvp(lambda x, dx: (with_own_jvp(*x), dx[0]))
+
+
+def plain(query, key):
+    return aj.attention(query, key, key)
+
+
+def total(query, key, implementation=None):
+    return jnp.sum(aj.attention(query, key, key, implementation=implementation) ** 2)
+
+
+INSIDE = {
+    "vmap of jit": (
+        lambda query, key: jax.vmap(jax.jit(plain))(query, jnp.stack([key, 2 * key])),
+        lambda query, key: np.stack([numpy_weights(x, n * key) for n, x in enumerate(query, 1)]),
+    ),
+    "scan, reversed": (
+        lambda query, key: scanned(query, key, reverse=True),
+        lambda query, key: unrolled(query, key, reverse=True),
+    ),
+    "checkpoint": (jax.checkpoint(plain), numpy_weights),
+    "custom_vjp": (with_own_vjp, numpy_weights),
+    "custom_jvp": (with_own_jvp, numpy_weights),
+    "scan in vmap": (
+        jax.vmap(scanned, (1, None)),
+        lambda query, key: np.stack([unrolled(query[:, i], key) for i in range(3)], axis=1),
+    ),
+    "grad in tiles": (jax.grad(functools.partial(total, implementation="tiled")), numpy_weights),
+    "hessian": (jax.hessian(total), numpy_weights),
+    "grad of checkpoint in jit": (jax.jit(jax.grad(jax.checkpoint(total))), numpy_weights),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_inside_of_transformations(case):
+    function, expected = INSIDE[case]
+    with jax.enable_x64(True):
+        # An axis in the middle, such as heads, for the case that maps over it.
+        query = normal(4, B, 3, T, D) if case == "scan in vmap" else normal(4, B, T, D)
+        key = normal(5, S, D)
+
+        @quick_jit
+        def both(query, key):
+            return capture(function, query, key), function(query, key)
+
+        captured, output = both(query, key)
+        close(only(captured).weights, expected(np.asarray(query), np.asarray(key)))
+        close(captured.output, output)
+
+
+def test_attention_in_a_loop_or_branch_is_an_error():
+    query, key, value = tokens()
+
+    def loop(query):
+        return jax.lax.while_loop(
+            lambda x: x.sum() < 1e3, lambda x: 1 + jnp.abs(aj.attention(x, key, key)), query
+        )
+
+    def branch(query):
+        return jax.lax.cond(
+            query.sum() > 0, lambda: aj.attention(query, key, value), lambda: query[..., :DV]
+        )
+
+    for name, function in (("while", loop), ("cond", branch)):
+        with pytest.raises(NotImplementedError, match=f"attention inside a {name} cannot be"):
+            capture(function, query)
+    # A branch without attention is evaluated as usual.
+    captured = capture(
+        lambda query: aj.attention(
+            jax.lax.cond(query.sum() > 0, lambda: query, lambda: -query), key, value
+        ),
+        query,
+    )
+    close(only(captured).output, aj.attention(query * np.sign(query.sum()), key, value), 1e-6)
+
+
+# --- capture inside of transformations ---
+
+
+def test_captured_values_differentiate_and_map():
+    with jax.enable_x64(True):
+        query, key, value = tokens()
+
+        def entropy(query):
+            seen = only(capture(aj.attention, query, key, value))
+            return jnp.sum(seen.statistics.entropy) + jnp.sum(seen.weights**3)
+
+        def direct(query):
+            logits = query @ key.T / D**0.5
+            weights = jnp.exp(logits - jax.nn.logsumexp(logits, axis=-1, keepdims=True))
+            return jnp.sum(-weights * jnp.log(weights)) + jnp.sum(weights**3)
+
+        @quick_jit
+        def all_ways(query):
+            of_each = jax.vmap(jax.value_and_grad(direct))(query)
+            return jax.vmap(jax.value_and_grad(entropy))(query), of_each, jax.grad(entropy)(query)
+
+        mapped, expected, gradient = all_ways(query)
+        close(mapped[0], expected[0])
+        close(mapped[1], expected[1])
+        close(gradient, expected[1])

@@ -5,10 +5,12 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 from conformance import quick_jit
 
 import attention_jax as aj
+from attention_jax import analysis
 from attention_jax.analysis.learning_statistics import learning_statistics
 
 B, T, S, D, DV = 2, 5, 7, 3, 2
@@ -18,17 +20,19 @@ KEYS = np.array([7, 4])  # real keys of each example
 QUERIES = np.array([3, 5])  # and queries
 
 
-def normal(seed, *shape):
-    return np.random.default_rng(seed).normal(size=shape)
+normal = functools.partial(oracles.normal, dtype=float)
 
 
 def params():
     # Sharp enough for some rows to be saturated, and not all.
-    return {"first": {"kernel": 3 * normal(0, D, D)}, "second": {"value": normal(1, S, DV)}}
+    return {
+        "first": {"kernel": 3 * normal(D, D)},
+        "second": {"value": normal(S, DV, seed=1)},
+    }
 
 
 def inputs():
-    return normal(2, B, T, D), normal(3, B, S, D)
+    return normal(B, T, D, seed=2), normal(B, S, D, seed=3)
 
 
 def output_of(params, query, key, allowed):
@@ -101,22 +105,79 @@ statistics_of_loss = quick_jit(functools.partial(learning_statistics, loss))
 
 @pytest.mark.parametrize("empty_row", [False, True])
 def test_row_by_row(empty_row):
-    """Neither padded queries nor one without keys count."""
+    """Neither padded queries nor one without keys count, and what stands in padding is not read."""
     with jax.enable_x64(True):
-        arguments = (params(), *inputs(), *masks(empty_row))
-        expected = by_hand(*arguments)
+        (query, key), (allowed, counted) = inputs(), masks(empty_row)
+        expected = by_hand(params(), query, key, allowed, counted)
         assert 0 < expected["attention/saturation"] < 1
-        assert_close(statistics_of_loss(*arguments), expected, 1e-10)
-
-
-def test_what_stands_in_padding_does_not_matter():
-    with jax.enable_x64(True):
-        (query, key), (allowed, counted) = inputs(), masks(False)
-        noisy = np.where(counted[..., None], query, 100 * normal(5, B, T, D))
+        noisy = np.where(counted[..., None], query, 100 * normal(B, T, D, seed=5))
         dirty = np.where((np.arange(S) < KEYS[:, None])[..., None], key, np.nan)
-        expected = statistics_of_loss(params(), query, key, allowed, counted)
-        got = statistics_of_loss(params(), noisy, dirty, allowed, counted)
-        assert_close(got, expected, 1e-12)
+        for tokens in ((query, key), (noisy, dirty)):
+            got = statistics_of_loss(params(), *tokens, allowed, counted)
+            assert_close(got, expected, 1e-10)
 
 
-# --- the reversal task ---
+# --- norms and noise of gradients by group, against flattened NumPy arrays ---
+
+
+# Compiled as one program each.
+gradient_norms = quick_jit(analysis.gradient_norms, static_argnames="depth")
+gradient_signal_to_noise = quick_jit(analysis.gradient_signal_to_noise, static_argnames="depth")
+
+N = 5
+
+
+def tree(*lead, seed=0):
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return rng.normal(size=(*lead, *shape)).astype(np.float32)
+
+    return {
+        "encoder": {"kernel": normal(3, 7), "layers": [normal(2), normal()]},
+        "score": {"v": normal(11)},
+    }
+
+
+def groups_of(gradients, depth):
+    """{group: all entries of its leaves side by side [*lead, entries], in float64}"""
+    encoder, lead = gradients["encoder"], gradients["score"]["v"].shape[:-1]
+    leaves = {
+        "encoder/kernel": encoder["kernel"],
+        "encoder/layers/0": encoder["layers"][0],
+        "encoder/layers/1": encoder["layers"][1],
+        "score/v": gradients["score"]["v"],
+    }
+    groups = {}
+    for path, leaf in leaves.items():
+        entries = np.asarray(leaf, np.float64).reshape(*lead, -1)
+        groups.setdefault("/".join(path.split("/")[:depth]), []).append(entries)
+    return {name: np.concatenate(parts, axis=-1) for name, parts in groups.items()}
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 3, None])
+def test_norms_of_groups(depth):
+    gradients = tree()
+    got = gradient_norms(gradients, depth=depth)
+    expected = groups_of(gradients, depth)
+    assert list(got) == list(expected)
+    for name, entries in expected.items():
+        np.testing.assert_allclose(got[name], np.linalg.norm(entries), rtol=1e-6)
+
+
+@pytest.mark.parametrize("depth", [0, 1, None])
+def test_signal_to_noise_of_groups(depth):
+    gradients = tree(N)
+    got = gradient_signal_to_noise(gradients, depth=depth)
+    # Unbiased estimates from single batches and from their mean, as McCandlish et al. have them.
+    for name, batches in groups_of(gradients, depth).items():
+        of_one = np.mean([batch @ batch for batch in batches])
+        of_all = batches.mean(0) @ batches.mean(0)
+        signal = (N * of_all - of_one) / (N - 1)
+        noise = (of_one - of_all) / (1 - 1 / N)
+        np.testing.assert_allclose(got[name], signal / noise, rtol=1e-4)
+
+
+def test_signal_to_noise_without_noise():
+    same = gradient_signal_to_noise({"a": jnp.ones((3, 2)), "b": jnp.zeros((3, 2))})
+    assert (float(same["a"]), float(same["b"])) == (np.inf, 0.0)

@@ -4,26 +4,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import quick_jit
+from conformance import (
+    MASK_CASES,
+    SCORE_CASES,
+    allowed_table,
+    assert_close,
+    cotangents,
+    inputs_of,
+    poisoned,
+    quick_jit,
+)
+from oracles import normal, softmax
 
 from attention_jax import analysis
+from attention_jax.analysis import logit_scale_sweep
 
-# Compiled as one program each. `test_jit_vmap_and_dtypes` calls them outside of `jax.jit`.
+# Compiled as one program each.
 softmax_jacobian = quick_jit(analysis.softmax_jacobian)
 softmax_jacobian_norm = quick_jit(analysis.softmax_jacobian_norm)
 softmax_vjp = quick_jit(analysis.softmax_vjp)
 
 B, T, S = 2, 5, 7
-
-
-def softmax(logits):
-    exponentials = np.exp(logits)
-    return exponentials / exponentials.sum(-1, keepdims=True)
-
-
-def rows(*shape, seed=0, scale=1.0):
-    """Weights in float64."""
-    return softmax(np.random.default_rng(seed).normal(size=shape) * scale)
 
 
 def jacobian_by_loops(row):
@@ -36,27 +37,15 @@ def jacobian_by_loops(row):
 # --- the Jacobian ---
 
 
-def test_three_keys_on_paper():
-    # a = (1/2, 1/4, 1/4): a_j (1 - a_j) = 1/4, 3/16, 3/16 and -a_j a_k = -1/8, -1/8, -1/16.
-    weights = np.array([0.5, 0.25, 0.25], np.float32)
-    expected = np.array([[4, -2, -2], [-2, 3, -1], [-2, -1, 3]]) / 16
-    np.testing.assert_array_equal(softmax_jacobian(weights), expected)
-    # (16 + 9 + 9 + 2 (4 + 4 + 1)) / 256 = 52 / 256
-    np.testing.assert_allclose(softmax_jacobian_norm(weights), np.sqrt(52) / 16, rtol=1e-6)
-    # mean = 1/2 + 2/4 - 4/4 = 0, so dlogits = a_j dweights_j.
-    dweights = np.array([1.0, 2.0, -4.0], np.float32)
-    np.testing.assert_array_equal(softmax_vjp(weights, dweights), [0.5, 0.5, -1.0])
-
-
 def test_jacobian_against_loops_and_jax():
-    weights = rows(B, T, S)
+    weights = softmax(normal(B, T, S))
     weights[1, 2] = 0  # a query without keys
     got = np.asarray(softmax_jacobian(weights.astype(np.float32)))
     assert got.shape == (B, T, S, S)
     for index in np.ndindex(B, T):
         np.testing.assert_allclose(got[index], jacobian_by_loops(weights[index]), atol=1e-7)
     with jax.enable_x64(True):
-        logits = np.random.default_rng(1).normal(size=S)
+        logits = normal(S, dtype=float)
         expected = quick_jit(jax.jacrev(jax.nn.softmax))(logits)
         np.testing.assert_allclose(softmax_jacobian(softmax(logits)), expected, atol=1e-15)
     np.testing.assert_allclose(np.sum(got, -1), np.zeros((B, T, S)), atol=1e-7)
@@ -66,7 +55,7 @@ def test_jacobian_against_loops_and_jax():
 @pytest.mark.parametrize("scale", [0.0, 1.0, 5.0, 100.0])
 def test_norm_against_the_matrix_and_the_closed_form(scale):
     with jax.enable_x64(True):
-        weights = rows(B, T, S, scale=scale)
+        weights = softmax(scale * normal(B, T, S, dtype=float))
         got = np.asarray(softmax_jacobian_norm(weights))
         expected = [
             [np.linalg.norm(jacobian_by_loops(row)) for row in example] for example in weights
@@ -101,3 +90,62 @@ def test_a_cotangent_of_a_masked_weight_may_be_anything():
     np.testing.assert_array_equal(
         softmax_vjp(weights, dweights), [[-0.5, 0.0, 0.5, 0.0], [0.0, 0.0, 0.0, 0.0]]
     )
+
+
+# --- over the scale of the logits: NumPy and limits ---
+
+
+SCALES = np.array([0.0, 0.3, 1.0, 7.0])
+
+
+def test_against_numpy_a_row_at_a_time():
+    score_name, mask_name = "general", "padding"
+    inputs, allowed = inputs_of(score_name), allowed_table(mask_name)
+    doutput = cotangents()["output"]
+    inputs = {name: array for name, array in inputs.items() if name != "bias"}
+    expected = np.zeros((3, len(SCALES)))
+    rows = 0
+    for b, i in np.argwhere(allowed.any(-1)):
+        query, rows = inputs["query"][b, i], rows + 1
+        logits = np.array(
+            [SCORE_CASES[score_name].pair(inputs["params"], query, key) for key in inputs["key"][b]]
+        )
+        dweights = inputs["value"][b] @ doutput[b, i]
+        for n, scale in enumerate(SCALES):
+            weights = softmax(scale * logits, allowed[b, i])
+            jacobian = np.diag(weights) - np.outer(weights, weights)
+            positive = weights[weights > 0]
+            expected[:, n] += (
+                np.linalg.norm(jacobian @ dweights),
+                -np.sum(positive * np.log(positive)),
+                np.linalg.norm(jacobian),
+            )
+    expected /= rows
+    with jax.enable_x64(True):
+        dirty = poisoned({**inputs, "bias": np.zeros(allowed.shape)}, allowed)
+        dirty.pop("bias")
+        got = logit_scale_sweep(
+            **dirty,
+            doutput=doutput,
+            scales=SCALES,
+            score=SCORE_CASES[score_name].score,
+            mask=MASK_CASES[mask_name].build(),
+        )
+        for name, array in zip(got._fields[1:], expected, strict=True):
+            assert_close(name, getattr(got, name), array, 1e-12)
+        np.testing.assert_array_equal(got.scales, SCALES)
+
+
+def test_limits():
+    # Scale 0 is uniform; a large scale leaves one key.
+    query, key = jnp.ones((1, 1)), jnp.array([[0.0], [1.0], [2.0], [3.0]])
+    scales = jnp.array([0.0, 1e4])
+    got = logit_scale_sweep(query, key, jnp.eye(4), jnp.eye(4)[:1], scales, score="dot")
+    np.testing.assert_allclose(got.entropy, [np.log(4), 0], atol=1e-6)
+    np.testing.assert_allclose(got.jacobian_norm, [np.sqrt(3) / 4, 0], atol=1e-7)
+    # Of a uniform row, J e_1 = (e_1 - 1/4) / 4.
+    np.testing.assert_allclose(got.gradient_norm, [np.sqrt(12) / 16, 0], atol=1e-7)
+    nothing = logit_scale_sweep(
+        query, key, jnp.eye(4), jnp.eye(4)[:1], scales, mask=np.zeros((1, 4), bool)
+    )
+    assert not any(np.any(array) for array in nothing[1:])

@@ -49,13 +49,16 @@ class Counted:
 
 
 def test_compositions_are_those_of_plain_jax():
-    """All in one program."""
-    counted = {name: Counted() for name in COMPOSITIONS}
+    """All in one program, without those that others contain."""
+    contained = {"grad", "jacrev", "hessian", "jacrev of jacrev", "linearize", "checkpoint"}
+    contained |= {"vmap of grad", "hessian of scan", "third"}
+    counted = {name: Counted() for name in COMPOSITIONS.keys() - contained}
 
     @quick_jit
     def all_of_them(*arrays):
         results = {}
-        for name, (compose, _) in COMPOSITIONS.items():
+        for name in counted:
+            compose, _ = COMPOSITIONS[name]
             results[name] = compose(counted[name].function)(*arrays), compose(plain)(*arrays)
         return results
 

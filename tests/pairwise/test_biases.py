@@ -1,8 +1,8 @@
 """Biases against loops over pairs, in every implementation, and their gradients in float64."""
 
 import functools
-import itertools
 import math
+import operator
 
 import jax
 import jax.numpy as jnp
@@ -74,66 +74,76 @@ CASES = {
         (N,),
         lambda a, n, i, j: -a[n] * math.log1p(abs(j - i - (0, 1, 3)[n])),
     ),
-    "sum": (
-        lambda arrays: normal(B, 1, T, S) + aj.alibi_bias(arrays) + normal(N, 1, S),
-        (N,),
-        lambda a, n, i, j: -a[n] * abs(i - j) + normal(N, 1, S)[n, 0, j],
-    ),
 }
-every_case = pytest.mark.parametrize("name", CASES)
 
 
 def table_of(name, arrays):
-    """[B, N, T, S], pair by pair."""
+    """[N, T, S], pair by pair."""
     rule = CASES[name][2]
-    pairs = [[[rule(arrays, n, i, j) for j in range(S)] for i in range(T)] for n in range(N)]
-    table = np.broadcast_to(np.array(pairs), (B, N, T, S))
-    return table + normal(B, 1, T, S) if name == "sum" else table
+    return np.array(
+        [[[rule(arrays, n, i, j) for j in range(S)] for i in range(T)] for n in range(N)]
+    )
 
 
-@functools.cache
-def loss_and_gradients(name, implementation):
-    """Returns a compiled function of (query, arrays of the bias, or its table if name is None)."""
-    key, value = normal(B, N, S, D), normal(B, N, S, D, seed=1)
-
-    def loss(query, arrays):
-        output, statistics = aj.attention(
-            query, key, value, bias=arrays if name is None else CASES[name][0](arrays),
-            mask=aj.padding_mask(np.array([[S], [4]])) & aj.causal_mask(2),
-            implementation=implementation, block_sizes=TILE, return_statistics=True,
-        )  # fmt: skip
-        return jnp.sum(jnp.sin(output)) + jnp.sum(statistics.entropy**2)
-
-    return quick_jit(jax.value_and_grad(loss, (0, 1)))
+def assert_gradients_of_tables(got, dtable):
+    """Compares gradients of each bias's arrays with those of the tables; rules are linear."""
+    for name, darrays in got.items():
+        shape = CASES[name][1]
+        zero = table_of(name, np.zeros(shape))
+        units = np.eye(math.prod(shape)).reshape(-1, *shape)
+        expected = [np.sum(dtable * (table_of(name, unit) - zero)) for unit in units]
+        assert_close(name, darrays, np.reshape(expected, shape), 1e-11)
 
 
-# In tiles "t5_causal" is like "t5", and the two tests below have the others and sums of them.
-SLOW = {(name, "tiled") for name in ("t5_causal", "alibi", "relative", "sum")}
-SLOW |= {("forget", "reference")}
+ARRAYS = {name: normal(*shape) for name, (_, shape, _) in CASES.items()}
+TABLES = {name: table_of(name, arrays) for name, arrays in ARRAYS.items()}
+STORED = normal(B, 1, T, S), normal(N, 1, S)
 
 
-@pytest.mark.parametrize(
-    ("name", "implementation"),
-    [
-        pytest.param(*case, marks=[pytest.mark.slow] if case in SLOW else [])
-        for case in itertools.product(CASES, ALL_IMPLEMENTATIONS)
-    ],
-)
-def test_attention_and_its_gradients_are_those_of_a_stored_table(name, implementation):
-    arrays, query = normal(*CASES[name][1]), normal(B, N, T, D)
+def test_a_table_and_its_gradient_are_those_of_the_rule():
+    dtable = normal(N, T, S)
+
+    @quick_jit
+    def tables_and_gradients(arrays):
+        def tables(arrays):
+            return {name: CASES[name][0](arrays[name]).materialize(T, S) for name in CASES}
+
+        got, pull_back = jax.vjp(tables, arrays)
+        return got, pull_back(dict.fromkeys(CASES, dtable))[0]
+
     with jax.enable_x64(True):
-        got, (dquery, darrays) = loss_and_gradients(name, implementation)(query, arrays)
-        stored = loss_and_gradients(None, "reference")
-        expected, (dquery_stored, dtable) = stored(query, table_of(name, arrays))
+        tables, gradients = tables_and_gradients(ARRAYS)
+    for name, table in tables.items():
+        np.testing.assert_allclose(table, TABLES[name], rtol=1e-12, atol=1e-14, err_msg=name)
+    assert_gradients_of_tables(gradients, dtable)
+
+
+@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+def test_a_sum_of_biases_is_its_stored_table(implementation):
+    """A sum of biases and of arrays on both sides, which have other batch axes."""
+    arrays = {name: ARRAYS[name] for name in ("t5", "own")}
+    query, key, value = (normal(B, N, n, D, seed=n) for n in (T, S, S + 1))
+
+    def loss(query, bias):
+        output = aj.attention(
+            query, key, value[:, :, :S], bias=bias,
+            mask=aj.padding_mask(np.array([[S], [4]])) & aj.causal_mask(2),
+            implementation=implementation, block_sizes=TILE,
+        )  # fmt: skip
+        return jnp.sum(jnp.sin(output))
+
+    def of_arrays(query, arrays):
+        biases = [CASES[name][0](array) for name, array in arrays.items()]
+        return loss(query, STORED[0] + functools.reduce(operator.add, biases) + STORED[1])
+
+    with jax.enable_x64(True):
+        got, (dquery, darrays) = quick_jit(jax.value_and_grad(of_arrays, (0, 1)))(query, arrays)
+        table = sum(STORED, sum(TABLES[name] for name in arrays))
+        stored = quick_jit(jax.value_and_grad(loss, (0, 1)))
+        expected, (dquery_stored, dtable) = stored(query, table)
     np.testing.assert_allclose(got, expected, rtol=1e-12)
     assert_close("query", dquery, np.asarray(dquery_stored), 1e-11)
-    # Each rule is linear in its arrays.
-    zero = table_of(name, np.zeros(arrays.shape))
-    units = np.eye(arrays.size).reshape(-1, *arrays.shape)
-    dtable = np.asarray(dtable)
-    expected = [np.sum(dtable * (table_of(name, unit) - zero)) for unit in units]
-    assert_close("arrays", darrays, np.reshape(expected, arrays.shape), 1e-11)
-    assert np.all(np.asarray(darrays) != 0) or name in ("forget", "t5", "t5_causal")
+    assert_gradients_of_tables(darrays, np.asarray(dtable))
 
 
 def test_slopes_for_any_number_of_heads():

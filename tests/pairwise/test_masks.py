@@ -6,12 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import MASK_CASES, B, S, T, allowed_table
-from oracles import normal
+from conformance import ALL_IMPLEMENTATIONS, MASK_CASES, B, S, T, allowed_table, quick_jit
+from oracles import normal, softmax
 
 import attention_jax as aj
 from attention_jax import (
     Mask,
+    analysis,
     causal_mask,
     local_mask,
     mask_dataclass,
@@ -107,20 +108,6 @@ def test_a_table_is_the_rule_of_each_pair():
         np.testing.assert_array_equal(np.broadcast_to(tile, block.shape), block, err_msg=name)
 
 
-def test_static_options_recompile_and_arrays_do_not():
-    table = jax.jit(lambda mask: mask.materialize(T, S))
-    for length in (1, 4, 6):
-        got = table(causal_mask(1) & padding_mask(jnp.array(length)))
-        np.testing.assert_array_equal(got, table_of(lambda i, j, n=length: j <= i + 1 and j < n))
-    assert table._cache_size() == 1
-    table(causal_mask(2) & padding_mask(jnp.array(1)))
-    assert table._cache_size() == 2
-    tokens = token_mask(KEYS, QUERIES)  # memory is linear
-    assert [leaf.shape for leaf in jax.tree.leaves(tokens)] == [(B, S), (B, T)]
-    static = functools.partial(jax.jit, static_argnums=0)(lambda mask: mask.materialize(T, S))
-    np.testing.assert_array_equal(static(causal_mask(1)), np.tri(T, S, 1))
-
-
 # --- what a mask knows of a tile, of later rows, of a row ---
 
 
@@ -187,3 +174,83 @@ def test_a_tiles_status_never_lies_and_tells_what_it_can():
 def test_a_mask_has_no_truth_value():
     with pytest.raises(TypeError, match="no truth value"):
         causal_mask() and padding_mask(jnp.array(1))
+
+
+# --- batch axes of the arrays, and lengths that are too long ---
+
+
+N = B  # as many heads as examples: the case that used to be misread
+QUERY, KEY = normal(B, N, T, 3), normal(B, N, S, 3)
+
+
+def test_tokens_and_batch_axes_mean_what_they_say():
+    rows = np.broadcast_to(KEYS[:, None, None], (B, N, T, S))
+    real = KEYS[:, None], QUERIES[:, None]
+    cases = (
+        (token_mask(real[0]), rows),  # one for each example
+        (token_mask(KEYS[None]), rows.swapaxes(0, 1)),  # one for each head
+        (KEYS[:, None, None], rows),
+        (token_mask(KEYS[0]), np.broadcast_to(KEYS[0], rows.shape)),
+        (token_mask(*real) & causal_mask(1), rows & real[1][..., None] & np.tri(T, S, 1, bool)),
+    )
+
+    @quick_jit
+    def run(masks):
+        return [
+            [
+                aj.attention(QUERY, KEY, KEY, mask=mask, implementation=name,
+                             block_sizes=aj.BlockSizes(2, 3))
+                for name in (ALL_IMPLEMENTATIONS if mask is masks[-1] else ["reference"])
+            ]
+            for mask in masks
+        ]  # fmt: skip
+
+    logits = np.float64(QUERY) @ np.float64(KEY).swapaxes(-1, -2) / 3**0.5
+    for (_, allowed), outputs in zip(cases, run([mask for mask, _ in cases]), strict=True):
+        for got in outputs:
+            np.testing.assert_allclose(got, softmax(logits, allowed) @ KEY, rtol=2e-5, atol=2e-6)
+
+
+LENGTHS = np.array([3, 6])
+FEWER_AXES = {
+    "mask key_lengths": padding_mask(LENGTHS),
+    "mask query_lengths": padding_mask(LENGTHS[:, None], LENGTHS),
+    "mask key_tokens": token_mask(KEYS),
+    "mask query_segments": segment_mask(np.zeros((B, T), int), np.zeros(S, int)),
+    "mask centers": aj.window_mask(np.zeros((B, T), np.float32), 2) | causal_mask(),
+    "mask": np.ones((B, T, S), bool),
+}
+
+
+@pytest.mark.parametrize("label", FEWER_AXES)
+def test_arrays_that_lack_batch_axes_are_told_which_to_write(label):
+    """Aligned to the right, [B] lengths of inputs [B, N, T, D] would be one per head."""
+    mask, name = FEWER_AXES[label], label.split()[-1]
+    message = rf"{label} must have all 2 batch axes .*write {name}\[:, None\] if"
+    logits, weights = normal(B, N, T, S), np.full((B, N, T, S), 1 / S, np.float32)
+    for call in (
+        lambda: aj.attention(QUERY, KEY, KEY, mask=mask),
+        lambda: aj.attention_weights(QUERY, KEY, mask=mask),
+        lambda: aj.coverage_attention(QUERY, KEY, KEY, mask=mask, coverage_kernel=normal(3)),
+        lambda: aj.monotonic_attention(QUERY, KEY, KEY, mask=mask, score="scaled"),
+        lambda: aj.local_attention(QUERY, KEY, KEY, centers=np.zeros(T), radius=1, mask=mask),
+        lambda: aj.masked_softmax(logits, mask),
+        lambda: analysis.normalized_entropy(weights, mask),
+        lambda: analysis.attention_gradients(QUERY, KEY, KEY, QUERY, mask=mask),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [("key_lengths", (S + 1,)), ("key_lengths", (-1,)), ("query_lengths", (S, np.int32(T + 1)))],
+)
+def test_lengths_beyond_the_sequence(name, lengths):
+    def attend(lengths):
+        return aj.attention(QUERY, KEY, KEY, mask=causal_mask() & padding_mask(*lengths))
+
+    with pytest.raises(ValueError, match=f"{name} must be from 0 to"):
+        attend(lengths)
+    jax.eval_shape(attend, lengths)  # values that are not known yet
+    assert jax.jit(lambda length: padding_mask(length).materialize(T, S))(99).all()

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import assert_close, named, quick_jit
-from finite_differences import check_derivatives
-from oracles import complex_step, normal
+from oracles import assert_leaves_close, complex_step, normal
 from products import product_dtypes
 from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, A, features_of, numpy_params
 
@@ -25,6 +24,7 @@ from attention_jax.scores import (
     SoftCap,
     WrappedScore,
 )
+from attention_jax.scores.literature import LITERATURE, Softplus
 
 RNG = jax.random.key(3)
 T, S = 5, 7
@@ -62,12 +62,22 @@ def test_logits_and_pair_vjp_are_those_of_the_formula(name):
         assert_close(path, got[path], expected, 1e-12)
 
 
-@pytest.mark.parametrize("name", ["additive", "cosine"])  # the others' rules are JAX's own
-def test_second_derivatives(name):
-    case = SCORE_CASES[name]
+def test_second_derivatives_of_a_cosine():
+    """The divisor that `direction` takes for a constant changes none of them."""
+    query, key = normal(2, DK, dtype=float), normal(3, DK, dtype=float)
+
+    def plain(q, k):
+        lengths = (jnp.linalg.norm(x, axis=-1) for x in (q, k))
+        return q @ k.T / jnp.outer(*lengths)
+
+    @quick_jit
+    def hessians(*tokens):
+        losses = (lambda *x, f=f: jnp.sum(jnp.sin(f(*x))) for f in (ours, plain))
+        return [jax.hessian(loss, (0, 1))(*tokens) for loss in losses]
+
+    ours = functools.partial(Cosine(1.0), {})
     with jax.enable_x64(True):
-        params = numpy_params(case.score, case.query_dim, DK)
-        check_derivatives(case.score, params, normal(2, case.query_dim), normal(3, DK))
+        assert_leaves_close(*hessians(query, key), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("scale", [2.0, 1, 0, -0.5, np.float64(0.5), np.float32(0.25)])
@@ -93,23 +103,32 @@ def test_how_many_parameters(name):
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == SCORE_CASES[name].params_at_64
 
 
-@pytest.mark.parametrize("name", [name for name in CORE_SCORES if name not in ("dot", "own")])
-def test_first_logits_have_standard_deviation_1(name):
-    case = SCORE_CASES[name]
-    score = case.score if name != "softcap" else SoftCap(General())
-    query_dim, key_dim = (37, 37) if score.needs_equal_dims else (DQ, DK)
+def test_first_logits_have_standard_deviation_1():
+    scores = {name: SCORE_CASES[name].score for name in CORE_SCORES if name not in ("dot", "own")}
+    scores["softcap"] = SoftCap(General())
+    dims = {
+        name: (37, 37) if score.needs_equal_dims else (DQ, DK) for name, score in scores.items()
+    }
 
-    def logits(rng):
-        params_rng, query_rng, key_rng = jax.random.split(rng, 3)
-        query = jax.random.normal(query_rng, (4, query_dim))
-        key = jax.random.normal(key_rng, (4, key_dim))
-        return score(score.init(params_rng, query_dim, key_dim), query, key)
+    @quick_jit
+    def samples(rngs, tokens):
+        def logits(name, rng, query, key):
+            score = scores[name]
+            return score(score.init(rng, *dims[name]), query, key)
 
-    sample = quick_jit(jax.vmap(logits))(jax.random.split(RNG, 400))
-    assert 0.9 < sample.std() < 1.1
-    # A distance has a mean, which the softmax does not see: E|q - k|^2 = 2 Dk.
-    mean = -2 * key_dim / math.sqrt(8 * key_dim) if name == "distance" else 0
-    assert abs(sample.mean() - mean) < 0.1
+        return {
+            name: jax.vmap(functools.partial(logits, name))(rngs, *tokens[name]) for name in scores
+        }
+
+    tokens = {
+        name: [normal(400, 4, dim, seed=side) for side, dim in enumerate(sizes)]
+        for name, sizes in dims.items()
+    }
+    for name, sample in samples(jax.random.split(RNG, 400), tokens).items():
+        assert 0.9 < sample.std() < 1.1, name
+        # A distance has a mean, which the softmax does not see: E|q - k|^2 = 2 Dk.
+        mean = -2 * 37 / math.sqrt(8 * 37) if name == "distance" else 0
+        assert abs(sample.mean() - mean) < 0.1, name
 
 
 # --- rounding and extremes ---
@@ -139,19 +158,16 @@ def test_a_cosine_of_zeros():
     def total(arrays):
         return jnp.sum(jnp.cos(Cosine()(params, *arrays)))
 
-    def of_gradient(arrays):
-        return sum(jnp.sum(jnp.sin(x) + x**2) for x in jax.grad(total)(arrays))
+    @quick_jit
+    def derivatives(arrays):
+        logits = Cosine()(params, *arrays)
+        return (logits, logits.T), jax.grad(total)(arrays), jax.hessian(total)(arrays)
 
-    derivatives = quick_jit(
-        lambda arrays: [jax.grad(total)(arrays), jax.grad(of_gradient)(arrays),
-                        jax.hessian(total)(arrays)]
-    )  # fmt: skip
-    *first_and_second, hessian = derivatives((query, key))
-    for leaf in jax.tree.leaves((first_and_second, hessian)):
+    logits, gradients, hessian = derivatives((query, key))
+    for leaf in jax.tree.leaves((gradients, hessian)):
         assert np.isfinite(leaf).all()
         assert np.any(leaf)
-    for dquery, dkey in ((Cosine()(params, query, key), Cosine()(params, query, key).T),
-                         *first_and_second):  # fmt: skip
+    for dquery, dkey in (logits, gradients, *zip(*hessian, strict=True)):
         assert not np.any(dquery[2])
         assert not np.any(dkey[3])
 
@@ -181,9 +197,6 @@ def test_a_cap_multiplies_bfloat16_tokens_in_bfloat16(inner):
     assert product_dtypes(gradient, *tokens(dtype=jnp.bfloat16)) == {("bfloat16", "bfloat16")}
 
 
-# --- keys that are projected once ---
-
-
 # --- classes of one's own ---
 
 
@@ -204,19 +217,57 @@ def test_a_new_pair_says_what_describes_it():
         tile_params = Additive.tile_params
         finite_slopes = Additive.finite_slopes
 
-    (query, key), params = tokens(DQ), numpy_params(Additive(A), DQ, DK)
+    params, dlogits = numpy_params(Additive(A), DQ, DK), normal(T, S)
 
     @quick_jit
-    def run(params):  # whose hidden size the score takes from them
-        tripled, plain = (
-            jax.value_and_grad(
-                lambda params, score=score: attention(
-                    query, key, key, score=score, params=params, return_statistics=True
-                )[1].max_logit.sum()
-            )(params)
-            for score in (TripledAdditive(), Additive(A))
-        )
-        return tripled, plain
+    def pull_back(*tokens):
+        features = features_of(Additive(A), params, *tokens)
+        return [
+            score.pair_vjp(params, *features, dlogits) for score in (TripledAdditive(), Additive(A))
+        ]
 
-    tripled, plain = run(params)
-    np.testing.assert_allclose(tripled[0], 3 * plain[0], rtol=1e-6)
+    tripled, plain = pull_back(*tokens(DQ))
+    assert_leaves_close(tripled, jax.tree.map(lambda x: 3 * x, plain), rtol=1e-5, atol=1e-6)
+
+
+# --- of literature.py, where formulas are singular or cancel ---
+
+
+@pytest.mark.parametrize("name", LITERATURE)
+def test_equal_tokens_and_zeros_have_finite_derivatives(name):
+    """Of first and second order."""
+    score, tokens = LITERATURE[name], normal(4, 6)
+    tokens[1] = 0
+
+    def total(arrays):
+        return jnp.sum(jnp.sin(score(*arrays)))
+
+    @quick_jit
+    def first_and_second(arrays):
+        return jax.jvp(jax.grad(total), (arrays,), (jax.tree.map(jnp.ones_like, arrays),))
+
+    gradients, products = first_and_second((numpy_params(score, 6, 6), tokens, tokens))
+    for leaf in jax.tree.leaves((gradients, products)):
+        assert np.isfinite(leaf).all()
+    assert all(map(np.any, gradients[1:]))
+
+
+@pytest.mark.parametrize("name", ["hyperbolic", "yat"])
+def test_near_tokens_keep_their_digits(name):
+    """Where sqrt(1 + |q|^2) sqrt(1 + |k|^2) - q . k is 1 in float32."""
+    score, params = LITERATURE[name], {"log_beta": np.float32(0)}
+    query = normal(5, 6)
+    key = query + np.float32(1e-4) * normal(5, 6, seed=1)
+    with jax.enable_x64(True):
+        arrays = jax.tree.map(np.float64, (params, query, key))
+        expected = np.diagonal(quick_jit(score)(*arrays))
+    got = np.diagonal(quick_jit(score)(params, query, key))
+    np.testing.assert_allclose(got, expected, rtol=2e-2)
+
+
+def test_softplus_of_any_logit():
+    """softplus(x) is exp(x) at its left end, which float32 cannot hold, and x at its right end."""
+    logits = np.float32([[-1e4, -100, -41, -39, 50, 1e4]]).T
+    got = quick_jit(Softplus())({}, logits, np.ones((1, 1), np.float32))
+    expected = [-1e4, -100.0, -41.0, -39.0, np.log(50.0), np.log(1e4)]
+    np.testing.assert_allclose(got[:, 0], expected, rtol=1e-6)
