@@ -195,5 +195,5 @@ class Block(nnx.Module):
 
 
 def split_rng(rng: Array | None, count: int) -> list[Array | None]:
-    """`count` keys; or `count` times None."""
+    """`count` PRNG keys, or `count` times None without a key."""
     return [None] * count if rng is None else list(jax.random.split(rng, count))

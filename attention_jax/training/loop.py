@@ -216,11 +216,11 @@ def train(
     """
     config, every, rule = task.train, records.log_gradients, task.validation
     advance = _advance(task, feed, layout)
-    look = jax.jit(functools.partial(gradient_statistics, task), out_shardings=layout.replicated)
+    measure = jax.jit(functools.partial(gradient_statistics, task), out_shardings=layout.replicated)
 
     def log_gradients(step: int, state: TrainState) -> None:
         if every is not None and (step % every == 0 or step == config.steps):
-            metrics = look(state, batches_of_step(task, feed, step))
+            metrics = measure(state, batches_of_step(task, feed, step))
             records.write("gradients", step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:

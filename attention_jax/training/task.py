@@ -1,4 +1,4 @@
-"""The contract of a task: everything that trains, loads, evaluates and shows one asks only this."""
+"""The contract of a task: all that training, evaluation, reports and pages ask of it."""
 
 from __future__ import annotations
 
