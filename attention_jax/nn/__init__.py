@@ -9,16 +9,14 @@ from attention_jax.nn.attention import (
     ScaledDotAttention,
 )
 from attention_jax.nn.block import Block, Source
-from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.config import ModelConfig
-from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.cross_attention import CrossAttention
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.generation import Decoded
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.model import Model
-from attention_jax.nn.monotonic import MonotonicAttention
-from attention_jax.nn.multi_head import MultiHeadAttention
+from attention_jax.nn.multi_head import KeyValueCache, MultiHeadAttention
+from attention_jax.nn.ordered import CoverageAttention, MonotonicAttention
 from attention_jax.nn.position_encoding import PositionEncoding
 from attention_jax.nn.positions import (
     ANY_LENGTH,

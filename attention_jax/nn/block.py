@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,10 +11,10 @@ from flax import nnx
 
 from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended
-from attention_jax.nn.cache import KeyValueCache
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.cross_attention import CrossAttention, multi_head
 from attention_jax.nn.feed_forward import FeedForward
+from attention_jax.nn.multi_head import KeyValueCache
 from attention_jax.nn.parameters import Dtype
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.dropout import drop_features
@@ -138,25 +139,23 @@ class Block(nnx.Module):
         self_rng, cross_rng, *_ = rngs = split_rng(rng, 5 if has_memory else 3)
         residual_rngs = rngs[1 + has_memory :]
         weights = tokens = carry = None
-
-        @jax.named_scope("self_attention")
-        def attend_to_self(x: Array) -> Attended:
-            has_cache = state.tokens is not None
-            return self.self_attention.attend(
-                x,
+        if self.self_residual is not None:
+            attend_to_self = functools.partial(
+                self.self_attention.attend,
                 mask=mask,
                 bias=bias,
                 position_ids=position_ids,
-                carry=KeyValueCache(state.tokens, first) if has_cache else None,
+                carry=None if state.tokens is None else KeyValueCache(state.tokens, first),
                 rng=self_rng,
                 return_weights=return_weights and not has_memory,
             )
-
-        @jax.named_scope("cross_attention")
-        def attend_to_memory(x: Array) -> Attended:
-            return self.cross_attention(
-                x,
-                source.memory,
+            with jax.named_scope("self_attention"):
+                x, weights, cache = self.self_residual(x, attend_to_self, residual_rngs[0])
+            tokens = None if cache is None else cache.memory
+        if self.cross_residual is not None:
+            attend_to_memory = functools.partial(
+                self.cross_attention,
+                memory=source.memory,
                 mask=source.mask,
                 lengths=source.lengths,
                 memory_position_ids=source.position_ids,
@@ -166,12 +165,8 @@ class Block(nnx.Module):
                 rng=cross_rng,
                 return_weights=return_weights,
             )
-
-        if self.self_residual is not None:
-            x, weights, cache = self.self_residual(x, attend_to_self, residual_rngs[0])
-            tokens = None if cache is None else cache.memory
-        if self.cross_residual is not None:
-            x, weights, carry = self.cross_residual(x, attend_to_memory, residual_rngs[-2])
+            with jax.named_scope("cross_attention"):
+                x, weights, carry = self.cross_residual(x, attend_to_memory, residual_rngs[-2])
         if self.feed_forward_residual is not None:
             x, *_ = self.feed_forward_residual(
                 x, lambda x: Attended(self.feed_forward(x), None, None), residual_rngs[-1]
@@ -200,5 +195,5 @@ class Block(nnx.Module):
 
 
 def split_rng(rng: Array | None, count: int) -> list[Array | None]:
-    """`count` keys; or `count` times None."""
+    """`count` PRNG keys, or `count` times None without a key."""
     return [None] * count if rng is None else list(jax.random.split(rng, count))

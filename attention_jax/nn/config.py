@@ -25,7 +25,7 @@ Tie = Literal["none", "output", "all"]
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-    """The settings of a model. Those of one kind of attention or positions affect no other kind.
+    """The settings of a model. Those of one kind of attention or positions do not affect others.
 
     Attributes:
         architecture: "encoder-decoder"; or "decoder", one sequence in which each token attends to

@@ -16,11 +16,10 @@ from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended, Attention, Carry
 from attention_jax.nn.config import ModelConfig
-from attention_jax.nn.coverage import CoverageAttention
 from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
-from attention_jax.nn.monotonic import MonotonicAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
+from attention_jax.nn.ordered import CoverageAttention, MonotonicAttention
 from attention_jax.nn.positions import rotary
 
 Array = jax.Array

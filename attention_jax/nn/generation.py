@@ -1,4 +1,4 @@
-"""Whole answers of a model that reads one token after another: greedy, sampled, by beam search."""
+"""Generates whole answers, token by token: greedily, by sampling, or by beam search."""
 
 from __future__ import annotations
 

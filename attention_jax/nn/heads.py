@@ -31,7 +31,7 @@ Array = jax.Array
 
 
 class Heads(DropoutModule):
-    """The projections and parameters of N heads in K groups; `MultiHeadAttention` makes them."""
+    """The projections and parameters of N heads in K groups: the base of `MultiHeadAttention`."""
 
     def __init__(
         self,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.checks import check_entries
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.attention import Attended
-from attention_jax.nn.cache import KeyValueCache, appended
 from attention_jax.nn.heads import Heads
 from attention_jax.nn.parameters import checked_tokens
 from attention_jax.pairwise.biases import Bias, ShiftedBias
@@ -22,6 +22,13 @@ from attention_jax.pairwise.masks import Mask, causal_mask
 from attention_jax.pairwise.position_functions import Shifts
 
 Array = jax.Array
+
+
+class KeyValueCache(NamedTuple):
+    """The keys and values of the tokens so far, and room for more."""
+
+    memory: Memory  # [*B, K, G or 1, max_length, ...], projected as the score wants them
+    length: Array  # int32 [], how many tokens it holds
 
 
 class MultiHeadAttention(Heads):
@@ -255,7 +262,7 @@ class MultiHeadAttention(Heads):
         check_entries(f"cache.length before {count} more of {room} tokens", first, 0, room - count)
         position_ids = first + jnp.arange(count) if position_ids is None else position_ids
         queries = self._queries(x, position_ids)
-        extended = appended(cache, self.remember(x, position_ids=position_ids))
+        extended = _appended(cache, self.remember(x, position_ids=position_ids))
         # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
         arguments = self._arguments(mask, bias, x.shape[:-2], room, room)
@@ -287,3 +294,18 @@ class MultiHeadAttention(Heads):
                 implementation=self.implementation,
             )
         return self._merged(heads.astype(queries.dtype), tokens)
+
+
+def _appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
+    """The cache with the next tokens, `new` [*B, K, G or 1, t, ...], after those that it holds."""
+
+    def written(old: Array, new: Array, axis: int) -> Array:
+        def write(old: Array, new: Array, length: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), length, axis)
+
+        # Cut over Explicit mesh axes as the tokens are.
+        return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
+
+    token_axes: Any = (new.keys.map(lambda leaf, ndim: leaf.ndim - ndim), new.values.ndim - 2)
+    memory = jax.tree.map(written, cache.memory, new, Memory(*token_axes))
+    return KeyValueCache(memory, cache.length + new.values.shape[-2])

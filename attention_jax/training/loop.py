@@ -21,7 +21,6 @@ from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import sync, writing
 from attention_jax.training.sharding import Layout
 from attention_jax.training.task import JSON, Feed, Metrics, Params, Task
-from attention_jax.training.validation import exhausted, validation_loss
 
 Array = jax.Array
 
@@ -157,42 +156,28 @@ def trace_step(task: Task, feed: Feed | None = None) -> None:
 Advance = Callable[[int, int, TrainState], tuple[TrainState, Metrics]]
 
 
-def drawn_program(task: Task, layout: Layout) -> Any:
-    """The jitted program (count, state) -> (state, mean metrics) of a task that draws batches."""
-
-    @functools.partial(
-        jax.jit,
-        static_argnums=0,
-        donate_argnums=1,
-        out_shardings=(layout.by_seed, layout.replicated),
-    )
-    def advance(count: int, state: TrainState) -> tuple[TrainState, Metrics]:
-        one_seed = functools.partial(train_steps, task, count, layout=layout)
-        return jax.vmap(one_seed, spmd_axis_name="seed")(state)
-
-    return advance
-
-
-def fed_program(task: Task, layout: Layout) -> Any:
-    """The jitted program (state, batches) -> (state, metrics) of one step with given batches."""
-    return jax.jit(
-        jax.vmap(functools.partial(_step, task, layout), spmd_axis_name="seed"),
-        donate_argnums=0,
-        out_shardings=(layout.by_seed, layout.replicated),
-    )
-
-
 def _advance(task: Task, feed: Feed | None, layout: Layout) -> Advance:
     """All steps in one call; or with a feed one call per step, while the host makes the next."""
+
+    def compiled(one_seed: Callable[..., tuple[TrainState, Metrics]]) -> Any:
+        return jax.jit(
+            jax.vmap(one_seed, spmd_axis_name="seed"),
+            donate_argnums=0,
+            out_shardings=(layout.by_seed, layout.replicated),
+        )
+
+    @functools.cache
+    def drawn_steps(count: int) -> Any:
+        return compiled(functools.partial(train_steps, task, count, layout=layout))
+
     if feed is None:
-        program = drawn_program(task, layout)
-        return lambda first, count, state: program(count, state)
-    one_step = fed_program(task, layout)
+        return lambda first, count, state: drawn_steps(count)(state)
+    fed_step = compiled(functools.partial(_step, task, layout))
 
     def advance(first: int, count: int, state: TrainState) -> tuple[TrainState, Metrics]:
         by_step = []
         for step in range(first, first + count):
-            state, metrics = one_step(state, batches_of_step(task, feed, step))
+            state, metrics = fed_step(state, batches_of_step(task, feed, step))
             by_step.append(metrics)
         return state, jax.tree.map(lambda *steps: np.mean(np.stack(steps), axis=0), *by_step)
 
@@ -231,11 +216,11 @@ def train(
     """
     config, every, rule = task.train, records.log_gradients, task.validation
     advance = _advance(task, feed, layout)
-    look = jax.jit(functools.partial(gradient_statistics, task), out_shardings=layout.replicated)
+    measure = jax.jit(functools.partial(gradient_statistics, task), out_shardings=layout.replicated)
 
     def log_gradients(step: int, state: TrainState) -> None:
         if every is not None and (step % every == 0 or step == config.steps):
-            metrics = look(state, batches_of_step(task, feed, step))
+            metrics = measure(state, batches_of_step(task, feed, step))
             records.write("gradients", step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
@@ -248,7 +233,7 @@ def train(
             records.validations.append(line)
             means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
             records.progress.note(f"step {step}, validation: {means}")
-            metric = validation_loss(rule, line)
+            metric = rule.loss(line)
         with processes.together():
             for path in records.folder.glob("*.jsonl") if processes.is_first() else ():
                 with writing("file", path):
@@ -262,7 +247,7 @@ def train(
         log_gradients(step, state)
     while (
         step < config.steps
-        and not exhausted(rule, records.validations)
+        and not (rule is not None and rule.exhausted(records.validations))
         and not interruption.agreed()
     ):
         # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same

@@ -24,7 +24,6 @@ from attention_jax.training.loop import Records, TrainState, initial_state, trac
 from attention_jax.training.settings import check_resumable, settings_of, task_in
 from attention_jax.training.sharding import Layout, MeshShape, whole_machine
 from attention_jax.training.task import Feed, Params, Task
-from attention_jax.training.validation import exhausted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +121,7 @@ def train_run(
         validations = read_lines(folder / "validation.jsonl")
         records = Records(folder, checkpoints, progress, validations, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
+        rule = task.validation
         step = int(layout.to_host(state.step)[0])
         seconds, rate = progress.seconds, progress.rate
         if step > first and processes.is_first():
@@ -136,7 +136,7 @@ def train_run(
         seconds=seconds,
         steps_per_second=rate,
         interrupted=interruption.exit_status,
-        exhausted=step < config.steps and exhausted(task.validation, validations),
+        exhausted=step < config.steps and rule is not None and rule.exhausted(validations),
     )
 
 

@@ -19,7 +19,6 @@ from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import TrainedRun, load_run
 from attention_jax.training.settings import task_in
 from attention_jax.training.task import Result, Task
-from attention_jax.training.validation import exhausted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +98,8 @@ def _is_finished(run: TrainedRun) -> bool:
     assert run.workdir is not None
     lines = read_lines(run.workdir / "validation.jsonl")
     reached = [line for line in lines if line["step"] <= run.step]
-    return run.step >= run.task.train.steps or exhausted(run.task.validation, reached)
+    rule = run.task.validation
+    return run.step >= run.task.train.steps or (rule is not None and rule.exhausted(reached))
 
 
 def _training_loss(workdir: Path, step: int) -> Result:

@@ -30,10 +30,10 @@ from attention_jax.training.task import Feed, Task
 
 
 def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Task]:
-    """The task that "module:Name", or one of the names, stands for.
+    """The class of the task that a text names: one of `names`, or "module:Name".
 
     Raises:
-        ValueError: in one line: there is none, or it is no task.
+        ValueError: in one line: the name does not exist, or does not name a task.
     """
     known = names or {}
     found: Any = known.get(text) or imported(text, text, "task", known)

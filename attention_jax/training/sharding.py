@@ -98,8 +98,7 @@ class Layout:
         replicated: the sharding of an array that every device holds whole.
     """
 
-    def __init__(self, shape: MeshShape | None = None, devices: Sequence[jax.Device] | None = None):
-        """The default for `devices` is the first of the available ones."""
+    def __init__(self, shape: MeshShape | None = None):
         shape = shape or MeshShape()
         sizes = dataclasses.asdict(shape)
         self.mesh = jax.make_mesh(
@@ -107,7 +106,7 @@ class Layout:
             tuple(sizes),
             # Flax's embeddings do not support explicit axes.
             axis_types=(AxisType.Auto,) * len(sizes),
-            devices=(devices or jax.devices())[: shape.devices],
+            devices=jax.devices()[: shape.devices],
         )
         self.by_seed = NamedSharding(self.mesh, PartitionSpec("seed"))
         self.replicated = NamedSharding(self.mesh, PartitionSpec())

@@ -1,8 +1,10 @@
-"""The contract of a task: everything that trains, loads, evaluates and shows one asks only this."""
+"""The contract of a task: all that training, evaluation, reports and pages ask of it."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 
 Array = jax.Array
 Params = Any  # a pytree of arrays
@@ -76,8 +78,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "accumulate", "log_every", "checkpoint_every", "keep"):
             check_integer(name, getattr(self, name))
-        for name in ("first_seed", "keep_best", "warmup_steps"):
+        for name in ("keep_best", "warmup_steps"):
             check_integer(name, getattr(self, name), 0)
+        check_integer("first_seed", self.first_seed, 0, 2**31 - self.seeds)  # all fit int32
         if self.batch_size is not None:
             check_integer("batch_size", self.batch_size)
         check_choice("schedule", self.schedule, Schedule)
@@ -86,12 +89,7 @@ class TrainConfig:
                 raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
         if not self.weight_decay >= 0:
             raise ValueError(f"weight_decay must be at least 0; got {self.weight_decay}")
-        if not 0 <= self.beta2 < 1:
-            raise ValueError(f"beta2 must be at least 0 and below 1; got {self.beta2}")
-        if self.first_seed + self.seeds > 2**31:
-            raise ValueError(
-                f"first_seed must leave all seeds below 2**31, as int32; got {self.first_seed}"
-            )
+        checked_fraction("beta2", self.beta2)
         if self.checkpoint_every % self.log_every:
             raise ValueError(
                 f"checkpoint_every must be a multiple of log_every {self.log_every};"
@@ -165,6 +163,20 @@ class Validation(NamedTuple):
     metric: str  # its mean over seeds ranks checkpoints
     larger_is_better: bool
     patience: int | None  # stop after so many checkpoints without a better metric; None for never
+
+    def loss(self, line: JSON) -> float:
+        """The mean over seeds of the metric in a line of validation.jsonl; smaller is better."""
+        mean = statistics.fmean(line[self.metric])
+        if not math.isfinite(mean):
+            return math.inf  # never the best; a line read back has NaN here, with the same result
+        return -mean if self.larger_is_better else mean
+
+    def exhausted(self, lines: Sequence[JSON]) -> bool:
+        """Whether patience has run out since the best of the lines of validation.jsonl."""
+        if self.patience is None or not lines:
+            return False
+        losses = [self.loss(line) for line in lines]
+        return len(losses) - 1 - losses.index(min(losses)) >= self.patience
 
 
 class Answers(NamedTuple):

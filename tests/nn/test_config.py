@@ -17,7 +17,6 @@ from attention_jax.nn import ANY_LENGTH, ModelConfig
         ),
         ({"architecture": "decoder", "encoder_layers": 3}, "encoder_layers must be 0 or 1 with"),
         ({"mask_padding": "x"}, "mask_padding must be one of True, False; got 'x'"),
-        ({"score": "x"}, "^score is not valid: score must be one of"),
         ({"self_attention_score": "x"}, "self_attention_score is not valid: score must be one of"),
         (
             {"self_attention_normalizer": "x"},

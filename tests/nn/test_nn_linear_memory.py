@@ -13,15 +13,11 @@ from flax import nnx
 from numpy_model import scrambled
 
 from attention_jax.nn import (
-    Attention,
-    Block,
     CrossAttention,
     LocalMAttention,
     LocalPAttention,
     Model,
     ModelConfig,
-    MultiHeadAttention,
-    Source,
 )
 
 # Primes, longer than tiles are: no product of other sizes is a multiple of T S. Where a module does
@@ -65,22 +61,13 @@ def config(architecture="encoder-decoder", **settings):
     return ModelConfig(architecture, score="dot", dim=D, hidden_dim=5, **settings)
 
 
-def cross(attention="global", num_heads=1):
-    return made(CrossAttention, config(attention=attention, num_heads=num_heads)), (QUERY, MEMORY)
-
-
 MODELS = {name: made(Model, config(name), V) for name in ("encoder-decoder", "decoder")}
+CROSS = made(CrossAttention, config(num_heads=2))
 MODULES = {
-    "attention": (made(Attention, "dot", D, D, **TILED), (QUERY, MEMORY)),
-    "multi-head": (made(MultiHeadAttention, "scaled", D, num_heads=2, **TILED), (QUERY,)),
     "local-m": (made(LocalMAttention, "dot", D, D, radius=2, **TILED), (QUERY, MEMORY)),
     "local-p": (made(LocalPAttention, "dot", D, D, radius=2, **TILED), (QUERY, MEMORY)),
-    "cross": cross(),
-    "cross, heads": cross(num_heads=2),
-    "cross, local-m": cross("local-m"),
-    "cross, local-p": cross("local-p"),
-    "block": (made(Block, config()), (QUERY,)),
-    "decoder's block": (made(Block, config(), is_cross=True), (QUERY, Source(MEMORY))),
+    "cross, heads": (CROSS, (QUERY, MEMORY)),
+    # Multi-head attention to itself, then attention with one head.
     **{name: (model, SENTENCES) for name, model in MODELS.items()},
 }
 

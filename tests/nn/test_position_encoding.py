@@ -9,8 +9,6 @@ from flax import nnx
 
 from attention_jax.nn import ModelConfig, PositionEncoding
 
-KINDS = ["sinusoidal", "learned", "rotary", "none"]
-
 
 def make(dim=12, **settings):
     return PositionEncoding(ModelConfig(dim=dim, **settings), rngs=nnx.Rngs(0))
@@ -19,9 +17,8 @@ def make(dim=12, **settings):
 # --- ids ---
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_that_are_not_random_begin_at_0(kind):
-    encoding = make(positions=kind, position_limit=7)
+def test_ids_that_are_not_random_begin_at_0():
+    encoding = make(position_limit=7)
     for rng in (None, jax.random.key(0)):
         np.testing.assert_array_equal(encoding.ids(5, rng), [0, 1, 2, 3, 4])
 
@@ -32,12 +29,10 @@ def test_ids_are_random_in_training_alone(draw):
     # 43 // 8 is 5, and evaluation may go beyond the limit: sines have none.
     np.testing.assert_array_equal(encoding.ids(3), [5, 6, 7])
     np.testing.assert_array_equal(encoding.ids(47), range(5, 52))
-    draw_ids = jax.jit(lambda seed: encoding.ids(3, jax.random.key(seed)))
-    drawn = [draw_ids(seed).tolist() for seed in range(11)]
+    draw_ids = jax.vmap(lambda seed: encoding.ids(3, jax.random.key(seed)))
+    drawn = numpy_model.run_jit(draw_ids, np.arange(11)).tolist()
     assert len({tuple(ids) for ids in drawn}) > 5
-    for seed, ids in enumerate(drawn):
-        assert 0 <= ids[0] < ids[1] < ids[2] < 43
-        assert draw_ids(seed).tolist() == ids
+    assert all(0 <= ids[0] < ids[1] < ids[2] < 43 for ids in drawn)
     with pytest.raises(ValueError, match=r"hold 44 tokens, .*; 43 holds 43"):
         encoding.ids(44, jax.random.key(0))
 

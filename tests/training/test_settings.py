@@ -12,7 +12,6 @@ import pytest
 from saved_files import assert_bits_equal, snapshot
 from toy_task import Toy, toy, train_toy
 
-from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
@@ -20,9 +19,6 @@ from attention_jax.tasks.translation.task import TRAIN
 from attention_jax.training.run import check_run, load_run, load_states, train_run
 from attention_jax.training.settings import settings_of, task_in
 from attention_jax.training.task import TrainConfig
-
-SMALL = ModelConfig(dim=8, hidden_dim=7, encoder_layers=0, decoder_self_attention=False)
-FEW = {"seeds": 2, "log_every": 2, "checkpoint_every": 4, "keep": 9, "batch_size": 5}
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +62,6 @@ def test_a_config_json_that_cannot_be_read(tmp_path, changes, message):
     [
         ("reversl", "did you mean 'reversal'"),
         ("toy_task:Tox", "module 'toy_task' has no 'Tox'; did you mean 'Toy'"),
-        ("toy_task:NoModel", "must be a subclass of Task, a frozen dataclass"),
         ("attention_jax.training.task:Task", "must be a subclass of Task, a frozen dataclass"),
     ],
 )
@@ -83,23 +78,37 @@ def test_a_text_that_names_a_task():
 # --- resuming with other settings ---
 
 
-def reversal(steps, schedule="constant", **settings):
-    train = TrainConfig(**FEW, steps=steps, schedule=schedule)
-    return Reversal(dataclasses.replace(SMALL, score="dot"), train, max_length=3, **settings)
+@dataclasses.dataclass(frozen=True)
+class Lettered(Toy):
+    """A task with a setting of its own."""
+
+    letters: int = 26
+
+
+def lettered(steps, schedule="constant", letters=26):
+    train = TrainConfig(
+        seeds=2,
+        batch_size=5,
+        steps=steps,
+        schedule=schedule,
+        log_every=2,
+        checkpoint_every=4,
+        keep=9,
+    )
+    return Lettered(train=train, letters=letters)
 
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("extended")
-    with jax.numpy_dtype_promotion("standard"):
-        for steps in (4, 6, 12):
-            assert train_run(reversal(steps), folder, resume=True).step == steps
-            assert task_in(folder).train.steps == steps
+    for steps in (4, 6, 12):
+        assert train_run(lettered(steps), folder, resume=True).step == steps
+        assert task_in(folder).train.steps == steps
     return folder
 
 
 def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
-    train_run(reversal(12), tmp_path)
+    train_run(lettered(12), tmp_path)
     assert_bits_equal(*(load_states(folder)[1][12] for folder in (tmp_path, extended)))
     for name in ("config.json", "metrics.jsonl"):
         assert (tmp_path / name).read_bytes() == (extended / name).read_bytes()
@@ -110,11 +119,10 @@ def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
 @pytest.mark.parametrize(
     ("task", "message"),
     [
-        (reversal(10), "steps was 12, now 10, and the run has reached step 12: resume"),
-        (reversal(12, letters=9), r"configuration: letters was 26, now 9\. Resume"),
-        (reversal(14, letters=9), r"letters was 26, now 9; train\.steps was 12, now 14\. Resume"),
-        (reversal(12, "cosine"), r"train\.schedule was 'constant', now 'cosine'"),
-        (toy(steps=12), "is a run of task attention_jax.tasks:Reversal; got toy_task:Toy"),
+        (lettered(10), "steps was 12, now 10, and the run has reached step 12: resume"),
+        (lettered(14, letters=9), r"letters was 26, now 9; train\.steps was 12, now 14\. Resume"),
+        (lettered(12, "cosine"), r"train\.schedule was 'constant', now 'cosine'"),
+        (Reversal(), "is a run of task test_settings:Lettered; got attention_jax.tasks:Reversal"),
     ],
 )
 def test_other_settings_are_refused(extended, task, message):
@@ -126,10 +134,11 @@ def test_other_settings_are_refused(extended, task, message):
 
 
 def test_steps_that_the_rate_depends_on_cannot_change(tmp_path):
-    train_run(reversal(4, "cosine"), tmp_path)
+    check_run(lettered(4, "cosine"), tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(settings_of(lettered(4, "cosine"))))
     for steps in (3, 8):
         with pytest.raises(ValueError, match=f"steps was 4, now {steps}, .* cosine to 0 at step 4"):
-            train_run(reversal(steps, "cosine"), tmp_path, resume=True)
+            train_run(lettered(steps, "cosine"), tmp_path, resume=True)
     assert TRAIN.rate_depends_on_steps is False
 
 
@@ -222,9 +231,7 @@ class Mistaken(Toy):
     [
         ("loss_of", lambda: (jnp.ones(2), {}), r"loss\(.*\) must return .*loss; got float32 \[2\]"),
         ("loss_of", lambda: (jnp.ones((), int), {}), r"loss\(.*\) must return .*loss; got int32"),
-        ("loss_of", lambda: jnp.ones(()), r"loss\(params, batch, rng\)"),
         ("batch_of", lambda: jnp.ones(3) @ jnp.ones(4), r"batch\(rng, size=7\) raised TypeError"),
-        ("batch_of", lambda: {}["x"], r"batch\(rng, size=7\) raised KeyError"),
         (
             "loss_of",
             lambda: (jnp.float32(np.random.default_rng().random()) * jnp.ones(()), {}),
@@ -247,12 +254,14 @@ def test_a_users_mistake_is_one_line_that_names_the_method(
 # --- the training's own settings ---
 
 
-@pytest.mark.parametrize("schedule", ["constant", "inverse-sqrt", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 4])
+@pytest.mark.parametrize(
+    ("schedule", "warmup"),
+    [("constant", 4), ("inverse-sqrt", 0), ("inverse-sqrt", 4), ("cosine", 4)],
+)
 def test_rates(schedule, warmup):
     """Vaswani et al. 2017, section 5.3, for the inverse square root."""
     config = TrainConfig(steps=10, schedule=schedule, warmup_steps=warmup, learning_rate=0.5)
-    found = [float(config.rate()(count)) for count in range(10)]
+    found = jax.jit(jax.vmap(config.rate()))(np.arange(10))
     expected = []
     for count in range(10):
         rise = min(1.0, count / warmup) if warmup else 1.0
@@ -270,10 +279,14 @@ def test_one_update_for_several_batches_is_that_of_their_mean():
     config = TrainConfig(schedule="constant", learning_rate=0.5, accumulate=2, weight_decay=0.1)
     optimizer, single = config.optimizer(), dataclasses.replace(config, accumulate=1).optimizer()
     params, gradients = np.ones(2, np.float32), np.float32([[3.0, -1.0], [1.0, 0.0]])
-    state = optimizer.init(params)
-    first, state = optimizer.update(gradients[0], state, params)
-    second, _ = optimizer.update(gradients[1], state, params)
-    expected, _ = single.update(gradients.mean(0), single.init(params), params)
+
+    @jax.jit
+    def updates():
+        first, state = optimizer.update(gradients[0], optimizer.init(params), params)
+        second, _ = optimizer.update(gradients[1], state, params)
+        return first, second, single.update(gradients.mean(0), single.init(params), params)[0]
+
+    first, second, expected = updates()
     assert np.all(np.asarray(first) == 0)
     np.testing.assert_allclose(second, expected, rtol=1e-6)
 
@@ -281,16 +294,15 @@ def test_one_update_for_several_batches_is_that_of_their_mean():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"seeds": 0}, "seeds must be at least 1"),
-        ({"steps": 1.5}, "steps must be"),
-        ({"first_seed": 2**31}, "first_seed must leave all seeds below"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"first_seed": 2**31}, "first_seed must be at most"),
         ({"checkpoint_every": 30}, "checkpoint_every must be a multiple of log_every 25; got 30"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "learning_rate must be greater than 0"),
         ({"clip_norm": -1.0}, "clip_norm must be greater than 0"),
         ({"weight_decay": -0.1}, "weight_decay must be at least 0"),
         ({"schedule": "linear"}, "schedule must be"),
-        ({"beta2": 1.0}, "beta2 must be at least 0 and below 1"),
+        ({"beta2": 1.0}, r"beta2 must be a number in \[0, 1\)"),
     ],
 )
 def test_a_setting_out_of_range(settings, message):

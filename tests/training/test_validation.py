@@ -110,7 +110,7 @@ def straight(tmp_path_factory):
 # --- when, and what is written ---
 
 
-def test_lines_at_checkpoints_and_at_the_end(straight, tmp_path, capsys):
+def test_lines_at_checkpoints_and_at_the_end(straight, tmp_path):
     reached, folder = straight
     assert (reached.step, reached.exhausted) == (11, False)
     lines = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
@@ -123,18 +123,29 @@ def test_lines_at_checkpoints_and_at_the_end(straight, tmp_path, capsys):
     assert not (tmp_path / "validation.jsonl").exists()
     assert_bits_equal(reached.state, alone.state)
     assert (folder / "metrics.jsonl").read_bytes() == (tmp_path / "metrics.jsonl").read_bytes()
-    run(tmp_path / "short", train=TrainConfig(**{**SHORT, "log_every": 2}, steps=4))
-    assert steps_of(tmp_path / "short") == [2, 4]  # once
-    assert "toy: step 2, validation: other 0.5, score 5" in capsys.readouterr().out.splitlines()
+    # The best has the best metric, or without validation the smallest loss.
+    assert kept(folder) == ([6, 10, 11], 6)
+    assert kept(tmp_path) == ([10, 11], 11)
+
+
+def test_at_the_last_step_there_is_nothing_to_stop(tmp_path, capsys):
+    short = TrainConfig(**{**SHORT, "log_every": 2}, steps=4, keep=1, keep_best=1)
+    reached = run(tmp_path, {2: 4.0, 4: 2.0}, train=short, larger=True, patience=1)
+    assert (reached.step, reached.exhausted) == (4, False)
+    assert steps_of(tmp_path) == [2, 4]  # once
+    assert kept(tmp_path) == ([2, 4], 2)
+    assert "toy: step 2, validation: other 0.5, score 4" in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(
     ("stop", "reached", "lines"),
     [
         ("start", 0, []),
-        (5, 5, [2, 4]),
         (6, 6, [2, 4, 6]),
-        pytest.param(11, 11, [2, 4, 6, 8, 10, 11], marks=pytest.mark.slow),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((5, 5, [2, 4]), (11, 11, [2, 4, 6, 8, 10, 11]))
+        ),
     ],
 )
 def test_a_stop_on_the_way_is_not_measured(tmp_path, straight, stop, reached, lines):
@@ -149,69 +160,44 @@ def test_a_stop_on_the_way_is_not_measured(tmp_path, straight, stop, reached, li
     assert kept(tmp_path) == kept(straight[1])
 
 
-@pytest.mark.parametrize("curve", [None, CURVE])
-def test_a_stop_between_two_checkpoints_leaves_none_there(tmp_path, curve):
+def test_a_stop_between_two_checkpoints_leaves_none_there(tmp_path):
     settings = {"train": TrainConfig(**SHORT, steps=11, keep=3, keep_best=1)}
     steps = []
     for stop in (7, 9, None):
-        run(tmp_path, curve, stop=stop, **settings)
+        run(tmp_path, stop=stop, **settings)
         steps.append(kept(tmp_path)[0])
-    best = [] if curve is None else [6]
-    assert steps == [[4, 6, 7], [6, 8, 9], [*best, 8, 10, 11]]
+    assert steps == [[4, 6, 7], [6, 8, 9], [6, 8, 10, 11]]
 
 
-# --- the best checkpoint ---
+# --- the best checkpoint, and patience ---
 
 
-@pytest.mark.parametrize(
-    ("curve", "larger", "best", "steps"),
-    [(CURVE, False, 6, [6, 10, 11]), (CURVE, True, 10, [10, 11]), (None, False, 11, [10, 11])],
-)
-def test_the_best_is_that_of_the_metric_or_has_the_smallest_loss(
-    tmp_path, curve, larger, best, steps
-):
-    run(tmp_path, curve, larger=larger)
-    assert kept(tmp_path) == (steps, best)
-
-
-@pytest.mark.parametrize(("number", "larger"), [(math.nan, False), (math.inf, True)])
-def test_what_is_no_number_is_never_the_best(tmp_path, larger, number):
+def test_what_is_no_number_is_never_the_best(tmp_path):
     """Neither at first nor later, and a resumed run, which reads null, counts as the first did."""
-    curve = {**CURVE, 2: number, 4: 3.0, 6: 3.0, 8: number, 10: 3.0, 11: 2.0}
-    settings = {"larger": larger, "patience": 3}
-    for stop in (None, 9):
-        folder = tmp_path / str(stop)
-        run(folder, curve, stop=stop, **settings)
-        reached = run(folder, curve, **settings)
-        assert (reached.step, reached.exhausted) == (10, True)
-        assert steps_of(folder) == [2, 4, 6, 8, 10]
-        assert kept(folder)[1] == 10  # of equal ones the newest
-    line = json.loads((folder / "validation.jsonl").read_text().splitlines()[0])
+    rule = Validation("score", larger_is_better=True, patience=3)
+    assert rule.loss({"score": [math.inf, 1.0]}) == math.inf
+    curve = {**CURVE, 2: math.nan, 4: 3.0, 6: 3.0, 8: math.nan, 10: 3.0, 11: 2.0}
+    run(tmp_path, curve, stop=9, patience=3)
+    reached = run(tmp_path, curve, patience=3)
+    assert (reached.step, reached.exhausted) == (10, True)
+    assert steps_of(tmp_path) == [2, 4, 6, 8, 10]
+    assert kept(tmp_path)[1] == 10  # of equal ones the newest
+    line = json.loads((tmp_path / "validation.jsonl").read_text().splitlines()[0])
     assert line["score"] == [None, None]
 
-
-# --- patience ---
 
 # Best at 4; then 6 is worse, 8 as good and no better, 10 better.
 PATIENT = {2: 7.0, 4: 5.0, 6: 9.0, 8: 5.0, 10: 2.0, 11: 3.0}
 
 
-@pytest.mark.parametrize(
-    ("patience", "end", "exhausted", "larger"),
-    [(1, 6, True, False), (2, 8, True, True), (3, 11, False, False), (3, 11, False, True)],
-)
-def test_stops_when_the_best_is_too_long_ago(tmp_path, patience, end, exhausted, larger):
-    curve = {step: -number if larger else number for step, number in PATIENT.items()}
-    reached = run(tmp_path, curve, larger=larger, patience=patience)
-    assert (reached.step, reached.exhausted, reached.interrupted) == (end, exhausted, 0)
-    assert steps_of(tmp_path) == [step for step in PATIENT if step <= end]
-    assert max(kept(tmp_path)[0]) == end
-
-
-def test_at_the_last_step_there_is_nothing_to_stop(tmp_path):
-    curve = {2: 1.0, 4: 2.0}
-    reached = run(tmp_path, curve, train=TrainConfig(**SHORT, steps=4), patience=1)
-    assert (reached.step, reached.exhausted) == (4, False)
+@pytest.mark.parametrize(("patience", "end"), [(1, 6), (2, 8), (3, None), (None, None)])
+@pytest.mark.parametrize("larger", [True, False])
+def test_patience_runs_out_when_the_best_is_too_long_ago(patience, end, larger):
+    rule = Validation("score", larger, patience)
+    numbers = [-number if larger else number for number in PATIENT.values()]
+    lines = [{"score": [number - 1, number + 1]} for number in numbers]
+    ends = [step for n, step in enumerate(PATIENT, 1) if rule.exhausted(lines[:n])]
+    assert next(iter(ends), None) == end
 
 
 def test_a_resumed_run_counts_on_and_one_that_stopped_early_stops_at_once(tmp_path):

@@ -1,4 +1,4 @@
-"""Monotonic attention as a Flax NNX module, which holds the parameters."""
+"""Kinds of attention that carry a state from query to query, as Flax NNX modules."""
 
 from __future__ import annotations
 
@@ -9,12 +9,62 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.functional.coverage import coverage_attention, coverage_kernel_size
 from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.nn.attention import Attended, Carry, ScoreModule
 from attention_jax.nn.parameters import Dtype
 from attention_jax.scores import Score
 
 Array = jax.Array
+
+
+class CoverageAttention(ScoreModule):
+    """`attention_jax.functional.coverage.coverage_attention` with parameters of its own.
+
+    `coverage_kernel` starts at 0, where a layer is `Attention` with the same score and `rngs`. Its
+    gradient there is not 0, so it learns from the first step on. The loss of the paper is
+    `coverage_loss` of the weights. Queries attend one after another, and the carry is the coverage,
+    the sum of the weights so far.
+
+    Args:
+        score: a name in `SCORES`, "module:Name", or a `Score` whose `project_key` gives one array
+            [S, Fk].
+        query_dim: Dq.
+        key_dim: Dk.
+        options: `rngs`, `dtype` and `param_dtype`, as in `Attention`.
+
+    Raises:
+        ValueError: there is no such score, it cannot pair Dq with Dk, or its features of keys are
+            not one array [S, Fk].
+
+    >>> layer = CoverageAttention("additive", 4, 6, rngs=nnx.Rngs(0))
+    >>> attended = layer.attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6)))
+    >>> attended.output.shape, attended.carry.shape
+    ((2, 5, 6), (2, 7))
+    >>> attended = layer.attend(jnp.ones((2, 1, 4)), jnp.ones((2, 7, 6)), carry=attended.carry)
+
+    Source: See, Liu and Manning 2017, equations 10-13 (their w_c is `coverage_kernel`).
+    """
+
+    def __init__(self, score: str | Score, query_dim: int, key_dim: int, **options: Any):
+        super().__init__(score, query_dim, key_dim, **options)
+        size = coverage_kernel_size(self.score, query_dim, key_dim)
+        self.coverage_kernel = nnx.Param(jnp.zeros(size, self.param_dtype))
+
+    def _attend(
+        self, arguments: dict[str, Any], *, carry: Carry, return_weights: bool, **others: Any
+    ) -> Attended:
+        result = coverage_attention(
+            **arguments,
+            coverage_kernel=self._cast(self.coverage_kernel[...]),
+            coverage=carry,
+            return_weights=return_weights,
+        )
+        return Attended(result.output, result.weights, result.coverage)
+
+    def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Array:
+        """No coverage, [*B, S]."""
+        return jnp.zeros(shape, dtype)
 
 
 class MonotonicAttention(ScoreModule):
