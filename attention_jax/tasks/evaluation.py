@@ -84,14 +84,6 @@ def _accuracies(
     return jax.vmap(one_seed)(params)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def answer_ids(
-    config: ModelConfig, vocabulary_size: int, beams: int, params: Params, batch: Batch
-) -> Array:
-    """`decoded` of one seed's parameters, compiled once for all batches of a shape."""
-    return decoded(bind(config, params, vocabulary_size), batch, beams=beams)
-
-
 def decoded(model: Model, batch: Batch, *, beams: int = 1) -> Array:
     """The model's own answers, by greedy search or the best of a beam, int32 like the targets."""
     size = batch.targets.shape[1]
@@ -116,3 +108,11 @@ def best_answers(
     search: Any = {"beams": beams, "length_penalty": length_penalty}
     found = model.beam_decode(source, source_lengths, **search, **ends)
     return found.tokens[:, 0].astype(source.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("max_length", "beams"))
+def answer_ids(
+    config: ModelConfig, vocabulary_size: int, params: Params, *source: Array, **options: int
+) -> Array:
+    """`best_answers` of one seed's parameters, compiled once for all sources of a shape."""
+    return best_answers(bind(config, params, vocabulary_size), *source, **options)

@@ -314,16 +314,16 @@ class SequenceTask(Task):
         widths = self._widths(self.max_length)
         if width > widths[0]:  # a source of n letters is of length n at most
             widths = self._widths(width - len(start))
-        source, lengths = padded_rows(rows, len(rows), max(widths[0], width))
-        blank: Any = np.zeros((len(rows), widths[1]), np.int32)
-        room = Batch(source, lengths, blank, blank, lengths)  # type: ignore[arg-type]
-        tokens = answer_ids(self.network.known(), self.vocabulary.size, beams, params, room)
+        source = padded_rows(rows, len(rows), max(widths[0], width))
+        options = {"max_length": widths[1], "beams": beams}
+        config, letters = self.network.known(), self.vocabulary.size
+        tokens = answer_ids(config, letters, params, *source, **options)
         targets = [up_to_eos(row) for row in tokens.tolist()]
         texts = [
             (text, self.vocabulary.decode(row), self.solution(text))
             for text, row in zip(inputs, targets, strict=True)
         ]
-        batch = padded_batch(rows, targets, source_width=source.shape[1])
+        batch = padded_batch(rows, targets, source_width=source[0].shape[1])
         return Answers(texts, batch, self.labels(batch, len(rows)))
 
     def labels(self, batch: Batch, count: int) -> Labels:
@@ -335,9 +335,9 @@ class SequenceTask(Task):
 
 def _is_pair(drawn: Any) -> bool:
     """Whether `pair` has returned what it must."""
-    if str(jax.tree.structure(drawn)) != str(jax.tree.structure(((0, 0), (0, 0)))):
-        return False
-    leaves = jax.tree.leaves(drawn)
-    return [*map(jnp.ndim, leaves)] == [1, 0, 1, 0] and all(
-        jnp.issubdtype(jnp.result_type(leaf), jnp.integer) for leaf in leaves
+    leaves, structure = jax.tree.flatten(drawn)
+    return (
+        structure == jax.tree.structure(((0, 0), (0, 0)))
+        and [*map(jnp.ndim, leaves)] == [1, 0, 1, 0]
+        and all(jnp.issubdtype(jnp.result_type(leaf), jnp.integer) for leaf in leaves)
     )

@@ -72,7 +72,7 @@ def run(workdir):
     return json.loads(json.dumps(numbers))  # it is JSON
 
 
-def test_what_was_logged_is_read_and_of_the_states_that_are_kept_computed(run):
+def test_logged_lines_are_read_and_those_of_other_checkpoints_are_computed(run):
     by_step = run["by_step"]
     assert by_step["steps"] == [0, 2, 4, 6]  # made again from the seeds; logged; the newest two
     for name, line in LOGGED.items():
@@ -120,7 +120,7 @@ def test_the_sweep_meets_the_model_at_scale_1(run):
 
 @pytest.fixture(scope="module")
 def other(run):
-    """A run of the same label in another folder, without an encoder, and with one word."""
+    """A run with the same label in another folder, without an encoder, and with one example."""
     by_step = {k: v for k, v in run["by_step"].items() if not k.startswith(ENCODER)}
     first, _ = run["examples"]["6"]
     words = {step: {first: tables[first]} for step, tables in run["examples"].items()}
@@ -139,7 +139,7 @@ def page(run, other):
     return Reader(gradient_report.report(runs, command="analyze --it"))
 
 
-def test_the_page_has_every_figure_with_words_for_it(page, run, other):
+def test_each_figure_of_the_page_has_a_description(page, run, other):
     assert page.open == []
     images = page.attributes("img")
     assert len(images) == 2 + 1
@@ -178,7 +178,7 @@ def without_softmax(run):
 
 
 def test_the_script_writes_page_and_numbers(other, workdir, tmp_path, monkeypatch, capsys):
-    """Of a run without softmax, which is reported without its gradients."""
+    """The run has no softmax, so its report has no gradients of logits."""
     out = tmp_path / "page.html"
     arguments = ["--workdir", workdir, "--samples", 3]
 

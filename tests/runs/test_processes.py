@@ -1,4 +1,4 @@
-"""Many processes, one run: over the loopback, as a user starts them."""
+"""Runs of many processes, connected over the loopback, as a user starts them."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def ended(together, timeout=300):
     results = []
     for process in together:
         out, err = process.communicate(timeout=timeout)
-        # Of what JAX stands on, which cannot be told to be silent.
+        # JAX's transport prints lines that no setting silences.
         ours = [line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]")]
         results.append((process.returncode, "".join(ours), err))
     return results

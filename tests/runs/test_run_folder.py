@@ -67,7 +67,7 @@ def test_environment_without_git(monkeypatch):
     assert environment()["git_commit"] is None
 
 
-def test_resuming_needs_the_word_and_the_same_configuration(tmp_path):
+def test_resuming_needs_resume_and_the_same_configuration(tmp_path):
     folder = tmp_path / "run"
     begin(folder)
     before = snapshot(folder)

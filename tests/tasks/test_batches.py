@@ -1,4 +1,4 @@
-"""Pairs, buckets and batches, against brute force, counts and rows written out by hand."""
+"""Pairs, buckets and batches, against brute force and rows written out by hand."""
 
 import itertools
 
