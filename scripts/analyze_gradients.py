@@ -49,9 +49,8 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    workdirs = (arguments.workdir, *arguments.compare)
-    for workdir in workdirs:  # report a wrong folder before the first takes its time
-        load_analyzed_run(workdir)
+    # A wrong folder is reported before the first takes its time.
+    loaded = [load_analyzed_run(each) for each in (arguments.workdir, *arguments.compare)]
     check_output(arguments.page)
     console = rich.console.Console(stderr=True)
     start = time.perf_counter()
@@ -59,7 +58,7 @@ def main(arguments: Arguments) -> None:
     def progress(line: str) -> None:
         console.print(f"{time.perf_counter() - start:4.0f} s  {line} ...", highlight=False)
 
-    runs = [analyze_run(workdir, arguments.analysis, progress=progress) for workdir in workdirs]
+    runs = [analyze_run(run, arguments.analysis, progress=progress) for run in loaded]
     command = shlex.join(["python", "scripts/analyze_gradients.py", *sys.argv[1:]])
     numbers = arguments.page.with_suffix(".numbers.json")  # never overwrites config.json
     write_json(numbers, {"command": command, "runs": runs})

@@ -80,7 +80,7 @@ def run_task(folder: Path, *, train: dict | None = None, **settings) -> Translat
 
 
 def say_always(folder, letter):
-    """Adds step 6 to a run: a model that says one letter, and never ends."""
+    """Adds step 6 to a run: a model that repeats one letter, and never ends."""
     translator = translator_of(load_run(folder))
     state = initial_state(translator.task)
     token = translator.subwords.encode([letter])[0][-1]

@@ -150,29 +150,24 @@ def examples_view(runs: Sequence[JSON]) -> AttentionView:
     """The weights and gradients of all examples: runs side by side, step 0 and the newest step."""
 
     def of_table(table: JSON) -> AttentionView:
-        pairs = {
-            name: np.array(table[name], float)
-            for name in ("weights", "dlogits")
-            if table[name] is not None
-        }
+        names = [name for name in ("weights", "dlogits") if table[name] is not None]
+        pairs = {name: np.array(table[name], float) for name in names}
         labels = (table["row_labels"], table["column_labels"])
         title = "Cross attention: queries are predicted tokens, keys are source tokens"
         return view({_ATTENTION: pairs}, {_ATTENTION: labels}, example=(), title=title)
 
-    def of_step(tables: JSON) -> AttentionView:
-        return AttentionView.by_example({name: of_table(table) for name, table in tables.items()})
+    def of_run(run: JSON) -> AttentionView:
+        steps = {"before training": "0", "after training": str(run["step"])}
+        return AttentionView.step_by_step(
+            {
+                title: AttentionView.by_example(
+                    {name: of_table(table) for name, table in run["examples"][step].items()}
+                )
+                for title, step in steps.items()
+            }
+        )
 
-    return AttentionView.side_by_side(
-        {
-            run["label"]: AttentionView.step_by_step(
-                {
-                    "before training": of_step(run["examples"]["0"]),
-                    "after training": of_step(run["examples"][str(run["step"])]),
-                }
-            )
-            for run in runs
-        }
-    )
+    return AttentionView.side_by_side({run["label"]: of_run(run) for run in runs})
 
 
 def scale_curves(runs: Sequence[JSON]) -> Figure:
@@ -182,8 +177,7 @@ def scale_curves(runs: Sequence[JSON]) -> Figure:
     for ax, (name, label) in zip(axes, labels.items(), strict=True):
         for index, run in enumerate(runs):
             scales = np.array(run["scale_sweep"]["scales"])
-            color = plotting.COLORS[index % len(plotting.COLORS)]
-            marker = plotting.MARKERS[index % len(plotting.MARKERS)]
+            color, marker = plotting.style_of(index).values()
             for step, style, face in (("0", ":", "white"), (str(run["step"]), "-", color)):
                 sweep = run["scale_sweep"][step]
                 sd = float(np.mean(sweep["logit_sd"]))
@@ -205,15 +199,11 @@ def curvature_table(runs: Sequence[JSON]) -> str:
         mean, deviation = mean_and_deviation(np.array(values, float))
         return f"{mean:.3g} ± {deviation:.2g}"
 
-    return html_page.table(
-        ("run", "step", "largest eigenvalue", "smallest eigenvalue", "trace"),
-        [
-            (
-                run["label"],
-                step,
-                *(cell(numbers[name]) for name in ("largest", "smallest", "trace")),
-            )
-            for run in runs
-            for step, numbers in run.get("curvature", {}).items()
-        ],
-    )
+    statistics = ("largest", "smallest", "trace")
+    rows = [
+        (run["label"], step, *(cell(numbers[name]) for name in statistics))
+        for run in runs
+        for step, numbers in run.get("curvature", {}).items()
+    ]
+    columns = ("run", "step", "largest eigenvalue", "smallest eigenvalue", "trace")
+    return html_page.table(columns, rows)

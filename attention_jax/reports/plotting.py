@@ -21,6 +21,12 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
+def style_of(index: int) -> dict[str, Any]:
+    """The colour and the marker of a line; with more lines than colours, other markers."""
+    shifted = index + index // len(COLORS)
+    return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[shifted % len(MARKERS)]}
+
+
 def new_figure(
     width: float, height: float, *, rows: int = 1, columns: int = 1, **subplots: Any
 ) -> tuple[Figure, list[Axes]]:
@@ -69,7 +75,7 @@ def draw_weights(
         query_labels: T labels of rows.
         key_labels: S labels of columns.
     """
-    image = axes.imshow(np.asarray(weights), cmap="viridis", vmin=0, vmax=1, aspect="equal")
+    image = axes.imshow(np.asarray(weights), cmap="viridis", vmin=0, vmax=1)
     _label_pairs(axes, query_labels, key_labels)
     return image
 
@@ -79,21 +85,17 @@ def draw_gradients(
 ):
     """Gradients [T, S] as a heat map, white for 0; arguments as in `draw_weights`."""
     largest = float(np.max(np.abs(gradients), initial=0)) or 1.0
-    image = axes.imshow(
-        np.asarray(gradients), cmap="RdBu_r", vmin=-largest, vmax=largest, aspect="equal"
-    )
+    image = axes.imshow(np.asarray(gradients), cmap="RdBu_r", vmin=-largest, vmax=largest)
     _label_pairs(axes, query_labels, key_labels)
     return image
 
 
 def _label_pairs(axes: Axes, query_labels: Sequence[str], key_labels: Sequence[str]) -> None:
     # sentencepiece's mark of the beginning of a word would overlap the next label.
-    query_labels, key_labels = (
-        [x.replace("▁", "_") for x in s] for s in (query_labels, key_labels)
-    )
-    words = max(map(len, key_labels), default=0) > 3
-    axes.set_xticks(range(len(key_labels)), key_labels, rotation=90 if words else 0)
-    axes.set_yticks(range(len(query_labels)), query_labels)
+    rows, columns = ([x.replace("▁", "_") for x in side] for side in (query_labels, key_labels))
+    words = max(map(len, columns), default=0) > 3
+    axes.set_xticks(range(len(columns)), columns, rotation=90 if words else 0)
+    axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(length=0)
     axes.set_xlabel("key")
 
@@ -160,19 +162,12 @@ def draw_band(
     middle, low, high = (
         np.exp(curve) if log else curve for curve in (mean, mean - deviation, mean + deviation)
     )
-    color = COLORS[index % len(COLORS)]
-    marker = MARKERS[index % len(MARKERS)] if len(x) <= 20 else None
-    axes.plot(
-        x,
-        middle,
-        color=color,
-        marker=marker,
-        markersize=markersize,
-        linewidth=linewidth,
-        label=label,
-    )
+    style = style_of(index)
+    if len(x) > 20:
+        style["marker"] = None
+    axes.plot(x, middle, label=label, markersize=markersize, linewidth=linewidth, **style)
     low, high = np.clip(low, *limits), np.clip(high, *limits)
-    axes.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
 def loss_curves(

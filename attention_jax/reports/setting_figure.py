@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attention_jax.reports.plotting import COLORS, MARKERS, new_figure
+from attention_jax.reports.plotting import new_figure, style_of
 
 _GROUP = 0.84  # height of a group; the distance between two groups is 1
 
@@ -58,7 +58,10 @@ def results_by_setting(panels: Sequence[Panel]) -> Figure:
         ax.tick_params(axis="y", length=0)
     axes[0].set(ylim=(len(settings) - 0.5, -0.5))
     axes[0].set_yticks(range(len(settings)), settings)
-    handles = [Line2D([], [], linestyle="", **_style(index)) for index in range(len(scores))]
+    handles = [
+        Line2D([], [], linestyle="", markersize=4, **style_of(index))
+        for index in range(len(scores))
+    ]
     figure.legend(handles, scores, loc="outside upper center", ncols=min(4, len(scores)))
     return figure
 
@@ -66,19 +69,10 @@ def results_by_setting(panels: Sequence[Panel]) -> Figure:
 def _draw_seeds(axes: Axes, place: float, by_seed: np.ndarray, index: int, room: float) -> None:
     """The points of one score, spread around its place, and a line at their mean."""
     spread = room * ((np.arange(len(by_seed)) + 0.5) / len(by_seed) - 0.5) / 2
-    axes.plot(by_seed, place + spread, linestyle="", alpha=0.7, **_style(index))
+    style = style_of(index)
+    axes.plot(by_seed, place + spread, linestyle="", alpha=0.7, markersize=4, **style)
     mean, ends = np.full(2, np.mean(by_seed)), np.array([-0.4, 0.4])
-    axes.plot(mean, place + ends * room, color=_style(index)["color"])
-
-
-def _style(index: int) -> dict[str, Any]:
-    """The colour and the marker of a score; with more scores than colours, other markers."""
-    shift = index + index // len(COLORS)
-    return {
-        "color": COLORS[index % len(COLORS)],
-        "marker": MARKERS[shift % len(MARKERS)],
-        "markersize": 4,
-    }
+    axes.plot(mean, place + ends * room, color=style["color"])
 
 
 def _set_range(axes: Axes, panel: Panel) -> None:

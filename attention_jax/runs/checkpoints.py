@@ -23,7 +23,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from orbax.checkpoint import checkpoint_managers as policies
 
 from attention_jax.core.programs import one_line
 from attention_jax.runs import processes
@@ -44,11 +43,11 @@ class Restored(NamedTuple):
 
 
 class _Kept(NamedTuple):
-    """A step on disk, as Orbax's policies look at it."""
+    """A step on disk; arguments as in `Checkpoints.save`."""
 
     step: int
-    metrics: float | None
-    temporary: bool = False
+    metric: float | None
+    temporary: bool
 
 
 class Checkpoints:
@@ -67,20 +66,16 @@ class Checkpoints:
 
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: int = 0, read_only: bool = False):
         _silence_orbax()
-        self._folder = folder.absolute()
-        self._read_only = read_only
-        best = policies.BestN(get_metric_fn=float, reverse=True, n=keep_best)  # smallest is best
-        best.keep_checkpoints_without_metrics = False
-        self._policy = policies.AnyPreservationPolicy([policies.LatestN(keep), best])
+        self._folder, self._read_only = folder.absolute(), read_only
+        self._keep, self._keep_best = keep, keep_best
         if not read_only and processes.is_first():
             self._folder.mkdir(parents=True, exist_ok=True)
             for path in self._folder.glob(f"[0-9]*{_PARTIAL}"):
                 shutil.rmtree(path)
         self._kept: list[_Kept] = []
         for step in saved_steps(self._folder):
-            manifest, _ = self._read(step, check_files=False)
-            temporary = manifest.get("temporary", False)
-            self._kept.append(_Kept(step, manifest.get("metric"), temporary))
+            read, _ = self._read(step, check_files=False)
+            self._kept.append(_Kept(step, read.get("metric"), read.get("temporary", False)))
 
     def save(
         self, step: int, state: State, *, metric: float | None = None, temporary: bool = False
@@ -122,10 +117,10 @@ class Checkpoints:
 
     def _delete_old(self, newest: _Kept) -> None:
         before = self.steps()
-        steps = [*(kept for kept in self._kept if not kept.temporary), newest]
-        keep = self._policy.should_preserve(steps, context=policies.PreservationContext())
-        self._kept = list(itertools.compress(steps, keep))
-        for step in {*before} - {*self.steps()}:
+        self._kept = [*(kept for kept in self._kept if not kept.temporary), newest]
+        wanted = {*self.steps()[-self._keep :], *self._ranked()[: self._keep_best]}
+        self._kept = [kept for kept in self._kept if kept.step in wanted]
+        for step in {*before} - wanted:
             if processes.is_first():
                 partial = self._folder / f"{step}{_PARTIAL}"
                 try:
@@ -143,8 +138,12 @@ class Checkpoints:
 
     def best_step(self) -> int | None:
         """The step with the smallest metric, of equal ones the newest; None without metrics."""
-        ranked = [(kept.metrics, -kept.step) for kept in self._kept if kept.metrics is not None]
-        return -min(ranked)[1] if ranked else None
+        return next(iter(self._ranked()), None)
+
+    def _ranked(self) -> list[int]:
+        """The steps with a metric, the best first."""
+        ranked = [(kept.metric, -kept.step) for kept in self._kept if kept.metric is not None]
+        return [-step for _, step in sorted(ranked)]
 
     def restore(self, like: State, step: StepName = "newest") -> Restored:
         """A good state. Warns of the damaged ones that it skips; a trainer also moves them away.

@@ -62,6 +62,7 @@ class GradientAnalysis:
 class Run(NamedTuple):
     """A run to analyse."""
 
+    workdir: Path
     task: Task
     states: dict[int, TrainState]  # by step
     batch: Any  # of the task's examples
@@ -83,16 +84,18 @@ def load_analyzed_run(workdir: Path) -> Run:
     rng = jax.random.key(0)  # draws position ids, where the model does
     # In NumPy, so that JAX compiles each program once for initial and for restored states.
     states = jax.device_get(states)
-    return Run(task, states, batch, labels, lambda params, batch: still.loss(params, batch, rng))
+
+    def loss(params: Params, batch: Any) -> Any:
+        return still.loss(params, batch, rng)
+
+    return Run(workdir, task, states, batch, labels, loss)
 
 
-def analyze_run(
-    workdir: Path, analysis: GradientAnalysis, *, progress: Callable[[str], None]
-) -> JSON:
+def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str], None]) -> JSON:
     """All numbers of one run; every list over seeds has one entry per seed.
 
     Args:
-        workdir: a run folder.
+        run: from `load_analyzed_run`.
         analysis: settings.
         progress: called with a line about what is being computed.
 
@@ -103,11 +106,7 @@ def analyze_run(
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
         {statistic: [seeds]}}}, where step is "0" or the newest. None stands for numbers that are
         not finite, and for those that need a softmax where the attention has none.
-
-    Raises:
-        ValueError: as `load_analyzed_run`.
     """
-    run = load_analyzed_run(workdir)
     newest, label = max(run.states), run.task.label
 
     def look(what: str, numbers_of: Callable[[Params], Any]) -> JSON:
@@ -116,14 +115,14 @@ def analyze_run(
         return {str(step): compiled(run.states[step].params) for step in (0, newest)}
 
     progress(f"{label}: gradients by step")
-    by_step = _by_step(workdir, run)
+    by_step = _by_step(run)
     drawn = f"weights and gradients of {', '.join(run.labels)}"
     tables = look(drawn, functools.partial(_of_examples, run))
     sweeps = look("scales of the logits", jax.vmap(functools.partial(_scale_sweep, run)))
     attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
-        "workdir": str(workdir),
+        "workdir": str(run.workdir),
         "step": newest,
         "seeds": run.task.train.seeds,
         "by_step": by_step,
@@ -138,12 +137,12 @@ def analyze_run(
     return numbers
 
 
-def _by_step(workdir: Path, run: Run) -> JSON:
+def _by_step(run: Run) -> JSON:
     """{"steps", statistic: [steps][seeds]}, logged while training or computed at checkpoints."""
     look = jax.jit(functools.partial(gradient_statistics, run.task))
-    lines = {line.pop("step"): line for line in read_lines(workdir / "gradients.jsonl")}
+    lines = {line.pop("step"): line for line in read_lines(run.workdir / "gradients.jsonl")}
     missing_steps = [step for step in run.states if step not in lines]
-    feed = run.task.feed(workdir) if missing_steps else None
+    feed = run.task.feed(run.workdir) if missing_steps else None
     for step in missing_steps:
         lines[step] = look(run.states[step], batches_of_step(run.task, feed, step))
     steps = sorted(lines)

@@ -29,7 +29,7 @@ from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import Part, on_numbers
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.evaluation import accuracies, decoded
+from attention_jax.tasks.evaluation import accuracies, answer_ids
 from attention_jax.tasks.vocabulary import (
     EOS,
     FIRST,
@@ -205,9 +205,8 @@ class SequenceTask(Task):
 
     def _widths(self, longest: int) -> tuple[int, int]:
         """S and T of a batch with this longest length."""
-        rng, length = jax.eval_shape(lambda: (jax.random.key(0), jnp.ones((1,), jnp.int32)))
         (source, _), (target, _) = jax.eval_shape(
-            lambda rng, length: self.pairs(rng, length, longest), rng, length
+            lambda: self.pairs(jax.random.key(0), jnp.ones((1,), jnp.int32), longest)
         )
         return source.shape[1] + int(self.source_start), target.shape[1] + 1
 
@@ -259,23 +258,21 @@ class SequenceTask(Task):
         It is NaN where the learned positions end before the length.
         """
         del folder
-        possible = [length for length in lengths if self._has_positions(length)]
-        if not lengths:
-            possible = [*range(self.min_length, self.max_length + 1)]
-        by_length = {
-            length: 100 * np.asarray(each.free_running_exact, np.float64)
-            for length, each in (accuracies(self, params, possible) if possible else {}).items()
-        }
-        if not lengths:
-            mean = np.mean([*by_length.values()], axis=0)
-            return {"exact match (%)": Result(mean.tolist(), True, high=100.0)}
+        asked = lengths or range(self.min_length, self.max_length + 1)
+        possible = [length for length in asked if self._has_positions(length)]
+        found = accuracies(self, params, possible) if possible else {}
         unknown = np.full(self.train.seeds, np.nan)
-        return {
-            f"exact match, length {length} (%)": Result(
-                by_length.get(length, unknown).tolist(), True, high=100.0
-            )
-            for length in lengths
-        }
+        by_length = [
+            100 * np.asarray(found[length].free_running_exact, np.float64)
+            if length in found
+            else unknown
+            for length in asked
+        ]
+        names = [f"exact match, length {length} (%)" for length in lengths]
+        if not lengths:
+            names, by_length = ["exact match (%)"], [np.mean(by_length, axis=0)]
+        results = zip(names, by_length, strict=True)
+        return {name: Result(by_seed.tolist(), True, high=100.0) for name, by_seed in results}
 
     def _has_positions(self, length: int) -> bool:
         if self.model.positions != "learned":  # the others go on beyond those of training
@@ -317,16 +314,16 @@ class SequenceTask(Task):
         widths = self._widths(self.max_length)
         if width > widths[0]:  # a source of n letters is of length n at most
             widths = self._widths(width - len(start))
-        source, lengths = padded_rows(rows, len(rows), max(widths[0], width))
-        blank: Any = np.zeros((len(rows), widths[1]), np.int32)
-        room = Batch(source, lengths, blank, blank, lengths)  # type: ignore[arg-type]
-        tokens = jax.jit(lambda params: decoded(self.bind(params), room, beams=beams))(params)
+        source = padded_rows(rows, len(rows), max(widths[0], width))
+        options = {"max_length": widths[1], "beams": beams}
+        config, letters = self.network.known(), self.vocabulary.size
+        tokens = answer_ids(config, letters, params, *source, **options)
         targets = [up_to_eos(row) for row in tokens.tolist()]
         texts = [
             (text, self.vocabulary.decode(row), self.solution(text))
             for text, row in zip(inputs, targets, strict=True)
         ]
-        batch = padded_batch(rows, targets, source_width=source.shape[1])
+        batch = padded_batch(rows, targets, source_width=source[0].shape[1])
         return Answers(texts, batch, self.labels(batch, len(rows)))
 
     def labels(self, batch: Batch, count: int) -> Labels:
@@ -338,9 +335,9 @@ class SequenceTask(Task):
 
 def _is_pair(drawn: Any) -> bool:
     """Whether `pair` has returned what it must."""
-    if str(jax.tree.structure(drawn)) != str(jax.tree.structure(((0, 0), (0, 0)))):
-        return False
-    leaves = jax.tree.leaves(drawn)
-    return [*map(jnp.ndim, leaves)] == [1, 0, 1, 0] and all(
-        jnp.issubdtype(jnp.result_type(leaf), jnp.integer) for leaf in leaves
+    leaves, structure = jax.tree.flatten(drawn)
+    return (
+        structure == jax.tree.structure(((0, 0), (0, 0)))
+        and [*map(jnp.ndim, leaves)] == [1, 0, 1, 0]
+        and all(jnp.issubdtype(jnp.result_type(leaf), jnp.integer) for leaf in leaves)
     )

@@ -168,12 +168,12 @@ def _checked_start(
             f"log_gradients must be a positive multiple of log_every {every}; got {log_gradients}"
         )
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
-    task.model.describe_parts()  # traces the scores before the data is read, which may take seconds
+    parts = task.model.describe_parts()  # before the data is read, which may take seconds
     feed = task.feed(folder, multiple_of=mesh.data)
     of_one_device = feed
     if mesh.data > 1 and not is_of_this_package(type(task)):
         of_one_device = task.feed(folder)  # whose program is that of any mesh
-    settings = settings_of(task, of_one_device)
+    settings = settings_of(task, of_one_device, parts)
     if "program" in settings:
         task.check_numbers()
     return feed, settings

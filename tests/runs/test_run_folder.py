@@ -67,7 +67,7 @@ def test_environment_without_git(monkeypatch):
     assert environment()["git_commit"] is None
 
 
-def test_resuming_needs_the_word_and_the_same_configuration(tmp_path):
+def test_resuming_needs_resume_and_the_same_configuration(tmp_path):
     folder = tmp_path / "run"
     begin(folder)
     before = snapshot(folder)
@@ -171,10 +171,10 @@ def test_json_has_its_name_once_all_of_it_is_on_disk(tmp_path, monkeypatch):
 def test_two_cannot_train_in_one_folder(tmp_path):
     with begun(tmp_path / "run", CONFIG, resume=False, check_same=same, files={}):
         for _ in range(2):
-            with pytest.raises(ValueError, match=r"is in use: process \d+ on ") as told:
+            with pytest.raises(ValueError, match=r"is in use: process \d+ on ") as raised:
                 begin(tmp_path / "run", resume=True)
-            assert f"process {os.getpid()} on {platform.node()} is training" in str(told.value)
-            assert "\n" not in str(told.value)
+            assert f"process {os.getpid()} on {platform.node()} is training" in str(raised.value)
+            assert "\n" not in str(raised.value)
         begin(tmp_path / "other")  # another folder is free
     begin(tmp_path / "run", resume=True)
 
@@ -189,7 +189,7 @@ def test_of_two_starts_at_one_instant_one_succeeds(tmp_path):
         tried.wait()
         return None
 
-    for index in range(20):
+    for index in range(6):
         folder = tmp_path / str(index)
         ready, tried = threading.Barrier(2), threading.Barrier(2)
         with concurrent.futures.ThreadPoolExecutor(2) as threads:

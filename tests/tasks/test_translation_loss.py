@@ -44,27 +44,25 @@ def some_batch(source_lengths=(6, 2, 4), target_lengths=(3, 5, 1), rows=5, seed=
     return padded_batch(sources, targets, rows, 7, 6)
 
 
-@functools.lru_cache
-def initial_params(tie="all"):
-    settings = task(model={"tied_embeddings": tie})
-    return jax.jit(settings.init)(jax.random.key(0))
+@functools.cache
+def initial_params():
+    return jax.jit(task().init)(jax.random.key(0))
 
 
-@functools.lru_cache
+@functools.cache
 def forward(settings):
     return jax.jit(lambda params, *given: settings.bind(params)(*given))
 
 
-@functools.lru_cache
+@functools.cache
 def gradient_of(settings):
     """A compiled function of (params, batch, rng) -> ((loss, metrics), dparams)."""
     return jax.jit(jax.value_and_grad(settings.loss, has_aux=True))
 
 
-def sums_by_hand(settings, params, batch):
+def sums_by_hand(settings, batch):
     """(smoothed loss, negative log-likelihood, right, tokens), in float64 from the logits."""
-    plain = dataclasses.replace(settings, label_smoothing=0.0)  # compiled once
-    logits = forward(plain)(params, batch.source, batch.source_lengths, batch.target_inputs)
+    logits = forward(task())(initial_params(), *batch.inputs)
     sums, smoothing = np.zeros(4), settings.label_smoothing
     for row, length in enumerate(batch.target_lengths):
         for position in range(length):
@@ -76,25 +74,22 @@ def sums_by_hand(settings, params, batch):
     return sums
 
 
-@pytest.mark.parametrize(
-    ("smoothing", "tie"),
-    [
-        (0.1, "all"),
-        pytest.param(0.25, "output", marks=pytest.mark.slow),
-        pytest.param(0.0, "none", marks=pytest.mark.slow),
-    ],
-)
-def test_the_loss_is_the_smoothed_cross_entropy_of_real_subwords(smoothing, tie):
-    settings = task(label_smoothing=smoothing, model={"tied_embeddings": tie})
-    params, batch = initial_params(tie), some_batch()
-    (loss, metrics), _ = gradient_of(settings)(params, batch, jax.random.key(2))
-    smoothed, nats, right, tokens = sums_by_hand(settings, params, batch)
+def test_the_loss_is_the_smoothed_cross_entropy_of_real_subwords():
+    settings, batch = task(label_smoothing=0.1), some_batch()
+    (loss, metrics), _ = gradient_of(settings)(initial_params(), batch, jax.random.key(2))
+    smoothed, nats, right, tokens = sums_by_hand(settings, batch)
     assert tokens == 4 + 6 + 2
     np.testing.assert_allclose(loss, smoothed / tokens, rtol=1e-5)
     assert set(metrics) == {"negative_log_likelihood", "accuracy"}
     np.testing.assert_allclose(metrics["negative_log_likelihood"], nats / tokens, rtol=1e-5)
     np.testing.assert_allclose(metrics["accuracy"], right / tokens, rtol=1e-6)
-    assert (abs(smoothed - nats) < 1e-9) == (smoothing == 0)
+    assert abs(smoothed - nats) > 1e-3
+
+
+def test_the_rng_is_for_dropout():
+    loss = jax.jit(task(model={"dropout_rate": 0.3}).loss)
+    losses = [float(loss(initial_params(), some_batch(), jax.random.key(n))[0]) for n in (0, 1, 0)]
+    assert losses[0] == losses[2] != losses[1]
 
 
 def test_what_stands_in_padding_is_not_seen():
@@ -128,37 +123,16 @@ def test_bfloat16_is_what_products_are_computed_in():
     assert (features.dtype, loss.dtype) == (jnp.bfloat16, jnp.float32)
 
 
-@pytest.mark.slow
-def test_bfloat16_is_close_and_its_sums_are_float32():
-    full, half = task(), task(precision="bfloat16")
-    losses, gradients = {}, {}
-    for settings in (full, half):
-        with jax.numpy_dtype_promotion("standard"):
-            (loss, metrics), dparams = gradient_of(settings)(
-                initial_params(), some_batch(), jax.random.key(0)
-            )
-        assert loss.dtype == metrics["accuracy"].dtype == jnp.float32
-        assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(dparams))
-        losses[settings] = float(loss)
-        gradients[settings] = np.concatenate([np.ravel(x) for x in jax.tree.leaves(dparams)])
-    assert losses[full] != losses[half] == pytest.approx(losses[full], rel=0.02)
-    # 8 bits of mantissa: roundings of 0.4 % that add up over the layers.
-    error = np.linalg.norm(gradients[half] - gradients[full]) / np.linalg.norm(gradients[full])
-    assert 0 < error < 0.1
-
-
 # --- the loss of a whole text ---
 
 
-@pytest.mark.parametrize("smoothing", [pytest.param(0.0, marks=pytest.mark.slow), 0.25])
-def test_the_mean_loss_is_that_of_each_pair_alone(smoothing):
-    settings = task(label_smoothing=smoothing, model={"dropout_rate": 0.9})
+def test_the_mean_loss_is_that_of_each_pair_alone():
+    settings = task(label_smoothing=0.25, model={"dropout_rate": 0.9})
     rng = np.random.default_rng(3)
-    sides = [[ids(rng, length) for length in rng.integers(1, 8, 13)] for _ in range(2)]
-    batches = Batches(Pairs(*sides, 0), tokens=40, buckets=2)
-    found = settings.mean_loss(initial_params(), batches)
+    sides = [[ids(rng, length) for length in rng.integers(1, 6, 13)] for _ in range(2)]
+    found = settings.mean_loss(initial_params(), Batches(Pairs(*sides, 0), tokens=40, buckets=2))
     sums = np.zeros(4)
     for source, target in zip(*sides, strict=True):
-        sums += sums_by_hand(settings, initial_params(), padded_batch([source], [target], 2, 9, 9))
+        sums += sums_by_hand(settings, padded_batch([source], [target], 5, 7, 6))
     assert found["loss"] == pytest.approx(sums[0] / sums[3], rel=1e-5)
     assert found["negative_log_likelihood"] == pytest.approx(sums[1] / sums[3], rel=1e-5)

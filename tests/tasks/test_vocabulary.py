@@ -1,12 +1,13 @@
 """Letters to ids and back."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Vocabulary
 
 
+@settings(max_examples=20)
 @given(st.text(min_size=1, max_size=11), st.data())
 def test_ids_are_the_specials_then_the_letters_in_order(letters, data):
     alphabet = "".join(dict.fromkeys(letters))

@@ -139,12 +139,10 @@ class Translation(Task):
 
     def text(self, kind: Kind) -> ParallelText | None:
         """One of the texts; None without validation. Raises the errors of `read_parallel_text`."""
-        paths = (
-            (self.source, self.target)
-            if kind == "training"
-            else (self.validation_source, self.validation_target)
-        )
-        return None if paths[0] is None else read_parallel_text(*paths)  # type: ignore[arg-type]
+        paths: Any = (self.source, self.target)
+        if kind == "validation":
+            paths = (self.validation_source, self.validation_target)
+        return None if None in paths else read_parallel_text(*paths)
 
     def subwords(self, folder: Path) -> Subwords:
         """The subwords that the run in a folder learned with.

@@ -142,11 +142,6 @@ class Subwords:
         return cls(written.getvalue())
 
     @property
-    def size(self) -> int:
-        """Number of ids."""
-        return int(self._processor.GetPieceSize())
-
-    @property
     def digest(self) -> str:
         """SHA-256 of the model."""
         return hashlib.sha256(self.model).hexdigest()
