@@ -9,7 +9,7 @@ import hypothesis  # isort: skip
 import jax  # isort: skip
 import pytest
 
-pytest_plugins = ["resumable"]
+pytest_plugins = ["command_lines", "resumable"]
 
 os.environ["ATTENTION_JAX_CACHE"] = "off"  # command lines of tests leave the user's cache alone
 
