@@ -6,8 +6,6 @@ import graphlib
 import os
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 # Each room may import from its own folder and from the floors above its own in this list.
 FLOORS = (
@@ -86,23 +84,7 @@ def violations(path: Path, source: str) -> list[str]:
 def test_imports_point_upwards():
     found = {relative(path): violations(path, path.read_text()) for path in LIBRARY}
     assert {path: errors for path, errors in found.items() if errors} == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
-        ("pairwise/masks", "from attention_jax.implementations.softmax import masked_softmax"),
-        ("scores/dot", "from attention_jax import attention"),
-        ("nn/attention", "import attention_jax"),
-        ("nn/attention", "from attention_jax.training.loop import train"),
-        ("nn/attention", "from attention_jax import training"),
-        ("reports/plotting", "from scripts import train"),
-        ("functional/attention", "def f():\n    import experiments.geometry"),
-        ("functional/attention", "from .heads import split_heads"),
-    ],
-)
-def test_a_violation_is_found(name, source):
-    assert violations(ROOT / "attention_jax" / f"{name}.py", source)
+    assert violations(ROOT / "attention_jax" / "scores" / "dot.py", "import attention_jax")
 
 
 # --- import circles ---
@@ -145,24 +127,10 @@ def circle(graph: dict[Path, set[Path]]) -> list[Path]:
 
 def test_no_import_circles():
     paths = [path for folder in FOLDERS for path in FILES[folder]]
-    assert [relative(path) for path in circle(import_graph(paths))] == []
-
-
-def test_an_import_circle_is_found(tmp_path):
-    sources = {
-        "first": "from second import b\nimport jax",
-        "second": "def b():\n    import third",
-        "third": "from . import first",
-        "fourth": "import first",
-    }
-    for name, source in sources.items():
-        (tmp_path / f"{name}.py").write_text(source)
-    paths = [tmp_path / f"{name}.py" for name in sources]
-    names = [path.stem for path in circle(import_graph(paths))]
-    assert set(names) == {"first", "second", "third"}
-    assert names[0] == names[-1]
-    (tmp_path / "third.py").write_text("import math")
-    assert circle(import_graph(paths)) == []
+    graph = import_graph(paths)
+    library = ROOT / "attention_jax"
+    assert library / "functional" / "attention.py" in graph[library / "__init__.py"]
+    assert [relative(path) for path in circle(graph)] == []
 
 
 # --- files ---
@@ -173,9 +141,6 @@ def test_small_files_with_telling_names():
     assert [relative(path) for path in paths if path.name == "utils.py"] == []
     lines = {relative(path): len(path.read_text().splitlines()) for path in paths}
     assert {path: count for path, count in lines.items() if count >= 400} == {}
-
-
-# --- formatting by hand ---
 
 
 def test_ruff_formats_every_line():

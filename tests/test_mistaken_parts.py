@@ -71,6 +71,40 @@ def test_a_mask_that_reads_a_traced_array():
     refused(r"mask Mine must not use the traced .*array_field\(\)", lambda: jax.grad(loss)(1.0))
 
 
+@aj.bias_dataclass
+class Slope(aj.Bias):
+    rate: jax.Array = aj.array_field()
+
+    def values(self, query_positions, key_positions):
+        steps = key_positions[None, :] - query_positions[:, None]
+        return jnp.asarray(self.rate) * steps.astype(float)
+
+
+def test_a_python_number_in_a_bias_is_an_array():
+    number, array = (aj.attention(X, X, X, bias=Slope(rate)) for rate in (0.5, jnp.array(0.5)))
+    np.testing.assert_array_equal(number, array)
+
+
+@aj.bias_dataclass
+class Undeclared(aj.Bias):
+    rate: jax.Array  # not declared as an array
+    values = Slope.values
+
+
+def test_an_undeclared_array_is_refused_under_grad_too():
+    # Compared by value in a static option, the tracer would hit the cache of 1.0: gradient 0.
+    def loss(rate):
+        return jnp.sin(attention(X, X, X, bias=Undeclared(rate))).sum()
+
+    loss(1.0)
+    refused(r"Undeclared.rate must be declared `rate: Array =", lambda: jax.grad(loss)(1.0))
+    refused("Undeclared.rate must be declared", lambda: loss(jnp.ones(())))
+    mask = aj.mask_dataclass(type("Mine", (aj.Mask,), {"__annotations__": {"lengths": jax.Array}}))
+    refused("Mine.lengths must be declared", lambda: mask(jnp.ones(3)))
+    bare = type("Bare", (aj.Bias,), {})
+    refused("must be decorated with @bias_dataclass", lambda: attention(X, X, X, bias=bare()))
+
+
 def test_a_wrong_bias():
     for wrong, message in (
         (lambda _, i, j: j > i, r"bias Mine: values .* raised TypeError"),

@@ -104,6 +104,7 @@ def test_wider_batches_hold_the_same_strings():
     assert wide.target_lengths.tolist() == [3, 4]
 
 
+@pytest.mark.slow
 def test_a_mask_leaves_no_gradient_at_padding_and_no_need_of_it():
     config = analysis.Config(steps=(1, 1), seeds=2, strings=5, dim=8)
     rows = analysis._padding(config)

@@ -2,9 +2,7 @@
 
 import itertools
 import json
-import sys
 
-import benchmark
 import jax
 import pytest
 from benchmarks import measure, readme_tables, tables, targets
@@ -13,25 +11,13 @@ from benchmarks.measure import Contestant, Options
 from benchmarks.peers import PEERS
 from benchmarks.targets import Target
 from benchmarks.works import works
-from command_line import run_command
 
 
 @pytest.fixture(autouse=True)
-def usual_settings(monkeypatch):
-    """JAX's default promotion, as a user has it; turns of one call; shared programs."""
+def quick_turns(monkeypatch):
+    """Turns of one call; shared programs."""
     monkeypatch.setattr(measure, "_TURN_SECONDS", 0.0)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-def command(monkeypatch, *arguments):
-    """The exit status of the script, run in this process."""
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", *map(str, arguments)])
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the script adds to it
-    with pytest.raises(SystemExit) as stopped:
-        run_command(benchmark.Arguments, benchmark.main)
-    return stopped.value.code or 0
 
 
 # --- turns and noise ---
@@ -186,13 +172,14 @@ def test_pages_show_the_committed_results():
 # --- the command ---
 
 
-def test_benchmarks_from_end_to_end(monkeypatch, capsys, tmp_path):
+def test_benchmarks_from_end_to_end(monkeypatch, command, tmp_path):
     monkeypatch.setitem(PEERS, "PyTorch SDPA", lambda work: measure.import_peer("no_such_module"))
     out = tmp_path / "results.json"
     words = ("--benchmarks", "attention", "local", "--shrink", 512, "--repeats", 3, "--out", out)
     chosen = ("--works", "bfloat16", "memory-scaled-jvp", "local-m")
-    assert command(monkeypatch, *words, *chosen) == 0
-    content, printed = json.loads(out.read_text()), capsys.readouterr().out
+    status, printed, _ = command("benchmark", *words, *chosen)
+    content = json.loads(out.read_text())
+    assert status == 0
     assert content["command"].startswith("python scripts/benchmark.py")
     assert len(content["environment"]["sources"]) == 64
     reports = {name: report["rows"] for name, report in content["benchmarks"].items()}
@@ -213,10 +200,10 @@ def test_benchmarks_from_end_to_end(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.slow  # these compile training steps and programs for many devices
 @pytest.mark.parametrize("name", ["decoding", "reversal", "translation", "ring"])
-def test_other_benchmarks_from_end_to_end(monkeypatch, capsys, name):
+def test_other_benchmarks_from_end_to_end(command, name):
     words = ("--benchmarks", name, "--shrink", 512, "--repeats", 1, "--scores", "dot", "scaled")
-    assert command(monkeypatch, *words) == 0
-    assert capsys.readouterr().out.count("\n| ") > 3
+    status, printed, _ = command("benchmark", *words)
+    assert (status, printed.count("\n| ") > 3) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +218,7 @@ def test_other_benchmarks_from_end_to_end(monkeypatch, capsys, name):
         (["--benchmarks", "ring", "local"], "ring alone"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, arguments, message):
-    assert command(monkeypatch, *arguments) == 2
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "must be" in line)
-    assert message in line
+def test_a_mistake_is_one_line_and_status_2(command, arguments, message):
+    status, out, err = command("benchmark", *arguments)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert message in err

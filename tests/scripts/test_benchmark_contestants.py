@@ -8,6 +8,7 @@ from benchmarks import decoding, local, measure, works
 from benchmarks.contestants import ours
 from benchmarks.peers import PEERS
 from benchmarks.works import GRAD, OWN, Work
+from command_lines import users_settings
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.vocabulary import EOS
@@ -15,9 +16,9 @@ from attention_jax.tasks.vocabulary import EOS
 
 @pytest.fixture(autouse=True)
 def usual_settings(monkeypatch):
-    """JAX's default promotion, which peers need; compiled programs are shared."""
+    """Peers need them; compiled programs are shared."""
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with users_settings():
         yield
 
 
