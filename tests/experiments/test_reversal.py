@@ -11,7 +11,6 @@ import optax
 import pytest
 from numpy_gru import numpy_logits
 
-from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import EOS, PAD
 from attention_jax.training.task import TrainConfig
@@ -132,12 +131,6 @@ def test_scores_are_their_formulas_times_a_factor_without_gradient(name):
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     assert float(slope) == 0
     assert sum(leaf.size for leaf in arrays.values()) == SIZES[name]
-
-
-def test_dot_and_scaled_dot_are_one_function_at_equal_logits():
-    query, key = jax.random.normal(jax.random.key(1), (2, T, D))
-    dot = scale.DOT({"factor": jnp.float32(D**-0.5), "score": {}}, query, key)
-    np.testing.assert_allclose(dot, ScaledDot()({}, query, key), rtol=1e-5, atol=1e-6)
 
 
 def test_a_traced_rate_is_the_rate_of_the_configuration():

@@ -122,45 +122,6 @@ def test_every_target_reads_a_case_that_exists():
 # --- tables and pages ---
 
 
-def test_a_table_has_a_line_per_case_from_its_columns():
-    rows = [{"work": "a", "x": 1234.5}, {"work": "b", "x": [1, 2]}, {"work": "a", "x": 6}, {}]
-    columns = {
-        "x": tables.entry("x", ",.4g"),
-        "second": lambda rows: tables.entry("x")(rows[1:] or [{}]),
-    }
-    assert tables.table(columns, rows).splitlines() == [
-        "| x | second |",
-        "| --- | --- |",
-        "| 1,234 | 6 |",
-        "| 1, 2 | - |",
-        "| - | - |",
-    ]
-
-
-def test_tables_stand_between_their_marks():
-    text = "a\n<!-- begin t -->\nold\n<!-- end t -->\n<!-- begin u -->\nu\n<!-- end u -->\n"
-    assert readme_tables.written(text, {"t": "new"}) == text.replace("old", "new")
-
-
-def test_missed_targets_are_listed():
-    def row(met, **more):
-        return {"claim": "c", "what": "n", "target": "at most 1", "found": 2.0, "met": met, **more}
-
-    reports = {
-        "targets": [row("yes"), row("MISS, within noise", benchmark="local", quartiles=[0.5, 3.0])],
-        "compiled-targets": [row("MISS")],
-        "local": [{"work": "w"}],
-    }
-    first, second = readme_tables.misses(reports)
-    assert first == {
-        "benchmark": "local",
-        "case": "c: n",
-        "target": "at most 1",
-        "measured": "2 (0.5-3), within noise",
-    }
-    assert (second["benchmark"], second["measured"]) == ("compiled", "2")
-
-
 def test_pages_show_the_committed_results():
     found = readme_tables.tables()
     assert found.keys() <= {*TABLES, "benchmark_misses"}

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import statistics
-import sys
 from unittest import mock
 
 import jax
@@ -29,16 +28,6 @@ TINY += ["--encoder-layers", 0, "--no-decoder-self-attention"]
 SHORT = [*TINY, "--steps", 4, "--log-every", 2, "--checkpoint-every", 2]
 COMBINATIONS = ["--scores", "dot", "scaled", "--set", "model.dim=4"]
 NAMES = ["dot,dim=4", "scaled,dim=4"]
-
-WRONG_SCORE = """
-import dataclasses
-from attention_jax import Score
-
-@dataclasses.dataclass(frozen=True)
-class Wrong(Score):
-    def pair(self, params, q_features, k_features):
-        raise RuntimeError("a mistake in the score")
-"""
 
 
 @pytest.fixture
@@ -307,18 +296,6 @@ def test_a_combination_of_another_configuration_stops_all(workdir, run):
     assert status == 2
     assert "learning_rate was 0.003, now 0.01" in err
     assert not (workdir / "cosine,dim=4").exists()
-
-
-def test_an_error_in_the_last_score_stops_all(run, tmp_path, monkeypatch):
-    (tmp_path / "wrong_in_a_sweep.py").write_text(WRONG_SCORE)
-    monkeypatch.chdir(tmp_path)
-    status, _, err = run("--scores", "dot", "wrong_in_a_sweep:Wrong", "--workdir", "sweep", *SHORT)
-    assert status == 2
-    assert err.startswith("error: score Wrong()")
-    assert "a mistake in the score" in err
-    assert "wrong_in_a_sweep.py" in err
-    assert not (tmp_path / "sweep").exists()
-    sys.modules.pop("wrong_in_a_sweep")
 
 
 # --- the table of runs that exist ---

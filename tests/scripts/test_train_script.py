@@ -11,16 +11,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from command_lines import users_settings
 
-from attention_jax.nn import ModelConfig
-from attention_jax.nn.config import ANY_LENGTH
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training import run
 from attention_jax.training.settings import settings_of
-from attention_jax.training.task import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "train.py"
@@ -79,45 +75,7 @@ def test_stopped_by_sigterm_and_resumed(tmp_path):
     assert steps == list(range(10, 1010, 10))
 
 
-@pytest.mark.slow
-def test_positions_for_any_length(tmp_path):
-    arguments = ["--workdir", "run", "--position-limit", "67", "--steps", "1"]
-    process = start(tmp_path, *arguments, "--log-every", "1", "--checkpoint-every", "1", *TINY)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert "\nrun: step 1 of 1" in out
-    content = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert content["model"].items() >= {**ANY_LENGTH, "position_limit": 67}.items()
-
-
-# --- states that are kept, in this process ---
-
-
-@pytest.mark.slow
-def test_the_best_state_is_kept_and_evaluated(tmp_path, command):
-    train = TrainConfig(
-        seeds=1, steps=8, log_every=2, checkpoint_every=2, keep=1, keep_best=1, batch_size=5,
-        learning_rate=3.0,  # too much: it only gets worse
-    )  # fmt: skip
-    task = Reversal(ModelConfig(dim=8, hidden_dim=7), train, max_length=3)
-    with users_settings():
-        run.train_run(task, tmp_path)
-    losses = {line["step"]: line["loss"][0] for line in read_lines(tmp_path / "metrics.jsonl")}
-    best = min(losses, key=lambda step: (losses[step], -step))
-    assert best < 8
-    assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [best, 8]
-    for step, message in {
-        "newest": "step 8, 1 seeds", "best": f"step {best}, 1 seeds", "8": "step 8, 1 seeds",
-        "1": f"error: step must be newest, best or one of {best}, 8; got 1", "last": "--step",
-    }.items():  # fmt: skip
-        status, out, err = command(
-            "evaluate", "--workdir", tmp_path, "--step", step, "--lengths", 3
-        )
-        assert message in out + err
-        assert status == (2 if step in ("1", "last") else 0)
-
-
-# --- mistakes, in this process ---
+# --- in this process ---
 
 
 @pytest.fixture(autouse=True)
