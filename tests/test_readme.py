@@ -182,8 +182,7 @@ def parse_python_command(script: str, *arguments: str) -> None:
             parse_options(importlib.import_module(module), paths)
             return
         paths = paths if module == "pytest" else [module.replace(".", "/")]
-        if "-k" in paths:
-            paths = paths[: paths.index("-k")]  # the paths come first
+        paths = re.sub(r"-[mk] \S+|--\S+", "", " ".join(paths)).split()
         assert all((ROOT / path).exists() for path in paths), arguments
         return
     assert (ROOT / script).exists(), script
