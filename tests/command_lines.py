@@ -59,3 +59,11 @@ def command(monkeypatch, capfd):
         return status, *capfd.readouterr()
 
     return run
+
+
+def check_error(found, *named):
+    """Asserts that a command ended with one line that names these words."""
+    status, out, err = found
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("error: ")
+    assert all(name in err for name in named)

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_lines import call as call_script
-from command_lines import load
+from command_lines import check_error
 
 import attention_jax as aj
 from attention_jax import attention
@@ -266,13 +265,9 @@ def wrong_module(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, monkeypatch, capsys):
-    words = ["--score", "wrong_scores:Wrong", "--workdir", "run"]
-    assert call_script(load("scripts/train.py"), *words, monkeypatch=monkeypatch) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith(f"error: score Wrong(size=64): {LINE.format(64)} line 11)")
-    assert printed.err.count("\n") == 1
+def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, command):
+    found = command("train", "--score", "wrong_scores:Wrong", "--workdir", "run")
+    check_error(found, f"score Wrong(size=64): {LINE.format(64)} line 11)")
     assert not (wrong_module / "run").exists()
     model = dataclasses.replace(Translation.model, score="wrong_scores:Wrong(size=32)")
     task = Translation(source="nowhere", target="nowhere", model=model)

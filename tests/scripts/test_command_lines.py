@@ -14,6 +14,7 @@ import command_line
 import numpy as np
 import pytest
 from command_line import run_command
+from command_lines import check_error
 from stand_in_training import scaled_at_each_step
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
@@ -93,17 +94,13 @@ LONG = "/a/rather/long/folder" * 8
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
 def test_a_wrong_word_is_one_line_that_names_it(run, words, named, term):
     status, out, err = run("--workdir", "run", *words, term=term)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ")
-    assert all(name in err for name in named)
+    check_error((status, out, err), *named)
     assert not re.search("[\x1b─│]|---", err)
 
 
 def test_an_option_that_must_be_given(run):
     for words in ([], ["--workdr", "run"]):
-        status, out, err = run(*words)
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert all(name in err for name in ("--workdir PATH", *words[:1]))
+        check_error(run(*words), "--workdir PATH", *words[:1])
 
 
 def test_good_words_and_help(run, monkeypatch):
@@ -213,6 +210,7 @@ def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(workdir, tmp_path
         ("evaluate", ["--workdir", "nowhere"], "nowhere"),
         ("evaluate", ["--lengths", "0"], "lengths"),
         ("evaluate", ["--average", "0"], "average"),
+        ("evaluate", ["--step", "2"], "step"),  # is not kept
         ("evaluate", ["--out", "no/x"], "out"),
         ("evaluate", ["--out", "RUN"], "out"),
         ("answers", ["--workdir", "nowhere"], "nowhere"),
@@ -228,10 +226,7 @@ def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(workdir, tmp_path
 def test_a_mistake_is_one_line_and_status_2(name, words, named, workdir, command):
     words = [workdir if word == "RUN" else word for word in words]
     arguments = [] if "--workdir" in words else ["--workdir", workdir]
-    status, out, err = command(name, *arguments, *words)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ")
-    assert named in err
+    check_error(command(name, *arguments, *words), named)
 
 
 def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, command):

@@ -1,93 +1,22 @@
-"""scripts/train.py as a user meets it."""
+"""scripts/train.py as a user meets it, in this process."""
 
 import json
-import os
-import re
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 from unittest import mock
 
 import pytest
+from command_lines import check_error
 
-from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training import run
 from attention_jax.training.settings import settings_of
 
-ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "scripts" / "train.py"
 FIRST_OF_TWO = ["--process-count", "2", "--process-index", "0"]
-TINY = ["--dim", "8", "--hidden-dim", "7", "--batch-size", "5", "--max-length", "3", "--seeds", "1"]
-
-OWN_SCORE = """
-import dataclasses
-from attention_jax import Score
-
-@dataclasses.dataclass(frozen=True)
-class Mine(Score):
-    def pair(self, params, q_features, k_features):
-        return 2 * q_features @ k_features.T
-"""
-
-
-def start(folder, *arguments):
-    """The script in a process of its own, with a user's score lying beside it."""
-    (folder / "my_scores.py").write_text(OWN_SCORE)
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-def test_stopped_by_sigterm_and_resumed(tmp_path):
-    folder = tmp_path / "run"
-    arguments = ["--workdir", "run", "--score", "my_scores:Mine", "--steps", "1000"]
-    arguments += ["--log-every", "10", "--checkpoint-every", "500", *TINY]
-    process = start(tmp_path, *arguments)
-    while process.poll() is None and not read_lines(folder / "metrics.jsonl"):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 143, err
-    assert "--resume goes on from here" in err
-    assert "Traceback" not in out + err
-    step = Checkpoints(folder / "checkpoints").steps()[-1]
-    assert 0 < step < 1000
-    assert read_lines(folder / "metrics.jsonl")[-1]["step"] == step
-    assert re.search(rf"^run: step {step} of 1000, 1 seeds, ", out, re.MULTILINE)
-    assert json.loads((folder / "config.json").read_text())["model"]["score"] == "my_scores:Mine"
-
-    process = start(tmp_path, *arguments, "--resume")
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert err == ""
-    assert "\nrun: step 1000 of 1000" in out
-    steps = [line["step"] for line in read_lines(folder / "metrics.jsonl")]
-    assert steps == list(range(10, 1010, 10))
-
-
-# --- in this process ---
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def check_error(found, *named):
-    status, out, err = found
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ")
-    assert all(name in err for name in named)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +49,7 @@ def test_bad_options(command, tmp_path, arguments, named):
     assert list(tmp_path.iterdir()) == []
 
 
-# --- a user's part that breaks its contract ---
+# --- a task of a user that breaks its contract ---
 
 PAIRS = "    def pair(self, rng, length, *, longest):\n        return 2 * (((rng, length)),)\n"
 FIELDS = "    name = 'mine'\n    model: ModelConfig = ModelConfig()\n"
@@ -128,33 +57,30 @@ TASK = FIELDS + "    train: TrainConfig = TrainConfig()\n"
 INIT = "    def init(self, rng):\n        return {}\n"
 BATCH = "    def batch(self, rng, *, size, length=None):\n        return {}\n"
 WRONG_PARTS = [
-    ("--score", "Score", "    size: int = 3\n", "must define pair(params, q_features, k_features)"),
-    ("--score", "Score", "    def pair(self, q, k):\n        return q @ k.T\n",
-     "pair must take (params, q_features, k_features): too many positional arguments"),
-    ("--task", "SequenceTask", "    name = 'mine'\n", "must define pair(rng, length, *, longest)"),
-    ("--task", "SequenceTask", "    name = 'mine'\n" + PAIRS.replace(", *, longest", ""),
+    ("SequenceTask", "    name = 'mine'\n", "must define pair(rng, length, *, longest)"),
+    ("SequenceTask", "    name = 'mine'\n" + PAIRS.replace(", *, longest", ""),
      "pair must take (rng, length, *, longest): got an unexpected keyword argument 'longest'"),
-    ("--task", "Task", TASK, "must define init(rng)"),
-    ("--task", "Task", TASK + INIT, "must define batch(rng, *, size, length=None)"),
-    ("--task", "Task", TASK + INIT + BATCH, "must define loss(params, batch, rng)"),
-    ("--task", "Task", TASK + INIT.replace(", rng", ""), "init must take (rng): too many"),
-    ("--task", "Task", FIELDS, "must have a field train; got none"),
+    ("Task", TASK, "must define init(rng)"),
+    ("Task", TASK + INIT, "must define batch(rng, *, size, length=None)"),
+    ("Task", TASK + INIT + BATCH, "must define loss(params, batch, rng)"),
+    ("Task", TASK + INIT.replace(", rng", ""), "init must take (rng): too many"),
+    ("Task", FIELDS, "must have a field train; got none"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "base", "body", "message"), WRONG_PARTS)
-def test_a_part_that_breaks_its_contract_is_one_line(
-    command, tmp_path, monkeypatch, option, base, body, message
+@pytest.mark.parametrize(("base", "body", "message"), WRONG_PARTS)
+def test_a_task_that_breaks_its_contract_is_one_line(
+    command, tmp_path, monkeypatch, base, body, message
 ):
     (tmp_path / "broken_part.py").write_text(
-        "import dataclasses\nfrom attention_jax import Score\n"
+        "import dataclasses\n"
         "from attention_jax.nn import ModelConfig\n"
         "from attention_jax.tasks.sequences import SequenceTask\n"
         "from attention_jax.training.task import Task, TrainConfig\n\n\n"
         f"@dataclasses.dataclass(frozen=True)\nclass Mine({base}):\n{body}"
     )
     monkeypatch.delitem(sys.modules, "broken_part", raising=False)
-    check_error(command("train", "--workdir", "run", option, "broken_part:Mine"), message)
+    check_error(command("train", "--workdir", "run", "--task", "broken_part:Mine"), message)
     assert not (tmp_path / "run").exists()
 
 

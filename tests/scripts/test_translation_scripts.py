@@ -12,7 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from command_lines import call, load, users_settings
+from command_lines import call, check_error, load, users_settings
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
 
 from attention_jax.tasks.reversal import Reversal
@@ -240,8 +240,5 @@ def test_a_mistake_is_one_line_and_changes_nothing(command, arguments, named):
         return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
     before = kept()
-    status, out, err = command(*arguments, stdin=b"Ja\n\xff\n")
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ")
-    assert named in err
+    check_error(command(*arguments, stdin=b"Ja\n\xff\n"), named)
     assert kept() == before
