@@ -1,9 +1,6 @@
-"""The structure of the code: floors of the library, no import circles, and short files."""
+"""The structure of the code: floors of the library, and short files."""
 
 import ast
-import functools
-import graphlib
-import os
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -23,9 +20,6 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
 FILES = {folder: sorted((ROOT / folder).rglob("*.py")) for folder in FOLDERS}
 LIBRARY = FILES["attention_jax"]
-# The folders from which absolute imports start; pytest and the scripts put all but the first on
-# sys.path.
-IMPORT_ROOTS = (ROOT, *(ROOT / folder for folder in FOLDERS[1:]))
 
 
 def relative(path):
@@ -85,52 +79,6 @@ def test_imports_point_upwards():
     found = {relative(path): violations(path, path.read_text()) for path in LIBRARY}
     assert {path: errors for path, errors in found.items() if errors} == {}
     assert violations(ROOT / "attention_jax" / "scores" / "dot.py", "import attention_jax")
-
-
-# --- import circles ---
-
-
-is_file = functools.cache(os.path.isfile)
-
-
-def imported_file(name: str, folder: Path) -> Path | None:
-    """The file of this repository that a name comes from, as imported in `folder`; or None."""
-    dots = len(name) - len(name.lstrip("."))
-    roots = (folder, *folder.parents)[dots - 1 : dots] if dots else (folder, *IMPORT_ROOTS)
-    parts = name[dots:].split(".")
-    for root in roots:
-        for count in range(len(parts), 0, -1):  # the last parts may be names inside a module
-            module = root.joinpath(*parts[:count])
-            for path in (f"{module}.py", f"{module}/__init__.py"):
-                if is_file(path):
-                    return Path(path)
-    return None
-
-
-def import_graph(paths: list[Path]) -> dict[Path, set[Path]]:
-    """The files that each file imports, inside of functions too."""
-    graph = {}
-    for path in paths:
-        files = {imported_file(name, path.parent) for name in imported_names(path.read_text())}
-        graph[path] = {file for file in files if file is not None}
-    return graph
-
-
-def circle(graph: dict[Path, set[Path]]) -> list[Path]:
-    """The files of a circle of imports, the first one again at the end; empty if there is none."""
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        return error.args[1]
-    return []
-
-
-def test_no_import_circles():
-    paths = [path for folder in FOLDERS for path in FILES[folder]]
-    graph = import_graph(paths)
-    library = ROOT / "attention_jax"
-    assert library / "functional" / "attention.py" in graph[library / "__init__.py"]
-    assert [relative(path) for path in circle(graph)] == []
 
 
 # --- files ---
