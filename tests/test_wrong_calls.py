@@ -4,6 +4,7 @@ Each entry of `WRONG` has a right call of a function and strategies for wrong ar
 draws one wrong value for each argument, and the arguments are tried one after another.
 """
 
+import functools
 import traceback
 from pathlib import Path
 
@@ -131,15 +132,18 @@ def made(module, **also):
     return using(module, **also, rngs=nnx.Rngs(0))
 
 
-def one_module(**arguments):
-    module = nn.Attention("scaled", 4, 4, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0))
-    return module(**arguments)
+@functools.cache
+def heads():
+    dropout = {"dropout_rate": 0.5, "deterministic": True}
+    return nn.MultiHeadAttention("scaled", 4, num_heads=2, **dropout, rngs=nnx.Rngs(0))
 
 
 def heads_module(**arguments):
-    module = nn.MultiHeadAttention(
-        "scaled", 4, num_heads=2, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0)
-    )
+    return heads()(**arguments)
+
+
+def one_module(**arguments):
+    module = nn.Attention("scaled", 4, 4, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0))
     return module(**arguments)
 
 
@@ -150,13 +154,11 @@ wrong_called |= {"value": wrong_called["value"] | st.just(ones(2, 2, 4))}
 
 
 def extended(x, cache):
-    heads = nn.MultiHeadAttention("scaled", 4, num_heads=2, rngs=nnx.Rngs(0))
-    return heads.extend(x, heads.empty_cache(*cache))
+    return heads().extend(x, heads().empty_cache(*cache))
 
 
 def remembered(value):
-    heads = nn.MultiHeadAttention("scaled", 4, num_heads=2, rngs=nnx.Rngs(0))
-    return heads(ones(2, 3, 4), heads.remember(ones(2, 3, 4)), value)
+    return heads()(ones(2, 3, 4), heads().remember(ones(2, 3, 4)), value)
 
 
 WRONG = [  # (function, a right call, {argument: wrong values})
