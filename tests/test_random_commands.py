@@ -129,7 +129,7 @@ COMMANDS = {
     ),
     "analyze_gradients": (
         ("--workdir", "run"),
-        {"--compare": words("run", ("run", "run")), "--iterations": words("0", "3"),
+        {"--compare": words("run"), "--iterations": words("0", "3"),
          "--samples": words("2"), "--out": words("page.html")},
         {"--compare": words("nowhere"), "--iterations": words("-1", "x"),
          "--samples": words("1", "0"),
