@@ -9,7 +9,7 @@ import hypothesis  # isort: skip
 import jax  # isort: skip
 import pytest
 
-pytest_plugins = ["command_lines", "resumable"]
+pytest_plugins = ["resumable"]
 
 os.environ["ATTENTION_JAX_CACHE"] = "off"  # command lines of tests leave the user's cache alone
 
@@ -61,6 +61,14 @@ def pytest_collection_finish():
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 1000)
+
+
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Runs a script of scripts/ by its name: (exit status, standard output, standard error)."""
+    import command_lines  # not above: a process that only distributes tests does without
+
+    return command_lines.runner(monkeypatch, capfd)
 
 
 COMPILED = []  # one entry per program that this process has compiled and still holds

@@ -46,9 +46,8 @@ def users_settings():
         yield
 
 
-@pytest.fixture
-def command(monkeypatch, capfd):
-    """Runs a script: (exit status, standard output, standard error)."""
+def runner(monkeypatch, capfd):
+    """The fixture `command` of conftest.py."""
     monkeypatch.setenv("COLUMNS", "500")
 
     def run(name, *arguments, stdin=b""):
