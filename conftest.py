@@ -63,6 +63,14 @@ def pytest_collection_finish():
     gc.set_threshold(100_000, 50, 1000)
 
 
+@pytest.fixture
+def command(monkeypatch, capfd):
+    """Runs a script of scripts/ by its name: (exit status, standard output, standard error)."""
+    import command_lines  # not above: a process that only distributes tests does without
+
+    return command_lines.runner(monkeypatch, capfd)
+
+
 COMPILED = []  # one entry per program that this process has compiled and still holds
 
 

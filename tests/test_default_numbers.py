@@ -2,7 +2,6 @@
 
 `test_defaults.py` pins the defaults themselves.
 """
-# ruff: noqa: C408 -- dict(dropout_rate=0.0) reads like the signature that it pins
 
 import dataclasses
 import math
@@ -22,35 +21,29 @@ from attention_jax.scores.literature import Neural
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import Translation
 
-FLOAT32 = dict(param_dtype=jnp.float32)
-
-OPTIMIZERS = {  # of the default settings: the rate of step n, b2, epsilon, the weight decay
-    "reversal": (
-        lambda: Reversal().optimizer(),
-        lambda n: 0.003 * (1 + math.cos(math.pi * n / 2500)) / 2, 0.999, 1e-8, 0.3,
-    ),
-    "translation": (
-        lambda: Translation(Path("train.de"), Path("train.en")).optimizer(),
-        lambda n: 0.002 * (n + 1) / 1000, 0.98, 1e-9, 0.0,
-    ),
-}  # fmt: skip
+TASKS = {  # with the share of its learning rate that step n has by default
+    "reversal": (Reversal(), lambda n: (1 + math.cos(math.pi * n / 2500)) / 2),
+    "translation": (Translation(Path("a.de"), Path("a.en")), lambda n: (n + 1) / 1000),
+}
 
 
-@pytest.mark.parametrize("task", OPTIMIZERS)
-def test_optimizers(task):
+@pytest.mark.parametrize("name", TASKS)
+def test_optimizers(name):
     """Three steps of Adam in NumPy, with b1 = 0.9 and gradients clipped to a norm of 1."""
-    make, rate, b2, epsilon, decay = OPTIMIZERS[task]
+    task, share = TASKS[name]
+    train, b2 = task.train, task.train.beta2
     gradients = np.array([[30.0, -40.0, 1e-6], [0.3, 0.4, 1e-7], [-0.1, 0.2, 3e-8]])
     w, m, v = np.array([5.0, -7.0, 0.1]), np.zeros(3), np.zeros(3)
-    made = make()
     with jax.numpy_dtype_promotion("standard"):  # optax multiplies floats by an int32
-        state, update = made.init(jnp.float32(w)), jax.jit(made.update)
+        optimizer = task.optimizer()
+        state, update = optimizer.init(jnp.float32(w)), jax.jit(optimizer.update)
         for step, gradient in enumerate(gradients):
             found, state = update(jnp.float32(gradient), state, jnp.float32(w))
             gradient = gradient / max(np.linalg.norm(gradient), 1)
             m, v = 0.9 * m + 0.1 * gradient, b2 * v + (1 - b2) * gradient**2
-            adam = m / (1 - 0.9 ** (step + 1)) / (np.sqrt(v / (1 - b2 ** (step + 1))) + epsilon)
-            expected = -rate(step) * (adam + decay * w)
+            root = np.sqrt(v / (1 - b2 ** (step + 1)))
+            adam = m / (1 - 0.9 ** (step + 1)) / (root + train.epsilon)
+            expected = -train.learning_rate * share(step) * (adam + train.weight_decay * w)
             np.testing.assert_allclose(found, expected, rtol=1e-4)
             w = w + expected
 

@@ -30,11 +30,11 @@ from attention_jax.training.task import TrainConfig
 ROOT = Path(__file__).parents[1]
 FLOAT32 = dict(param_dtype=jnp.float32)
 LENGTHS = dict(min_length=3, max_length=8, source_start=True, coverage_weight=1.0)
-STRINGS = ModelConfig(
-    encoder_layers=0, decoder_self_attention=False, normalizer=None, position_anchor="end",
-    position_draw="window", position_limit=8192, max_wavelength=100.0, min_wavelength=0.4,
-    position_scale=8.0,
+ANY_LENGTH = dict(
+    positions="sinusoidal", position_anchor="end", position_draw="window", position_limit=8192,
+    max_wavelength=100.0, min_wavelength=0.4, position_scale=8.0,
 )  # fmt: skip
+STRINGS = ModelConfig(encoder_layers=0, decoder_self_attention=False, normalizer=None, **ANY_LENGTH)
 ONE_SEQUENCE = dict(
     model=ModelConfig("decoder", decoder_layers=2, positions="learned", position_limit=128),
     train=TrainConfig(seeds=3, steps=600, batch_size=32),
@@ -216,9 +216,7 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "Score.needs_equal_dims": False, "Score.tile_cost": "materialized", "Score.finite_slopes": None,
     "Normalizer.sums_to_one": True, "Normalizer.convex": False, "Normalizer.uses_num_keys": False,
     "Normalizer.is_softmax": False,
-    "nn.ANY_LENGTH": dict(
-        positions="sinusoidal", position_anchor="end", position_draw="window", position_limit=8192,
-        max_wavelength=100.0, min_wavelength=0.4, position_scale=8.0),
+    "nn.ANY_LENGTH": ANY_LENGTH,
     "kernels.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
                                           "materialized": 2**16},
     "kernels.choice.TILED_FROM_IN_ALL": {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26},

@@ -1,12 +1,7 @@
-"""The structure of the code: floors of the library, no import circles, and short files."""
+"""The structure of the code: floors of the library, and short files."""
 
 import ast
-import functools
-import graphlib
-import os
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 # Each room may import from its own folder and from the floors above its own in this list.
@@ -25,9 +20,6 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
 FILES = {folder: sorted((ROOT / folder).rglob("*.py")) for folder in FOLDERS}
 LIBRARY = FILES["attention_jax"]
-# The folders from which absolute imports start; pytest and the scripts put all but the first on
-# sys.path.
-IMPORT_ROOTS = (ROOT, *(ROOT / folder for folder in FOLDERS[1:]))
 
 
 def relative(path):
@@ -86,83 +78,7 @@ def violations(path: Path, source: str) -> list[str]:
 def test_imports_point_upwards():
     found = {relative(path): violations(path, path.read_text()) for path in LIBRARY}
     assert {path: errors for path, errors in found.items() if errors} == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "source"),
-    [
-        ("pairwise/masks", "from attention_jax.implementations.softmax import masked_softmax"),
-        ("scores/dot", "from attention_jax import attention"),
-        ("nn/attention", "import attention_jax"),
-        ("nn/attention", "from attention_jax.training.loop import train"),
-        ("nn/attention", "from attention_jax import training"),
-        ("reports/plotting", "from scripts import train"),
-        ("functional/attention", "def f():\n    import experiments.geometry"),
-        ("functional/attention", "from .heads import split_heads"),
-    ],
-)
-def test_a_violation_is_found(name, source):
-    assert violations(ROOT / "attention_jax" / f"{name}.py", source)
-
-
-# --- import circles ---
-
-
-is_file = functools.cache(os.path.isfile)
-
-
-def imported_file(name: str, folder: Path) -> Path | None:
-    """The file of this repository that a name comes from, as imported in `folder`; or None."""
-    dots = len(name) - len(name.lstrip("."))
-    roots = (folder, *folder.parents)[dots - 1 : dots] if dots else (folder, *IMPORT_ROOTS)
-    parts = name[dots:].split(".")
-    for root in roots:
-        for count in range(len(parts), 0, -1):  # the last parts may be names inside a module
-            module = root.joinpath(*parts[:count])
-            for path in (f"{module}.py", f"{module}/__init__.py"):
-                if is_file(path):
-                    return Path(path)
-    return None
-
-
-def import_graph(paths: list[Path]) -> dict[Path, set[Path]]:
-    """The files that each file imports, inside of functions too."""
-    graph = {}
-    for path in paths:
-        files = {imported_file(name, path.parent) for name in imported_names(path.read_text())}
-        graph[path] = {file for file in files if file is not None}
-    return graph
-
-
-def circle(graph: dict[Path, set[Path]]) -> list[Path]:
-    """The files of a circle of imports, the first one again at the end; empty if there is none."""
-    try:
-        graphlib.TopologicalSorter(graph).prepare()
-    except graphlib.CycleError as error:
-        return error.args[1]
-    return []
-
-
-def test_no_import_circles():
-    paths = [path for folder in FOLDERS for path in FILES[folder]]
-    assert [relative(path) for path in circle(import_graph(paths))] == []
-
-
-def test_an_import_circle_is_found(tmp_path):
-    sources = {
-        "first": "from second import b\nimport jax",
-        "second": "def b():\n    import third",
-        "third": "from . import first",
-        "fourth": "import first",
-    }
-    for name, source in sources.items():
-        (tmp_path / f"{name}.py").write_text(source)
-    paths = [tmp_path / f"{name}.py" for name in sources]
-    names = [path.stem for path in circle(import_graph(paths))]
-    assert set(names) == {"first", "second", "third"}
-    assert names[0] == names[-1]
-    (tmp_path / "third.py").write_text("import math")
-    assert circle(import_graph(paths)) == []
+    assert violations(ROOT / "attention_jax" / "scores" / "dot.py", "import attention_jax")
 
 
 # --- files ---
@@ -173,9 +89,6 @@ def test_small_files_with_telling_names():
     assert [relative(path) for path in paths if path.name == "utils.py"] == []
     lines = {relative(path): len(path.read_text().splitlines()) for path in paths}
     assert {path: count for path, count in lines.items() if count >= 400} == {}
-
-
-# --- formatting by hand ---
 
 
 def test_ruff_formats_every_line():

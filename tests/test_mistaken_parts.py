@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_lines import call as call_script
-from command_lines import load
+from command_lines import check_error
 
 import attention_jax as aj
 from attention_jax import attention
@@ -69,6 +68,40 @@ def test_a_mask_that_reads_a_traced_array():
         return attention(X, X, X, mask=mask).sum()
 
     refused(r"mask Mine must not use the traced .*array_field\(\)", lambda: jax.grad(loss)(1.0))
+
+
+@aj.bias_dataclass
+class Slope(aj.Bias):
+    rate: jax.Array = aj.array_field()
+
+    def values(self, query_positions, key_positions):
+        steps = key_positions[None, :] - query_positions[:, None]
+        return jnp.asarray(self.rate) * steps.astype(float)
+
+
+def test_a_python_number_in_a_bias_is_an_array():
+    number, array = (aj.attention(X, X, X, bias=Slope(rate)) for rate in (0.5, jnp.array(0.5)))
+    np.testing.assert_array_equal(number, array)
+
+
+@aj.bias_dataclass
+class Undeclared(aj.Bias):
+    rate: jax.Array  # not declared as an array
+    values = Slope.values
+
+
+def test_an_undeclared_array_is_refused_under_grad_too():
+    # Compared by value in a static option, the tracer would hit the cache of 1.0: gradient 0.
+    def loss(rate):
+        return jnp.sin(attention(X, X, X, bias=Undeclared(rate))).sum()
+
+    loss(1.0)
+    refused(r"Undeclared.rate must be declared `rate: Array =", lambda: jax.grad(loss)(1.0))
+    refused("Undeclared.rate must be declared", lambda: loss(jnp.ones(())))
+    mask = aj.mask_dataclass(type("Mine", (aj.Mask,), {"__annotations__": {"lengths": jax.Array}}))
+    refused("Mine.lengths must be declared", lambda: mask(jnp.ones(3)))
+    bare = type("Bare", (aj.Bias,), {})
+    refused("must be decorated with @bias_dataclass", lambda: attention(X, X, X, bias=bare()))
 
 
 def test_a_wrong_bias():
@@ -232,13 +265,9 @@ def wrong_module(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, monkeypatch, capsys):
-    words = ["--score", "wrong_scores:Wrong", "--workdir", "run"]
-    assert call_script(load("scripts/train.py"), *words, monkeypatch=monkeypatch) == 2
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.startswith(f"error: score Wrong(size=64): {LINE.format(64)} line 11)")
-    assert printed.err.count("\n") == 1
+def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, command):
+    found = command("train", "--score", "wrong_scores:Wrong", "--workdir", "run")
+    check_error(found, f"score Wrong(size=64): {LINE.format(64)} line 11)")
     assert not (wrong_module / "run").exists()
     model = dataclasses.replace(Translation.model, score="wrong_scores:Wrong(size=32)")
     task = Translation(source="nowhere", target="nowhere", model=model)

@@ -10,16 +10,14 @@ import io
 import json
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
 
-import command_lines
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_line import run_command
+from command_lines import call, load
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import examples
@@ -131,7 +129,7 @@ COMMANDS = {
     ),
     "analyze_gradients": (
         ("--workdir", "run"),
-        {"--compare": words("run", ("run", "run")), "--iterations": words("0", "3"),
+        {"--compare": words("run"), "--iterations": words("0", "3"),
          "--samples": words("2"), "--out": words("page.html")},
         {"--compare": words("nowhere"), "--iterations": words("-1", "x"),
          "--samples": words("1", "0"),
@@ -153,12 +151,6 @@ COMMANDS = {
         {"experiments.lab.conduct": _begin},
     ),
 }  # fmt: skip
-
-
-@functools.cache
-def loaded(name):
-    with mock.patch.object(sys, "path", ["scripts", *sys.path]):
-        return command_lines.load(f"scripts/{name}.py")
 
 
 @functools.cache
@@ -196,7 +188,7 @@ def run(name, arguments, work=None):
 
     `work` replaces its slow work, that of COMMANDS by default.
     """
-    module, printed = loaded(name), io.StringIO()
+    module, printed = load(f"scripts/{name}.py"), io.StringIO()
     replaced = dict(COMMANDS[name][3] if work is None else work)
     if name == "benchmark":
         begun = {
@@ -206,21 +198,17 @@ def run(name, arguments, work=None):
         replaced["benchmark.BENCHMARKS"] = begun
     if name == "reproduce":
         replaced["reproduce.ROOT"] = Path.cwd()
-    status = "begun"
     with contextlib.ExitStack() as stack:
         for target, value in replaced.items():
             stack.enter_context(mock.patch(target, value))
-        stack.enter_context(mock.patch.object(sys, "argv", [f"{name}.py", *arguments]))
-        stack.enter_context(mock.patch.object(sys, "path", list(sys.path)))
-        stack.enter_context(mock.patch.dict(os.environ, {"COLUMNS": "200"}))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("COLUMNS", "200")
         stack.enter_context(contextlib.redirect_stdout(printed))
         stack.enter_context(contextlib.redirect_stderr(printed))
         try:
-            run_command(getattr(module, "arguments_of", None) or module.Arguments, module.main)
-        except SystemExit as exited:
-            status = exited.code or 0
+            status = call(module, *arguments, monkeypatch=patch)
         except _Begun:
-            pass
+            status = "begun"
     return status, printed.getvalue()
 
 
@@ -249,14 +237,15 @@ def flat(chosen):
 def test_a_right_command_line_begins_and_a_wrong_one_leaves_no_file(name, data):
     needed, right, wrong, _ = COMMANDS[name]
     chosen = data.draw(st.fixed_dictionaries({}, optional=right))
-    kept = needed
-    with folder_of("run" in needed and name != "train") as folder:
-        check_begins(*run(name, [*kept, *flat(chosen)]))
+    with folder_of("run" in needed and name != "train"):
+        check_begins(*run(name, [*needed, *flat(chosen)]))
     option = data.draw(st.sampled_from([*wrong, *unknown]))
     value = data.draw((wrong | unknown)[option])
     with folder_of("run" in needed and name != "train") as folder:
         before = files_below(folder)
-        check_refused(*run(name, [*flat({option: value}), *kept, *flat(chosen | {option: value})]))
+        check_refused(
+            *run(name, [*flat({option: value}), *needed, *flat(chosen | {option: value})])
+        )
         assert files_below(folder) == before
 
 

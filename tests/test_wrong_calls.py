@@ -4,6 +4,7 @@ Each entry of `WRONG` has a right call of a function and strategies for wrong ar
 draws one wrong value for each argument, and the arguments are tried one after another.
 """
 
+import functools
 import traceback
 from pathlib import Path
 
@@ -131,21 +132,34 @@ def made(module, **also):
     return using(module, **also, rngs=nnx.Rngs(0))
 
 
+@functools.cache
+def heads():
+    dropout = {"dropout_rate": 0.5, "deterministic": True}
+    return nn.MultiHeadAttention("scaled", 4, num_heads=2, **dropout, rngs=nnx.Rngs(0))
+
+
+def heads_module(**arguments):
+    return heads()(**arguments)
+
+
 def one_module(**arguments):
     module = nn.Attention("scaled", 4, 4, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0))
     return module(**arguments)
 
 
-def heads_module(**arguments):
-    module = nn.MultiHeadAttention(
-        "scaled", 4, num_heads=2, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0)
-    )
-    return module(**arguments)
-
-
 CALLED = {name: ones(2, 3, 4) for name in TOKENS}
 wrong_called = {**dict.fromkeys(TOKENS, no_floats | one_of(1.0, ones(4))), **pairs}
-wrong_called |= {"dropout_rng": no_rng}
+wrong_called |= {"dropout_rng": no_rng, "key": wrong_called["key"] | st.just(ones(3, 3, 4))}
+wrong_called |= {"value": wrong_called["value"] | st.just(ones(2, 2, 4))}
+
+
+def extended(x, cache):
+    return heads().extend(x, heads().empty_cache(*cache))
+
+
+def remembered(value):
+    return heads()(ones(2, 3, 4), heads().remember(ones(2, 3, 4)), value)
+
 
 WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.attention, TOKENS, {
@@ -277,6 +291,13 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         **module_options, **dict.fromkeys(("query_dim", "key_dim", "qkv_dim"), no_size),
         "output_dim": no_size, "num_heads": no_size, "num_key_heads": no_size | st.just(3),
         "rotary_wavelength": no_positive | st.just(np.inf)}),
+    (extended, {"x": ones(2, 3, 4), "cache": ((2,), 3)},
+     {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3))}),
+    (remembered, {}, {"value": st.just(ones(2, 3, 4))}),
+    (made(nn.FeedForward), {"dim": 4, "hidden_dim": 4}, {"activation": no_word}),
+    (made(nn.LocalPAttention), {"score": "dot", "query_dim": 4, "key_dim": 4}, {"radius": no_size}),
+    (nn.rotary, {"x": ones(2, 4)},
+     {"max_wavelength": no_positive | st.just(np.inf)}),
     (one_module, CALLED, wrong_called),
     (heads_module, CALLED, wrong_called),
     (nn.ModelConfig, {}, {
@@ -297,7 +318,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
 ALSO_NAMED = {
     "query": ("key",), "normalizer": ("alpha", "bias", "scale", "sink"),
     "normalizer_params": ("sink",), "table": ("buckets",),
-    "num_heads": ("heads", "qkv_dim"), "mask": ("centers", "query_segments"),
+    "num_heads": ("heads", "qkv_dim"), "cache": ("batch_shape",),
+    "mask": ("centers", "query_segments"),
     "score": ("pair", "scale", "hidden_dim", "cap"), "return_statistics": ("statistics",),
 }  # fmt: skip
 

@@ -104,16 +104,6 @@ def test_wider_batches_hold_the_same_strings():
     assert wide.target_lengths.tolist() == [3, 4]
 
 
-def test_a_mask_leaves_no_gradient_at_padding_and_no_need_of_it():
-    config = analysis.Config(steps=(1, 1), seeds=2, strings=5, dim=8)
-    rows = analysis._padding(config)
-    for row in rows[:2]:
-        assert row["mask"]
-        assert max(*row["cross_gradient"], *row["encoder_gradient"]) == 0
-        np.testing.assert_allclose(row["bare"], row["padded"], atol=2e-4)
-    assert min(rows[2]["encoder_gradient"]) > 0
-
-
 # --- the ledger ---
 
 

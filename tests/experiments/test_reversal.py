@@ -11,7 +11,6 @@ import optax
 import pytest
 from numpy_gru import numpy_logits
 
-from attention_jax.scores import ScaledDot
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import EOS, PAD
 from attention_jax.training.task import TrainConfig
@@ -21,7 +20,7 @@ from experiments.reversal import scale_and_dimension as scale
 
 B, S, T, E, H = 3, 7, 5, 11, 13
 LENGTHS = np.array([7, 2, 5])
-SCORES = ("additive", "dot", "general", "scaled")
+SCORES = ("additive", "general")  # those with parameters
 
 
 # --- gru_padding ---
@@ -67,7 +66,7 @@ def test_the_gru_is_that_of_the_chapter(score):
 
 
 def test_initial_parameters_are_distributed_as_in_pytorch():
-    tasks = [gru_padding.Config().task(gru_padding.GRU, s, mask=True) for s in SCORES[::2]]
+    tasks = [gru_padding.Config().task(gru_padding.GRU, s, mask=True) for s in SCORES]
     additive, params = (jax.device_get(jax.jit(task.init)(jax.random.key(5))) for task in tasks)
     kernels = [additive["score"][name] for name in ("query_kernel", "key_kernel")]
     # A linear layer or GRU: uniform up to 1 / sqrt(fan-in), or 1 / sqrt(H).
@@ -83,15 +82,6 @@ def test_initial_parameters_are_distributed_as_in_pytorch():
             assert np.std(array) == pytest.approx(bound / 3**0.5, rel=0.25)
     assert np.std(params["source_embedding"]) == pytest.approx(1, rel=0.1)
     assert np.std(params["score"]["kernel"]) == pytest.approx(0.1, rel=0.05)  # 0.1 randn(H, H)
-
-
-def test_a_worse_scaled_dot_would_not_contradict_the_published_ranking():
-    rows = lab.content_of("gru_padding")["rows"]
-    for row in lab.where(rows, model=gru_padding.GRU, arm=gru_padding.MASKED, score="scaled"):
-        row["letters"] = [0.9 for _ in row["letters"]]
-    (claim,) = [claim for claim in gru_padding.claims(rows) if claim.denies]
-    assert claim.verdict == "MISS"
-    assert claim.measured == pytest.approx(-0.1, abs=0.005)
 
 
 # --- scale_and_dimension ---
@@ -132,12 +122,6 @@ def test_scores_are_their_formulas_times_a_factor_without_gradient(name):
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     assert float(slope) == 0
     assert sum(leaf.size for leaf in arrays.values()) == SIZES[name]
-
-
-def test_dot_and_scaled_dot_are_one_function_at_equal_logits():
-    query, key = jax.random.normal(jax.random.key(1), (2, T, D))
-    dot = scale.DOT({"factor": jnp.float32(D**-0.5), "score": {}}, query, key)
-    np.testing.assert_allclose(dot, ScaledDot()({}, query, key), rtol=1e-5, atol=1e-6)
 
 
 def test_a_traced_rate_is_the_rate_of_the_configuration():

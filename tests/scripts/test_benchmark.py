@@ -2,9 +2,7 @@
 
 import itertools
 import json
-import sys
 
-import benchmark
 import jax
 import pytest
 from benchmarks import measure, readme_tables, tables, targets
@@ -13,25 +11,14 @@ from benchmarks.measure import Contestant, Options
 from benchmarks.peers import PEERS
 from benchmarks.targets import Target
 from benchmarks.works import works
-from command_line import run_command
+from command_lines import check_error
 
 
 @pytest.fixture(autouse=True)
-def usual_settings(monkeypatch):
-    """JAX's default promotion, as a user has it; turns of one call; shared programs."""
+def quick_turns(monkeypatch):
+    """Turns of one call; shared programs."""
     monkeypatch.setattr(measure, "_TURN_SECONDS", 0.0)
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        yield
-
-
-def command(monkeypatch, *arguments):
-    """The exit status of the script, run in this process."""
-    monkeypatch.setattr(sys, "argv", ["benchmark.py", *map(str, arguments)])
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the script adds to it
-    with pytest.raises(SystemExit) as stopped:
-        run_command(benchmark.Arguments, benchmark.main)
-    return stopped.value.code or 0
 
 
 # --- turns and noise ---
@@ -136,45 +123,6 @@ def test_every_target_reads_a_case_that_exists():
 # --- tables and pages ---
 
 
-def test_a_table_has_a_line_per_case_from_its_columns():
-    rows = [{"work": "a", "x": 1234.5}, {"work": "b", "x": [1, 2]}, {"work": "a", "x": 6}, {}]
-    columns = {
-        "x": tables.entry("x", ",.4g"),
-        "second": lambda rows: tables.entry("x")(rows[1:] or [{}]),
-    }
-    assert tables.table(columns, rows).splitlines() == [
-        "| x | second |",
-        "| --- | --- |",
-        "| 1,234 | 6 |",
-        "| 1, 2 | - |",
-        "| - | - |",
-    ]
-
-
-def test_tables_stand_between_their_marks():
-    text = "a\n<!-- begin t -->\nold\n<!-- end t -->\n<!-- begin u -->\nu\n<!-- end u -->\n"
-    assert readme_tables.written(text, {"t": "new"}) == text.replace("old", "new")
-
-
-def test_missed_targets_are_listed():
-    def row(met, **more):
-        return {"claim": "c", "what": "n", "target": "at most 1", "found": 2.0, "met": met, **more}
-
-    reports = {
-        "targets": [row("yes"), row("MISS, within noise", benchmark="local", quartiles=[0.5, 3.0])],
-        "compiled-targets": [row("MISS")],
-        "local": [{"work": "w"}],
-    }
-    first, second = readme_tables.misses(reports)
-    assert first == {
-        "benchmark": "local",
-        "case": "c: n",
-        "target": "at most 1",
-        "measured": "2 (0.5-3), within noise",
-    }
-    assert (second["benchmark"], second["measured"]) == ("compiled", "2")
-
-
 def test_pages_show_the_committed_results():
     found = readme_tables.tables()
     assert found.keys() <= {*TABLES, "benchmark_misses"}
@@ -186,13 +134,14 @@ def test_pages_show_the_committed_results():
 # --- the command ---
 
 
-def test_benchmarks_from_end_to_end(monkeypatch, capsys, tmp_path):
+def test_benchmarks_from_end_to_end(monkeypatch, command, tmp_path):
     monkeypatch.setitem(PEERS, "PyTorch SDPA", lambda work: measure.import_peer("no_such_module"))
     out = tmp_path / "results.json"
     words = ("--benchmarks", "attention", "local", "--shrink", 512, "--repeats", 3, "--out", out)
     chosen = ("--works", "bfloat16", "memory-scaled-jvp", "local-m")
-    assert command(monkeypatch, *words, *chosen) == 0
-    content, printed = json.loads(out.read_text()), capsys.readouterr().out
+    status, printed, _ = command("benchmark", *words, *chosen)
+    content = json.loads(out.read_text())
+    assert status == 0
     assert content["command"].startswith("python scripts/benchmark.py")
     assert len(content["environment"]["sources"]) == 64
     reports = {name: report["rows"] for name, report in content["benchmarks"].items()}
@@ -213,10 +162,10 @@ def test_benchmarks_from_end_to_end(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.slow  # these compile training steps and programs for many devices
 @pytest.mark.parametrize("name", ["decoding", "reversal", "translation", "ring"])
-def test_other_benchmarks_from_end_to_end(monkeypatch, capsys, name):
+def test_other_benchmarks_from_end_to_end(command, name):
     words = ("--benchmarks", name, "--shrink", 512, "--repeats", 1, "--scores", "dot", "scaled")
-    assert command(monkeypatch, *words) == 0
-    assert capsys.readouterr().out.count("\n| ") > 3
+    status, printed, _ = command("benchmark", *words)
+    assert (status, printed.count("\n| ") > 3) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +180,5 @@ def test_other_benchmarks_from_end_to_end(monkeypatch, capsys, name):
         (["--benchmarks", "ring", "local"], "ring alone"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(monkeypatch, capsys, arguments, message):
-    assert command(monkeypatch, *arguments) == 2
-    (line,) = (line for line in capsys.readouterr().err.splitlines() if "must be" in line)
-    assert message in line
+def test_a_mistake_is_one_line_and_status_2(command, arguments, message):
+    check_error(command("benchmark", *arguments), message)

@@ -8,6 +8,7 @@ from benchmarks import decoding, local, measure, works
 from benchmarks.contestants import ours
 from benchmarks.peers import PEERS
 from benchmarks.works import GRAD, OWN, Work
+from command_lines import users_settings
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.vocabulary import EOS
@@ -15,9 +16,9 @@ from attention_jax.tasks.vocabulary import EOS
 
 @pytest.fixture(autouse=True)
 def usual_settings(monkeypatch):
-    """JAX's default promotion, which peers need; compiled programs are shared."""
+    """Peers need them; compiled programs are shared."""
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
-    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+    with users_settings():
         yield
 
 
@@ -107,10 +108,9 @@ def test_the_peers_of_all_works_exist(backend, monkeypatch):
     assert {peer for work in found.values() for peer in work.peers} <= PEERS.keys()
 
 
-@pytest.mark.parametrize("gaussian", [False, True])
-def test_local_attention_equals_a_masked_softmax(gaussian):
+def test_local_attention_equals_a_masked_softmax():
     work = Work("local", "scaled", 11, GRAD, num_heads=2, batch=3, dim=5)
-    output, gradients = local.local(work, 2, gaussian).call()
+    output, gradients = local.local(work, 2, True).call()
     inputs, cotangent = work.arrays()
     inputs["centers"] = np.arange(11, dtype=np.float32)
     distance = np.arange(11)[None, :] - np.arange(11)[:, None]
@@ -119,13 +119,13 @@ def test_local_attention_equals_a_masked_softmax(gaussian):
         logits = inputs["query"] @ inputs["key"].swapaxes(-1, -2) / 5**0.5
         weights = jax.nn.softmax(jnp.where(abs(distance) <= 2, logits, -jnp.inf))
         shifts = jnp.arange(11.0) - inputs["centers"][:, None]
-        gauss = jnp.exp(-(shifts**2) / 2) if gaussian else 1  # sigma is half the radius, 1
+        gauss = jnp.exp(-(shifts**2) / 2)  # sigma is half the radius, 1
         return (weights * gauss) @ inputs["value"]
 
     expected, pull_back = jax.vjp(naive, inputs)
     (expected_gradients,) = pull_back(cotangent)
     np.testing.assert_allclose(output, expected, atol=1e-5)
-    assert ("centers" in gradients) == gaussian
+    assert "centers" in gradients
     for name, gradient in gradients.items():
         if name in inputs and name not in ("params", "normalizer_params"):
             np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)

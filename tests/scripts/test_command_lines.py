@@ -8,12 +8,14 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import command_line
 import numpy as np
 import pytest
 from command_line import run_command
-from command_lines import call, load
+from command_lines import check_error
+from stand_in_training import scaled_at_each_step
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.nn.config import ModelConfig
@@ -21,10 +23,6 @@ from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import load_run, train_run
 from attention_jax.training.task import TrainConfig
-
-evaluate_script = load("scripts/evaluate.py")
-answers_script = load("scripts/answers.py")
-
 
 # --- a wrong word ---
 
@@ -96,31 +94,13 @@ LONG = "/a/rather/long/folder" * 8
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
 def test_a_wrong_word_is_one_line_that_names_it(run, words, named, term):
     status, out, err = run("--workdir", "run", *words, term=term)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("error: ")
-    assert all(name in err for name in named)
+    check_error((status, out, err), *named)
     assert not re.search("[\x1b─│]|---", err)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--dim", "wide"], "--dim must be INT; got 'wide'"),
-        (["--rate=fast"], "--rate must be FLOAT; got 'fast'"),
-        (["--step", "2", "--step", "old"], "--step must be {newest,best}|INT; got 'old'"),
-        (["--bogus", "8", "--zzz=3"], "unknown option --bogus 8, --zzz=3; see --help"),
-        (["--dim", "4", "6"], "unexpected 6; see --help"),
-    ],
-)
-def test_what_was_expected_and_what_came(run, words, message):
-    assert run("--workdir", "run", *words) == (2, "", f"error: {message}\n")
 
 
 def test_an_option_that_must_be_given(run):
     for words in ([], ["--workdr", "run"]):
-        status, out, err = run(*words)
-        assert (status, out, err.count("\n")) == (2, "", 1)
-        assert all(name in err for name in ("--workdir PATH", *words[:1]))
+        check_error(run(*words), "--workdir PATH", *words[:1])
 
 
 def test_good_words_and_help(run, monkeypatch):
@@ -171,60 +151,52 @@ def workdir(tmp_path_factory):
         ModelConfig(
             score="general", dim=8, hidden_dim=12, encoder_layers=0, decoder_self_attention=False
         ),
-        TrainConfig(seeds=2, steps=4, log_every=2, checkpoint_every=2, batch_size=3),
+        TrainConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2, batch_size=3),
     )
-    train_run(task, folder)
+    with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
+        train_run(task, folder)
     return folder
 
 
-def test_evaluate_prints_a_row_per_result_and_writes_every_seed(
-    workdir, tmp_path, monkeypatch, capsys
-):
+def test_evaluate_prints_a_row_per_result_and_writes_every_seed(workdir, tmp_path, command):
     out = tmp_path / "numbers.json"
-    arguments = ["--workdir", workdir, "--lengths", "3", "5", "--out", out]
-    assert call(evaluate_script, *arguments, monkeypatch=monkeypatch) == 0
-    printed = capsys.readouterr().out
+    words = ["--workdir", workdir, "--lengths", 3, "--out", out]
+    status, printed, _ = command("evaluate", *words)
     written = json.loads(out.read_text())
-    names = ["exact match (%)", "exact match, length 3 (%)", "exact match, length 5 (%)"]
-    assert list(written["results"]) == names
-    assert written["steps"] == [4]
+    names = ["exact match (%)", "exact match, length 3 (%)"]
+    assert (status, list(written["results"]), written["steps"]) == (0, names, [6])
     for name, by_seed in written["results"].items():
         assert len(by_seed) == 2
         assert all(0 <= share <= 100 for share in by_seed)
         assert name in printed
 
 
-def test_answers_are_printed_and_drawn(workdir, tmp_path, monkeypatch, capsys):
-    figure = tmp_path / "new" / "figure.png"
-    arguments = ["--inputs", "hello", "abc", "--workdir", workdir, "--figure", figure]
-    assert call(answers_script, *arguments, monkeypatch=monkeypatch) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("hello -> ")
-    assert "(right would be cba)" in lines[1]
-    assert lines[2] == str(figure)
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    assert call(answers_script, "--workdir", workdir, monkeypatch=monkeypatch) == 0
-    assert (workdir / "figures" / "answers.png").exists()
+LONG_WORD = "attention"  # longer than max_length
 
 
-def test_answers_write_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypatch, capsys):
-    page, figure = tmp_path / "page.html", tmp_path / "figure.png"
-    words = ["--inputs", "hello", "abc", "--workdir", workdir, "--figure", figure]
+def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(workdir, tmp_path, command):
+    figure, page = tmp_path / "new" / "figure.png", tmp_path / "page.html"
+    words = ["--inputs", LONG_WORD, "abc", "--workdir", workdir, "--figure", figure]
     options = ["--html", page, "--all-steps", "--compare", workdir]
-    assert call(answers_script, *words, *options, monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == str(page)
+    status, out, _ = command("answers", *words, *options)
+    lines = out.splitlines()
+    assert status == 0
+    assert lines[0].startswith(f"{LONG_WORD} -> ")
+    assert "(right would be cba)" in lines[1]
+    assert lines[2:] == [str(figure), str(page)]
+    assert figure.read_bytes().startswith(b"\x89PNG")
     (data,) = re.findall(r'id="data">(.*?)</script>', page.read_text())
     captures = json.loads(data)["captures"]
     run = load_run(workdir)
     assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
         (panel, step, word)
         for panel in (run.task.label, f"{run.task.label} ({workdir})")
-        for step in ("0", "2", "4")
-        for word in ("hello", "abc")
+        for step in ("0", "4", "6")
+        for word in (LONG_WORD, "abc")
     ]
     (cross,) = captures[-1]["attentions"]  # the model has no other
     params = run.params_of(0)
-    answers = run.task.answers(params, ["hello", "abc"])
+    answers = run.task.answers(params, [LONG_WORD, "abc"])
     weights, rows, columns = cross_attention(run.task, params, answers.batch, answers.labels)["abc"]
     assert cross["key_tokens"] == columns == ["SOS", "a", "b", "c"]
     assert cross["query_tokens"] == rows
@@ -233,48 +205,43 @@ def test_answers_write_a_page_of_runs_side_by_side(workdir, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("module", "words", "named"),
+    ("name", "words", "named"),
     [
-        (evaluate_script, ["--workdir", "nowhere"], "nowhere"),
-        (evaluate_script, ["--lengths", "0"], "lengths"),
-        (evaluate_script, ["--average", "0"], "average"),
-        (evaluate_script, ["--out", "no/x"], "out"),
-        (evaluate_script, ["--out", "RUN"], "out"),
-        (answers_script, ["--workdir", "nowhere"], "nowhere"),
-        (answers_script, ["--inputs", "Hello"], "'Hello'"),
-        (answers_script, ["--inputs", ""], "empty"),
-        (answers_script, ["--seed-index", "2"], "seed_index"),
-        (answers_script, ["--figure", "a.jpg"], "a.jpg"),
-        (answers_script, ["--html", "a.htm"], "a.htm"),
-        (answers_script, ["--html", "no/a.html"], "no"),
-        (answers_script, ["--all-steps"], "html"),
+        ("evaluate", ["--workdir", "nowhere"], "nowhere"),
+        ("evaluate", ["--lengths", "0"], "lengths"),
+        ("evaluate", ["--average", "0"], "average"),
+        ("evaluate", ["--step", "2"], "step"),  # is not kept
+        ("evaluate", ["--out", "no/x"], "out"),
+        ("evaluate", ["--out", "RUN"], "out"),
+        ("answers", ["--workdir", "nowhere"], "nowhere"),
+        ("answers", ["--inputs", "Hello"], "'Hello'"),
+        ("answers", ["--inputs", ""], "empty"),
+        ("answers", ["--seed-index", "2"], "seed_index"),
+        ("answers", ["--figure", "a.jpg"], "a.jpg"),
+        ("answers", ["--html", "a.htm"], "a.htm"),
+        ("answers", ["--html", "no/a.html"], "no"),
+        ("answers", ["--all-steps"], "html"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(module, words, named, workdir, monkeypatch, capsys):
-    words = [str(workdir) if word == "RUN" else word for word in words]
+def test_a_mistake_is_one_line_and_status_2(name, words, named, workdir, command):
+    words = [workdir if word == "RUN" else word for word in words]
     arguments = [] if "--workdir" in words else ["--workdir", workdir]
-    assert call(module, *arguments, *words, monkeypatch=monkeypatch) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("error: ")
-    assert named in err
+    check_error(command(name, *arguments, *words), named)
 
 
-def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, monkeypatch, capsys):
+def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, command):
     damaged = tmp_path / "run"
     shutil.copytree(workdir, damaged)
 
-    def damage(step):
+    def evaluated_without(step):
         for path in (damaged / "checkpoints" / str(step)).rglob("_METADATA"):
             path.write_text("")
+        return command("evaluate", "--workdir", damaged, "--lengths", 3)
 
-    damage(4)
-    assert not call(evaluate_script, "--workdir", damaged, monkeypatch=monkeypatch)
-    captured = capsys.readouterr()
-    assert captured.err.startswith("warning: ")
-    assert (captured.err.count("\n"), "step 4" in captured.err) == (1, True)
-    assert "step 2, 2 seeds" in captured.out
-    damage(2)
-    assert call(evaluate_script, "--workdir", damaged, monkeypatch=monkeypatch) == 2
-    printed = capsys.readouterr().err
-    assert all(f"step {step}: " in printed for step in (4, 2))
+    status, out, err = evaluated_without(6)
+    assert (status, err.count("\n"), "step 6" in err) == (0, 1, True)
+    assert err.startswith("warning: ")
+    assert "step 4, 2 seeds" in out
+    status, _, err = evaluated_without(4)
+    assert status == 2
+    assert all(f"step {step}: " in err for step in (6, 4))

@@ -2,23 +2,26 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import os
+import shutil
 import signal
 import statistics
-import sys
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
-from command_lines import call, load
+from command_lines import call, load, users_settings
 from matplotlib.image import imread
 from user_tasks import Rotate
 
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.progress import Progress
+from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.run import load_run, train_run
+from attention_jax.training import run as training
+from attention_jax.training.run_results import finished_run
 from attention_jax.training.settings import settings_of, task_in
 
 sweep = load("scripts/sweep.py")
@@ -28,41 +31,38 @@ SHORT = [*TINY, "--steps", 4, "--log-every", 2, "--checkpoint-every", 2]
 COMBINATIONS = ["--scores", "dot", "scaled", "--set", "model.dim=4"]
 NAMES = ["dot,dim=4", "scaled,dim=4"]
 
-WRONG_SCORE = """
-import dataclasses
-from attention_jax import Score
-
-@dataclasses.dataclass(frozen=True)
-class Wrong(Score):
-    def pair(self, params, q_features, k_features):
-        raise RuntimeError("a mistake in the score")
-"""
-
-
-@pytest.fixture(autouse=True)
-def _as_on_a_command_line(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "500")
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
 
 @pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs scripts/sweep.py: (exit status, standard output, standard error)."""
+def run(command):
+    return functools.partial(command, "sweep")
 
-    def run(*arguments):
-        capsys.readouterr()
-        status = call(sweep, *arguments, monkeypatch=monkeypatch)
-        return status, *capsys.readouterr()
 
-    return run
+def stand_in(steps, signals):
+    """Training that learns nothing: the loss is the step, and step 8 the last.
+
+    It adds the first and last step of each run to a list, and sends the signals in the next runs.
+    """
+
+    def train(task, feed, layout, state, records, interruption):
+        first, last = int(state.step[0]), min(8, task.train.steps)
+        if signals:
+            os.kill(os.getpid(), signals.pop())
+            last = first + 2
+        steps.append((first, last))
+        records.write("metrics", last, {"loss": [float(last)] * task.train.seeds})
+        state = state._replace(step=jax.numpy.full_like(state.step, last))
+        records.checkpoints.save(last, state)
+        return state
+
+    return train
 
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    """The folder of a finished sweep of two scores and two sizes."""
+    """The folder of a finished sweep of two scores."""
     folder = tmp_path_factory.mktemp("finished") / "sweep"
-    with pytest.MonkeyPatch.context() as patch, jax.numpy_dtype_promotion("standard"):
+    with pytest.MonkeyPatch.context() as patch, users_settings():
+        patch.setattr(training, "train", stand_in([], []))
         assert call(sweep, *COMBINATIONS, "--workdir", folder, *SHORT, monkeypatch=patch) == 0
     return folder
 
@@ -79,26 +79,25 @@ def table(folder):
 # --- the numbers ---
 
 
-def test_numbers_are_those_of_train_and_evaluate(workdir, tmp_path, monkeypatch):
-    alone, out = tmp_path / "alone", tmp_path / "accuracy.json"
-    train, evaluate = load("scripts/train.py"), load("scripts/evaluate.py")
-    settings = ["--workdir", alone, "--score", "dot", "--dim", 4]
-    assert call(train, *settings, *SHORT, monkeypatch=monkeypatch) == 0
-    settings = ["--workdir", alone, "--lengths", 3, "--out", out]
-    assert call(evaluate, *settings, monkeypatch=monkeypatch) == 0
-    exact = json.loads(out.read_text())["results"]["exact match, length 3 (%)"]
+def test_runs_are_those_of_train_and_numbers_those_of_evaluate(
+    workdir, tmp_path, command, monkeypatch
+):
+    folder, out = workdir / NAMES[0], tmp_path / "accuracy.json"
+    of_train = mock.Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(training, "train_run", of_train)
+    command("train", "--workdir", "alone", "--score", "dot", "--dim", 4, *SHORT)
+    assert of_train.call_args.args[0] == task_in(folder)
+    assert command("evaluate", "--workdir", folder, "--lengths", 3, "--out", out)[0] == 0
     expected = {
-        "exact match (%)": exact,
-        "training loss": read_lines(alone / "metrics.jsonl")[-1]["loss"],
+        "exact match (%)": json.loads(out.read_text())["results"]["exact match, length 3 (%)"],
+        "training loss": read_lines(folder / "metrics.jsonl")[-1]["loss"],
     }
     measured = {
-        record["metric"]: record["by_seed"]
+        record["metric"]: pytest.approx(record["by_seed"])
         for record in records(workdir)
         if record["settings"] == {"score": "dot"}
     }
-    assert measured.keys() == expected.keys()
-    for name, values in expected.items():
-        np.testing.assert_allclose(measured[name], values, rtol=1e-6)
+    assert expected == measured
 
 
 def test_csv_json_and_figure_agree(workdir):
@@ -121,7 +120,11 @@ def test_csv_json_and_figure_agree(workdir):
 
 
 def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypatch):
-    monkeypatch.setattr(sweep.training, "train_run", None)
+    def accuracies(task, params, lengths):
+        return {length: Accuracies(*np.full((3, 2), length / 8)) for length in lengths}
+
+    monkeypatch.setattr("attention_jax.tasks.sequences.accuracies", accuracies)
+    monkeypatch.setattr(training, "train_run", None)
     arguments = ["--set", "dim=4", "--workdir", workdir, *SHORT]
     status, out, _ = run("--scores", "scaled", *arguments, "--lengths", 5)
     assert status == 0
@@ -129,28 +132,31 @@ def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypa
     assert "exact match, length 5 (%)" in out
     rows = table(workdir)
     assert [row["run"] for row in rows] == [str(workdir / name) for name in reversed(NAMES)]
-    assert all(float(row["exact match, length 5 (%) mean"]) >= 0 for row in rows)
+    assert [row["exact match, length 5 (%) mean"] for row in rows] == ["62.5", "62.5"]
 
 
-def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, monkeypatch):
-    reached = []
+# --- what is trained ---
 
-    def trains_at_once(task, feed, layout, state, records, _):
-        """To step 8 at most; the loss is the step."""
-        reached.append(step := min(8, task.train.steps))
-        records.write("metrics", step, {"loss": [float(step)] * task.train.seeds})
-        state = state._replace(step=jax.numpy.full_like(state.step, step))
-        records.checkpoints.save(step, state)
-        return state
 
-    monkeypatch.setattr("attention_jax.training.run.train", trains_at_once)
+@pytest.fixture
+def trained(monkeypatch):
+    """Trains and evaluates by stand-ins; returns the lists of steps and of signals."""
+    steps, signals = [], []
+    monkeypatch.setattr(training, "train", stand_in(steps, signals))
+    monkeypatch.setattr(training, "trace_step", lambda task, feed: None)
     monkeypatch.setattr(Reversal, "evaluate", lambda *_, **__: {})
-    options = ["--workdir", tmp_path, *TINY, "--log-every", 2, "--checkpoint-every", 2]
+    return steps, signals
+
+
+CONSTANT = ["--log-every", 2, "--checkpoint-every", 2, "--schedule", "constant"]
+
+
+def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, trained):
+    options = ["--workdir", tmp_path, *TINY, *CONSTANT]
 
     def steps_and_losses(steps, *scores):
         """Of each run in the table of a sweep of so many steps."""
-        arguments = ["--scores", *scores, "--steps", steps, "--schedule", "constant", *options]
-        run(*arguments)
+        run("--scores", *scores, "--steps", steps, *options)
         losses = {record["run"]: record["by_seed"] for record in records(tmp_path)}
         return [(row["steps"], *losses[row["run"]]) for row in table(tmp_path)]
 
@@ -159,50 +165,33 @@ def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, monk
     assert steps_and_losses(8, "scaled") == [at_8, at_4]
     assert {record["settings"]["steps"] for record in records(tmp_path)} == {4, 8}
     assert steps_and_losses(8, "dot", "scaled") == [at_8, at_8]
-    assert reached == [4, 8, 8]  # nothing twice
-    run("--scores", "dot", "--steps", 12, "--schedule", "constant", *options)  # stops at 8
+    assert trained[0] == [(0, 4), (0, 8), (4, 8)]  # nothing twice
+    run("--scores", "dot", "--steps", 12, *options)  # stops at 8
     status, _, err = run("--table", tmp_path / "dot", tmp_path / "scaled")
     assert (status, f"{tmp_path}/dot is not finished: step 8 of 12" in err) == (0, True)
 
 
-# --- interruption ---
+def test_an_interrupted_sweep_goes_on(tmp_path, run, trained, monkeypatch):
+    arguments = [*COMBINATIONS, "--workdir", tmp_path, *SHORT]
+    steps, signals = trained
 
-
-def test_interrupted_and_resumed_equals_uninterrupted(workdir, tmp_path, run, monkeypatch):
-    folder = tmp_path / "sweep"
-    arguments = [*COMBINATIONS, "--workdir", folder, *SHORT]
-    update = Progress.update
-
-    def signal_and_train(task, path, **options):
-        if path.name == NAMES[1]:
-            os.kill(os.getpid(), signal.SIGTERM)  # between two runs
-        return train_run(task, path, **options)
+    def finish_and_signal(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)  # between two runs
+        return finished_run(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sweep.training, "train_run", signal_and_train)
+        patch.setattr(load("scripts/sweep.py"), "finished_run", finish_and_signal)
         status, _, err = run(*arguments)
     assert (status, "the same command goes on from here" in err) == (143, True)
-    assert read_lines(folder / NAMES[0] / "metrics.jsonl")[-1]["step"] == 4
-    assert read_lines(folder / NAMES[1] / "metrics.jsonl") == []
-
-    def update_and_signal(progress, step, metrics):
-        update(progress, step, metrics)
-        os.kill(os.getpid(), signal.SIGINT)  # in the first call of the second combination
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Progress, "update", update_and_signal)
-        status, out, err = run(*arguments)
+    assert steps == []
+    signals.append(signal.SIGINT)
+    status, out, err = run(*arguments)
     assert (status, "the same command goes on from here" in err) == (130, True)
-    assert "combination 2 of 2: scaled, dim 4\n" in out
-    assert not (folder / "table.csv").exists()
-    assert read_lines(folder / NAMES[1] / "metrics.jsonl")[-1]["step"] == 2
-
-    status, out, _ = run(*arguments)
-    assert (status, out.count(": finished\n")) == (0, 1)
-    for name in NAMES:
-        one, other = (load_run(path / name) for path in (workdir, folder))
-        for leaf, other_leaf in zip(*map(jax.tree.leaves, (one.params, other.params)), strict=True):
-            np.testing.assert_array_equal(leaf, other_leaf)
+    assert "combination 1 of 2: dot, dim 4\n" in out
+    assert not (tmp_path / "table.csv").exists()
+    assert run(*arguments)[0] == 0
+    assert steps == [(0, 2), (2, 4), (0, 4)]
+    assert run(*arguments)[1].count(": finished\n") == 2
 
 
 # --- combinations ---
@@ -320,33 +309,18 @@ def test_a_combination_of_another_configuration_stops_all(workdir, run):
     assert not (workdir / "cosine,dim=4").exists()
 
 
-def test_an_error_in_the_last_score_stops_all(run, tmp_path, monkeypatch):
-    (tmp_path / "wrong_in_a_sweep.py").write_text(WRONG_SCORE)
-    monkeypatch.chdir(tmp_path)
-    status, _, err = run("--scores", "dot", "wrong_in_a_sweep:Wrong", "--workdir", "sweep", *SHORT)
-    assert status == 2
-    assert err.startswith("error: score Wrong()")
-    assert "a mistake in the score" in err
-    assert "wrong_in_a_sweep.py" in err
-    assert not (tmp_path / "sweep").exists()
-    sys.modules.pop("wrong_in_a_sweep")
-
-
 # --- the table of runs that exist ---
 
 
 def test_table_of_mixed_runs(workdir, tmp_path, run):
-    task = task_in(workdir / NAMES[0])
-    other = tmp_path / "by_hand"
-    train_run(dataclasses.replace(task, train=dataclasses.replace(task.train, batch_size=3)), other)
+    task, other, unfinished = task_in(workdir / NAMES[0]), tmp_path / "by_hand", tmp_path / "longer"
+    for copy, changes in ((other, {"batch_size": 3}), (unfinished, {"steps": 6})):
+        shutil.copytree(workdir / NAMES[0], copy)
+        (copy / "results.json").unlink()
+        changed = dataclasses.replace(task, train=dataclasses.replace(task.train, **changes))
+        (copy / "config.json").write_text(json.dumps(settings_of(changed)))
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    unfinished = tmp_path / "unfinished"
-    longer = settings_of(dataclasses.replace(task, train=dataclasses.replace(task.train, steps=6)))
-    (unfinished / "checkpoints").mkdir(parents=True)
-    (unfinished / "config.json").write_text(json.dumps(longer))
-    for step in ("2", "4"):
-        (unfinished / "checkpoints" / step).symlink_to(other / "checkpoints" / step)
     runs = [other, tmp_path / "empty", tmp_path / "file", unfinished, workdir / NAMES[1]]
     status, out, err = run("--table", *runs)
     assert status == 0

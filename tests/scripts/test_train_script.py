@@ -1,148 +1,22 @@
-"""scripts/train.py as a user meets it."""
+"""scripts/train.py as a user meets it, in this process."""
 
 import json
-import os
-import re
-import runpy
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
+from unittest import mock
 
-import jax
 import pytest
+from command_lines import check_error
 
-from attention_jax.nn import ModelConfig
-from attention_jax.nn.config import ANY_LENGTH
-from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.run import TrainedRun, train_run
+from attention_jax.training import run
 from attention_jax.training.settings import settings_of
-from attention_jax.training.task import TrainConfig
 
-ROOT = Path(__file__).parents[2]
-SCRIPT, EVALUATE = (ROOT / "scripts" / f"{name}.py" for name in ("train", "evaluate"))
 FIRST_OF_TWO = ["--process-count", "2", "--process-index", "0"]
-TINY = ["--dim", "8", "--hidden-dim", "7", "--batch-size", "5", "--max-length", "3", "--seeds", "1"]
-
-OWN_SCORE = """
-import dataclasses
-from attention_jax import Score
-
-@dataclasses.dataclass(frozen=True)
-class Mine(Score):
-    def pair(self, params, q_features, k_features):
-        return 2 * q_features @ k_features.T
-"""
 
 
-def start(folder, *arguments):
-    """The script in a process of its own, with a user's score lying beside it."""
-    (folder / "my_scores.py").write_text(OWN_SCORE)
-    return subprocess.Popen(
-        [sys.executable, SCRIPT, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-def test_stopped_by_sigterm_and_resumed(tmp_path):
-    run = tmp_path / "run"
-    arguments = ["--workdir", "run", "--score", "my_scores:Mine", "--steps", "1000"]
-    arguments += ["--log-every", "10", "--checkpoint-every", "500", *TINY]
-    process = start(tmp_path, *arguments)
-    while process.poll() is None and not read_lines(run / "metrics.jsonl"):
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 143, err
-    assert "--resume goes on from here" in err
-    assert "Traceback" not in out + err
-    step = Checkpoints(run / "checkpoints").steps()[-1]
-    assert 0 < step < 1000
-    assert read_lines(run / "metrics.jsonl")[-1]["step"] == step
-    assert re.search(rf"^run: step {step} of 1000, 1 seeds, ", out, re.MULTILINE)
-    assert json.loads((run / "config.json").read_text())["model"]["score"] == "my_scores:Mine"
-
-    process = start(tmp_path, *arguments, "--resume")
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert err == ""
-    assert "\nrun: step 1000 of 1000" in out
-    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
-    assert steps == list(range(10, 1010, 10))
-
-
-@pytest.mark.slow
-def test_positions_for_any_length(tmp_path):
-    arguments = ["--workdir", "run", "--position-limit", "67", "--steps", "1"]
-    process = start(tmp_path, *arguments, "--log-every", "1", "--checkpoint-every", "1", *TINY)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert "\nrun: step 1 of 1" in out
-    content = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert content["model"].items() >= {**ANY_LENGTH, "position_limit": 67}.items()
-
-
-# --- states that are kept, in this process ---
-
-
-@pytest.mark.slow
-def test_the_best_state_is_kept_and_evaluated(tmp_path, monkeypatch, capsys):
-    train = TrainConfig(
-        seeds=1, steps=8, log_every=2, checkpoint_every=2, keep=1, keep_best=1, batch_size=5,
-        learning_rate=3.0,  # too much: it only gets worse
-    )  # fmt: skip
-    run = Reversal(ModelConfig(dim=8, hidden_dim=7), train, max_length=3)
-    with jax.numpy_dtype_promotion("standard"):
-        train_run(run, tmp_path)
-    losses = {line["step"]: line["loss"][0] for line in read_lines(tmp_path / "metrics.jsonl")}
-    best = min(losses, key=lambda step: (losses[step], -step))
-    assert best < 8
-    assert Checkpoints(tmp_path / "checkpoints", read_only=True).steps() == [best, 8]
-    capsys.readouterr()
-    for step, message in {
-        "newest": "step 8, 1 seeds", "best": f"step {best}, 1 seeds", "8": "step 8, 1 seeds",
-        "1": f"error: step must be newest, best or one of {best}, 8; got 1", "last": "--step",
-    }.items():  # fmt: skip
-        arguments = ["--workdir", tmp_path, "--step", step, "--lengths", 3]
-        monkeypatch.setattr(sys, "argv", list(map(str, ["evaluate.py", *arguments])))
-        monkeypatch.setattr(sys, "path", sys.path[:])
-        with pytest.raises(SystemExit) as exited:
-            runpy.run_path(str(EVALUATE), run_name="__main__")
-        captured = capsys.readouterr()
-        assert message in captured.out + captured.err
-        assert (exited.value.code or 0) == (2 if step in ("1", "last") else 0)
-
-
-# --- mistakes, in this process ---
-
-
-@pytest.fixture
-def script(monkeypatch, capsys, tmp_path):
-    """Runs the script with arguments: (exit status, all that it printed, on one line).
-
-    Only a script that `prints` may write to stdout.
-    """
-    monkeypatch.setattr(sys, "path", sys.path[:])
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    def run(*arguments, prints=False):
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
-        with pytest.raises(SystemExit) as exited:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        captured = capsys.readouterr()
-        assert bool(captured.out) == prints
-        return exited.value.code, " ".join((captured.out + captured.err).split())
-
-    return run
 
 
 @pytest.mark.parametrize(
@@ -170,15 +44,12 @@ def script(monkeypatch, capsys, tmp_path):
         (["--task", "user_tasks:Rotate", "--letters", "3"], "--letters"),
     ],
 )
-def test_bad_options(script, tmp_path, arguments, named):
-    status, printed = script("--workdir", "run", *arguments)
-    assert status == 2
-    assert printed.startswith("error: ")
-    assert named in printed
+def test_bad_options(command, tmp_path, arguments, named):
+    check_error(command("train", "--workdir", "run", *arguments), named)
     assert list(tmp_path.iterdir()) == []
 
 
-# --- a user's part that breaks its contract ---
+# --- a task of a user that breaks its contract ---
 
 PAIRS = "    def pair(self, rng, length, *, longest):\n        return 2 * (((rng, length)),)\n"
 FIELDS = "    name = 'mine'\n    model: ModelConfig = ModelConfig()\n"
@@ -186,65 +57,54 @@ TASK = FIELDS + "    train: TrainConfig = TrainConfig()\n"
 INIT = "    def init(self, rng):\n        return {}\n"
 BATCH = "    def batch(self, rng, *, size, length=None):\n        return {}\n"
 WRONG_PARTS = [
-    ("--score", "Score", "    size: int = 3\n", "must define pair(params, q_features, k_features)"),
-    ("--score", "Score", "    def pair(self, q, k):\n        return q @ k.T\n",
-     "pair must take (params, q_features, k_features): too many positional arguments"),
-    ("--task", "SequenceTask", "    name = 'mine'\n", "must define pair(rng, length, *, longest)"),
-    ("--task", "SequenceTask", "    name = 'mine'\n" + PAIRS.replace(", *, longest", ""),
+    ("SequenceTask", "    name = 'mine'\n", "must define pair(rng, length, *, longest)"),
+    ("SequenceTask", "    name = 'mine'\n" + PAIRS.replace(", *, longest", ""),
      "pair must take (rng, length, *, longest): got an unexpected keyword argument 'longest'"),
-    ("--task", "Task", TASK, "must define init(rng)"),
-    ("--task", "Task", TASK + INIT, "must define batch(rng, *, size, length=None)"),
-    ("--task", "Task", TASK + INIT + BATCH, "must define loss(params, batch, rng)"),
-    ("--task", "Task", TASK + INIT.replace(", rng", ""), "init must take (rng): too many"),
-    ("--task", "Task", FIELDS, "must have a field train; got none"),
+    ("Task", TASK, "must define init(rng)"),
+    ("Task", TASK + INIT, "must define batch(rng, *, size, length=None)"),
+    ("Task", TASK + INIT + BATCH, "must define loss(params, batch, rng)"),
+    ("Task", TASK + INIT.replace(", rng", ""), "init must take (rng): too many"),
+    ("Task", FIELDS, "must have a field train; got none"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("option", "base", "body", "message"), WRONG_PARTS)
-def test_a_part_that_breaks_its_contract_is_one_line(
-    script, tmp_path, monkeypatch, option, base, body, message
+@pytest.mark.parametrize(("base", "body", "message"), WRONG_PARTS)
+def test_a_task_that_breaks_its_contract_is_one_line(
+    command, tmp_path, monkeypatch, base, body, message
 ):
     (tmp_path / "broken_part.py").write_text(
-        "import dataclasses\nfrom attention_jax import Score\n"
+        "import dataclasses\n"
         "from attention_jax.nn import ModelConfig\n"
         "from attention_jax.tasks.sequences import SequenceTask\n"
         "from attention_jax.training.task import Task, TrainConfig\n\n\n"
         f"@dataclasses.dataclass(frozen=True)\nclass Mine({base}):\n{body}"
     )
     monkeypatch.delitem(sys.modules, "broken_part", raising=False)
-    status, printed = script("--workdir", "run", option, "broken_part:Mine")
-    assert status == 2
-    assert printed.startswith("error: ")
-    assert message in printed
+    check_error(command("train", "--workdir", "run", "--task", "broken_part:Mine"), message)
     assert not (tmp_path / "run").exists()
 
 
-def test_help_names_every_option_and_its_default(script):
-    status, printed = script("--help", prints=True)
-    assert status == 0
+def test_help_names_every_option_and_its_default(command):
+    status, out, err = command("train", "--help")
+    assert (status, err) == (0, "")
     for text in ("--workdir", "--score", "--mask-padding", "--resume", "(default: 2500)"):
-        assert text in printed
+        assert text in out
 
 
-def test_what_the_workdir_holds_is_kept(script, tmp_path):
+def test_what_the_workdir_holds_is_kept(command, tmp_path):
     (tmp_path / "file").write_text("mine")
-    status, printed = script("--workdir", "file")
-    assert (status, "workdir" in printed, (tmp_path / "file").read_text()) == (2, True, "mine")
+    check_error(command("train", "--workdir", "file"), "workdir")
+    assert (tmp_path / "file").read_text() == "mine"
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.json").write_text(json.dumps(settings_of(Reversal())))
-    status, printed = script("--workdir", "run")
-    assert (status, "--resume" in printed) == (2, True)
-    status, printed = script("--workdir", "run", "--resume", "--score", "dot", "--steps", "5")
-    assert status == 2
-    assert all(name in printed for name in ("model.score", "'dot'", "train.steps"))
+    check_error(command("train", "--workdir", "run"), "--resume")
+    found = command("train", "--workdir", "run", "--resume", "--score", "dot", "--steps", 5)
+    check_error(found, "model.score", "'dot'", "train.steps")
 
 
-def test_ctrl_c_before_training(script, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("attention_jax.training.run.train_run", interrupted)
-    assert script("--workdir", "run") == (130, "")
+def test_ctrl_c_before_training(command, monkeypatch):
+    monkeypatch.setattr(run, "train_run", mock.Mock(side_effect=KeyboardInterrupt))
+    assert command("train", "--workdir", "run") == (130, "", "")
 
 
 @pytest.mark.parametrize(
@@ -255,16 +115,14 @@ def test_ctrl_c_before_training(script, monkeypatch):
         (6, True, 0, ["stopped early: validation no longer improved"]),
     ],
 )
-def test_sigterm_during_training(script, monkeypatch, step, exhausted, status, messages):
+def test_sigterm_during_training(command, monkeypatch, step, exhausted, status, messages):
     def train_run(task, workdir, **_):
-        return TrainedRun(
-            task, {}, step=step, seconds=3.0, interrupted=143, exhausted=exhausted
-        )  # fmt: skip
+        end = {"step": step, "interrupted": 143, "exhausted": exhausted}
+        return run.TrainedRun(task, {}, seconds=3.0, **end)
 
-    monkeypatch.setattr("attention_jax.training.run.train_run", train_run)
-    arguments = ["--workdir", "run", "--seeds", "2", "--steps", "10", "--log-every", "1"]
+    monkeypatch.setattr(run, "train_run", train_run)
+    arguments = ["--workdir", "run", "--seeds", 2, "--steps", 10, "--log-every", 1]
+    found = command("train", *arguments, "--checkpoint-every", 1)
+    assert found[:1] == (status,)
     summary = f"run: step {step} of 10, 2 seeds, 3 s (all seeds together)"
-    assert script(*arguments, "--checkpoint-every", "1", prints=True) == (
-        status,
-        " ".join([summary, *messages]),
-    )
+    assert " ".join("".join(found[1:]).split()) == " ".join([summary, *messages])
