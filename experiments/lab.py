@@ -35,6 +35,8 @@ from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import rich.console
+import rich.markdown
 import tyro
 
 from attention_jax.core.programs import Known
@@ -217,10 +219,12 @@ def name_of(experiment: ModuleType) -> str:
 
 
 def conduct(experiment: ModuleType, config: Any, results: Path | None = None) -> int:
-    """Runs an experiment, writes NAME.json and the figures, and prints what was found.
+    """Runs an experiment, writes NAME.json and the figures, and prints the table and their paths.
+
+    With the default settings, for which claims are made, it prints the claims too.
 
     Returns:
-        1 if a claim is missed with the default settings, for which claims are made; else 0.
+        1 if a claim is missed with the default settings; else 0.
 
     Raises:
         ValueError: data is missing; the folder cannot be written; or it holds the results of the
@@ -247,12 +251,19 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
         "rows": rows,
     }
     write_json(folder / f"{name}.json", content)
-    print(folder / f"{name}.json")
-    for stem, figure in experiment.plot(rows).items():
-        print(plotting.save(figure, folder / f"{stem}.png"))
-    claims = experiment.claims(rows)
-    print(experiment.table(rows), *(" | ".join(claim.cells()) for claim in claims), sep="\n")
-    return int(default and any(claim.verdict == "MISS" for claim in claims))
+    figures = experiment.plot(rows).items()
+    paths = [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
+    claims = experiment.claims(rows) if default else []
+    print(*(" | ".join(claim.cells()) for claim in claims), sep="\n")
+    _print_table(experiment.table(rows))
+    print(folder / f"{name}.json", *paths, sep="\n")
+    return int(any(claim.verdict == "MISS" for claim in claims))
+
+
+def _print_table(text: str) -> None:
+    """Prints Markdown, in columns on a terminal."""
+    console = rich.console.Console(highlight=False)
+    console.print(rich.markdown.Markdown(text)) if console.is_terminal else print(text)
 
 
 def _settings(config: Any) -> Row:

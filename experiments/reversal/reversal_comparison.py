@@ -82,11 +82,14 @@ def run(config: Config) -> list[Row]:
         for line in read_lines(folder / "metrics.jsonl"):
             loss = lab.significant(line["loss"])
             rows.append({"score": score, "step": line["step"], "loss": loss})
-        # Each length beyond training is a batch of its own, padded to no other length.
-        for length, strings in (*((n, config.strings) for n in TRAINED), *config.longer):
-            found = accuracies(trained.task, trained.params, [length], strings=strings)[length]
-            letters, _, exact = ([round(float(s), 6) for s in shares] for shares in found)
-            rows.append({"score": score, "length": length, "letters": letters, "exact": exact})
+        tests = [(TRAINED, config.strings), *(((n,), strings) for n, strings in config.longer)]
+        for lengths, strings in tests:
+            by_length = accuracies(trained.task, trained.params, lengths, strings=strings)
+            for length, shares in by_length.items():
+                letters, _, right = ([round(float(s), 6) for s in each] for each in shares)
+                rows.append({"score": score, "length": length, "letters": letters, "exact": right})
+            percent = _percent(exact(where(rows, score=score), lengths)[0])
+            print(f"{score}: {percent} % of the strings of {_letters(lengths)} right", flush=True)
         weights, written, read = attention_on(WORD, trained)
         rows.append({"score": score, "weights": weights, "written": written, "read": read})
     return rows
@@ -138,13 +141,22 @@ def table(rows: list[Row]) -> str:
         (speed,) = column(rows, "steps_per_second", score=score)
         cells = (_percent(by_score[index]) for by_score in columns)
         lines.append((score, *cells, f"{speed:.0f}" if speed else "not known"))
-    note = "Whole strings right, %: mean ± deviation over seeds, and the worst seed in parentheses."
+    note = (
+        "Whole strings right, %: mean ± deviation over seeds (worst seed), or one number for all."
+    )
     return f"{note}\n\n{lab.markdown(heads, lines)}"
 
 
 def _percent(by_seed: np.ndarray) -> str:
     mean, deviation = mean_and_deviation(100 * by_seed)
-    return f"{mean:.2f} ± {deviation:.2f} ({100 * by_seed.min():.1f})"
+    if np.ptp(by_seed) == 0:
+        return f"{mean:.2f}"
+    return f"{mean:.2f} ± {deviation:.2f} ({100 * by_seed.min():.2f})"
+
+
+def _letters(lengths: Sequence[int]) -> str:
+    first, last = min(lengths), max(lengths)
+    return f"{last} letters" if first == last else f"{first} to {last} letters"
 
 
 CAPTIONS = {

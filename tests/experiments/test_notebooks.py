@@ -1,0 +1,72 @@
+"""The notebooks: their committed outputs, and that they run from top to bottom."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
+# What a run of the notebook has to print.
+PRINTED = {
+    "tour": "potpal",  # "laptop", reversed by the model that it has trained
+    "own_score": "w = -1/2 finds the nearest: True",
+    "gradients": "gradients.html",
+}
+every_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def code_of(path: Path) -> list[dict]:
+    cells = json.loads(path.read_text())["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def test_every_notebook_is_here():
+    assert {path.stem for path in NOTEBOOKS} == PRINTED.keys()
+
+
+@every_notebook
+def test_it_is_committed_as_it_ran(path):
+    code = code_of(path)
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    outputs = [output for cell in code for output in cell["outputs"]]
+    assert outputs
+    assert all(output["output_type"] != "error" for output in outputs)
+    assert all(output.get("name") != "stderr" for output in outputs)
+    assert path.stat().st_size < 300_000
+
+
+@every_notebook
+def test_it_holds_no_absolute_path(path):
+    assert not re.search(r"/(root|home|tmp|work|Users)/", path.read_text())
+
+
+def test_the_tour_shows_figures_and_a_page():
+    outputs = [output for cell in code_of(NOTEBOOKS[-1]) for output in cell["outputs"]]
+    figures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(figures) == 3
+    pages = [output for output in outputs if "text/html" in output.get("data", {})]
+    assert len(pages) == 1
+    assert "".join(pages[0]["data"]["text/html"]).startswith("<iframe ")
+
+
+def test_the_formula_by_hand_and_the_library_agree():
+    code = code_of(NOTEBOOKS[-1])
+    cell = next(cell for cell in code if "by_hand" in "".join(cell["source"]))
+    text = "".join("".join(output["text"]) for output in cell["outputs"])
+    _, by_hand, by_library = re.findall(r"\[\[(.*?)\]\]", text)
+    assert float(by_hand) == pytest.approx(float(by_library), rel=1e-4)
+
+
+@pytest.mark.slow
+@every_notebook
+def test_it_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # this checkout, whatever is installed
+    notebook = nbformat.read(path, as_version=4)
+    resources = {"metadata": {"path": tmp_path}}
+    nbclient.NotebookClient(notebook, timeout=600, resources=resources).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert PRINTED[path.stem] in "".join(output.get("text", "") for output in outputs)
