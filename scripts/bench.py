@@ -77,7 +77,8 @@ class Arguments:
             settings: Any = relations.Config(tuple(scores), bases=(0,), workdir=folder, **few)
             found.append((relations, settings))
         if tasks := tuple(name for name in self.tasks if name in learning.TASKS):
-            few = {"rates": (3e-3,), "seeds": 2, "budget": 0.2} if self.quick else {}
+            few = {"rates": (3e-3,), "factors": (1.0,), "seeds": 2, "budget": 0.5}
+            few = few if self.quick else {}
             folder = self.workdir / "learning"
             settings = learning.Config(tuple(scores), tasks, workdir=folder, **few)
             found.append((learning, settings))
