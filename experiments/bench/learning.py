@@ -30,12 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.names import did_you_mean
 from attention_jax.reports import plotting
-from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import check_folder, make_folder
 from attention_jax.scores import SCORES, score_folder
 from attention_jax.tasks.noisy_recall import NoisyRecall
@@ -45,6 +43,7 @@ from attention_jax.tasks.sort import Sort
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.task import Task, TrainConfig
 from experiments import lab
+from experiments.bench.training import learned, with_score
 from experiments.lab import (
     FOUR_SCORES,
     Claim,
@@ -55,11 +54,6 @@ from experiments.lab import (
     ratio,
     significant,
 )
-from experiments.reversal.scale_and_dimension import AtRate
-
-LOOKS = 20  # points of a learning curve
-TRIAL_SEED = 1000  # of the trials of rates
-TIMES = "experiments.reversal.multiplied_scores:Times(score={})"
 
 # Small: a seed learns in 2 to 10 seconds of CPU time. The published sizes are in each task.
 SMALL = TrainConfig(steps=1000, batch_size=16)
@@ -108,13 +102,8 @@ class Config:
         check_folder("workdir", self.workdir)
 
     def task(self, name: str, score: str) -> Any:
-        """A task with this score, times a factor, in all attentions of its model."""
-        task: Any = TASKS[name]
-        attends: Any = {"score": TIMES.format(score), "self_attention_score": None}  # the same
-        model = dataclasses.replace(task.model, **attends)
-        steps = LOOKS * max(1, round(self.budget * task.train.steps / LOOKS))
-        train = dataclasses.replace(task.train, steps=steps, seeds=self.seeds)
-        return dataclasses.replace(task, model=model, train=train)
+        """A task with this score."""
+        return with_score(TASKS[name], score, self.seeds, self.budget)
 
 
 QUICK = Config(("scaled",), ("recall",), rates=(3e-3,), factors=(1, 8), seeds=2, budget=0.02)
@@ -131,9 +120,7 @@ def run(config: Config) -> list[Row]:
         path = config.workdir / f"{score_folder(score)},{name or 'cost'}.json"
         task = config.task(name or "recall", score)
         same = [repr(settings), repr(task), lab.program_of(score)]
-        measure = functools.partial(learned, config, name, score)
-        if not name:
-            measure = functools.partial(cost, config, score)
+        measure = functools.partial(measured, config, score, name)
         rows += [{"score": score, **row} for row in lab.kept_rows(path, same, measure)]
         minutes = (time.monotonic() - start) / 60
         what = f"{score}, {name or 'milliseconds per step'}"
@@ -143,83 +130,18 @@ def run(config: Config) -> list[Row]:
     return rows
 
 
-def learned(config: Config, name: str, score: str) -> list[Row]:
-    """The rows of one score on one task."""
-    task = config.task(name, score)
-    trial = dataclasses.replace(task.train, first_seed=TRIAL_SEED, seeds=1)
-    trial_task = dataclasses.replace(task, train=trial)
-    advance = jax.jit(
-        jax.vmap(
-            lambda state, rate: train_steps(AtRate(task, rate), task.train.steps // LOOKS, state)
-        ),
-        donate_argnums=0,
-    )
-    trials: list[tuple[float, float, float]] = []  # factor, rate, loss
-
-    def trained(task: Any, settings: list[tuple[float, float]]) -> tuple[Any, Any]:
-        """Parameters and metrics [looks, runs] after training with each factor and rate."""
-        factors, rates = jnp.asarray(settings, jnp.float32).T
-        state, looks = initial_state(AtRate(task, 1.0)), []
-        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, len(rates) // len(leaf), axis=0), state)
-        state = state._replace(params=with_factors(state.params, factors))
-        for _ in range(LOOKS):
-            state, metrics = advance(state, rates)
-            looks.append(jax.device_get(metrics))
-        return state.params, {key: np.stack([each[key] for each in looks]) for key in looks[0]}
-
-    def best_of(settings: list[tuple[float, float]]) -> tuple[float, float]:
-        if len(settings) == 1:
-            return settings[0]
-        _, metrics = trained(trial_task, settings)
-        losses = metrics["loss"][-LOOKS // 10 :].mean(axis=0)
-        for (factor, rate), loss in zip(settings, losses, strict=True):
-            trials.append((factor, rate, significant(loss)))
-        return settings[int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))]
-
-    middle = config.rates[len(config.rates) // 2]
-    factor, _ = best_of([(factor, middle) for factor in config.factors])
-    best = best_of([(factor, rate) for rate in config.rates])
-    params, curve = trained(task, [best] * config.seeds)
-    metric, result = next(iter(task.evaluate(params).items()))
-    kind = "accuracy" if "accuracy" in curve else "loss"
-    return [
-        {
-            "task": name,
-            "metric": metric,
-            "larger_is_better": result.larger_is_better,
-            "by_seed": significant(result.by_seed),
-            "factor": best[0],
-            "rate": best[1],
-            "trials": trials,
-            "steps": task.train.steps,
-            "every": task.train.steps // LOOKS,
-            "curve_of": kind,
-            "curve": np.round(curve[kind].astype(np.float64), 3).tolist(),
-            "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // config.seeds,
-            "commit": environment(lab.FOLDER)["git_commit"],
-        }
-    ]
+def measured(config: Config, score: str, name: str) -> list[Row]:
+    """The row of a score and a task; without a task, that of its cost."""
+    if not name:
+        return [cost(config, score)]
+    return [learned(config.task(name, score), config.factors, config.rates)]
 
 
-def with_factors(params: Any, factors: jax.Array) -> Any:
-    """Parameters in which the factor of each score is one of `factors`, a number for each run."""
-
-    def changed(path: Any, leaf: jax.Array) -> jax.Array:
-        names = [getattr(entry, "key", None) for entry in path[-2:]]
-        if names != ["params", "factor"]:  # of the score's own parameters, none stands there
-            return leaf
-        return jnp.broadcast_to(factors.reshape(-1, *[1] * (leaf.ndim - 1)), leaf.shape)
-
-    return jax.tree_util.tree_map_with_path(changed, params)
-
-
-def cost(config: Config, score: str) -> list[Row]:
+def cost(config: Config, score: str) -> Row:
     """The time of training steps with the score, over that with scaled dot, in turns."""
     turns = interleaved({"scaled": _steps(config, "scaled"), "this": _steps(config, score)}, 9)
     mine, scaled = ({"turns": turns[name]} for name in ("this", "scaled"))
-    return [
-        {"milliseconds": significant(np.median(turns["this"]) / 4), "over": ratio(mine, scaled)}
-    ]
+    return {"milliseconds": significant(np.median(turns["this"]) / 4), "over": ratio(mine, scaled)}
 
 
 @functools.cache
