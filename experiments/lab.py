@@ -67,7 +67,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "geometry",
         "attention_masks",
     ),
-    "bench": ("relations", "learning"),
+    "bench": ("relations", "learning", "language"),
     "reversal": (
         "gru_padding",
         "reversal_comparison",

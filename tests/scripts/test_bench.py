@@ -10,7 +10,7 @@ import pytest
 from command_lines import call, load
 
 from experiments import lab
-from experiments.bench import learning, relations
+from experiments.bench import learning, relations, training
 
 bench = load("scripts/bench.py")
 MINE = """
@@ -104,9 +104,9 @@ def _table():
 
 
 def _row(score, task):
-    curve = [[0.1 * i, 0.1 * i] for i in range(learning.LOOKS)]
+    curve = [[0.1 * i, 0.1 * i] for i in range(training.LOOKS)]
     row = {"metric": "accuracy (%)", "larger_is_better": True, "by_seed": [90.0, 80.0]}
-    row |= {"rate": 0.01, "every": 5, "curve_of": "accuracy", "curve": curve}
+    row |= {"factor": 1.0, "rate": 0.01, "every": 5, "curve_of": "accuracy", "curve": curve}
     return {**row, "score": score, "task": task}
 
 
