@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
-import numpy as np
 import rich.console
 import rich.table
 import tyro
@@ -101,7 +100,7 @@ def main(arguments: Arguments) -> int:
             row for row in rows[name] if not chosen or row.get("task", chosen[0]) in chosen
         ]
         parts += _page_of(experiment, rows[name])
-    head, lines = summary(rows.get("relations", []), rows.get("learning", []))
+    head, lines = learning.summary(rows.get("relations", []), rows.get("learning", []))
     _print(head, lines)
     page = [html_page.command(" ".join(["scripts/bench.py", *sys.argv[1:]])), *parts]
     page.insert(1, html_page.table(head, lines))
@@ -112,33 +111,6 @@ def main(arguments: Arguments) -> int:
         write_text(arguments.workdir / "bench.html", html_page.page("Scores compared", page))
     print(arguments.workdir / "bench.csv", arguments.workdir / "bench.html", sep="\n")
     return 0
-
-
-def summary(
-    of_relations: Sequence[lab.Row], of_tasks: Sequence[lab.Row]
-) -> tuple[list[str], list[list[str]]]:
-    """The head of a table, and a row for each score: relations learned, tasks, time of a step."""
-    cells = relations.means(relations.matrix([*of_relations]))
-    tasks = learning.results([*of_tasks])
-    costs = {row["score"]: row["over"] for row in of_tasks if "over" in row}
-    head = ["score"]
-    if cells:
-        head.append(f"relations of {len(relations.RELATIONS)} at 90 % and above")
-    head += learning.headings(tasks)
-    if costs:
-        head.append("time of a step / scaled dot's")
-    lines = []
-    for score in dict.fromkeys(row["score"] for row in (*of_relations, *of_tasks)):
-        line = [score]
-        if cells:
-            shares = [*cells.get(score, {}).values()]
-            learned = np.sum(np.array(shares) >= 0.9)
-            line.append(f"{learned}" if shares else "-")
-        line += [learning.cell(each.get(score)) for each in tasks.values()]
-        if costs:
-            line.append(f"{costs[score][1]:.2f}" if score in costs else "-")
-        lines.append(line)
-    return head, lines
 
 
 def _page_of(experiment: ModuleType, rows: list[lab.Row]) -> list[str]:

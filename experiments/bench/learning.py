@@ -26,6 +26,7 @@ import dataclasses
 import functools
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ from attention_jax.tasks.sort import Sort
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.task import Task, TrainConfig
 from experiments import lab
+from experiments.bench import relations
 from experiments.bench.training import learned, with_score
 from experiments.lab import (
     FOUR_SCORES,
@@ -258,6 +260,40 @@ def table(rows: list[Row]) -> str:
         ratio = f"{over[1]:.2f} ({over[0]:.2f}-{over[2]:.2f})" if over else "-"
         lines.append([score, *speeds, ratio])
     return "\n\n".join([*parts, markdown(head, lines)])
+
+
+def summary(
+    of_relations: Sequence[Row], of_tasks: Sequence[Row]
+) -> tuple[list[str], list[list[str]]]:
+    """The head of a table, and a row for each score: relations learned, tasks, time of a step."""
+    cells = relations.means(relations.matrix([*of_relations]))
+    tasks = results([*of_tasks])
+    costs = {row["score"]: row["over"] for row in of_tasks if "over" in row}
+    head = ["score"]
+    if cells:
+        head.append(f"relations of {len(relations.RELATIONS)}, at 90 % and above")
+    head += headings(tasks)
+    if costs:
+        head.append("time of a step / scaled dot's")
+    lines = []
+    for score in dict.fromkeys(row["score"] for row in (*of_relations, *of_tasks)):
+        line = [score]
+        if cells:
+            shares = [*cells.get(score, {}).values()]
+            learned = np.sum(np.array(shares) >= 0.9)
+            line.append(f"{learned}" if shares else "-")
+        line += [cell(each.get(score)) for each in tasks.values()]
+        if costs:
+            line.append(f"{costs[score][1]:.2f}" if score in costs else "-")
+        lines.append(line)
+    return head, lines
+
+
+def four_scores(rows: list[Row]) -> str:
+    """The summary of the four scores of the chapter, with the rows of the other experiments."""
+    others = {name: lab.content_of(name) or {"rows": []} for name in ("relations", "language")}
+    head, lines = summary(others["relations"]["rows"], [*rows, *others["language"]["rows"]])
+    return markdown(head, [line for line in lines if line[0] in FOUR_SCORES])
 
 
 def headings(tasks: dict[str, dict[str, Row]]) -> list[str]:

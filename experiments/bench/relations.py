@@ -349,16 +349,6 @@ def table(rows: list[Row]) -> str:
     return markdown(["% right (worst seed)", *RELATIONS], lines)
 
 
-def four_scores(rows: list[Row]) -> str:
-    """The mean accuracies of the four scores of the chapter, in per cent."""
-    of = means(matrix(rows))
-    lines = [
-        [score, *(f"{100 * of[score][relation]:.1f}" for relation in RELATIONS)]
-        for score in lab.FOUR_SCORES
-    ]
-    return markdown(["% right", *RELATIONS], lines)
-
-
 def in_order(cells: dict[str, dict[str, Row]]) -> list[str]:
     """The scores from the best on average, each followed by the one most like it."""
     left = {score: np.array([*mean.values()]) for score, mean in means(cells).items()}
