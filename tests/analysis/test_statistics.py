@@ -197,8 +197,10 @@ def derivatives_of_entropies(a, b):
     """The value, both gradients, and their derivatives in the direction of (a, b)."""
 
     def total(a, b):
-        entropies = weight_entropy(a) + effective_keys(a) + normalized_entropy(b)
-        return jnp.sum(entropies + jensen_shannon(a, b))
+        entropies = (
+            analysis.weight_entropy(a) + analysis.effective_keys(a) + analysis.normalized_entropy(b)
+        )
+        return jnp.sum(entropies + analysis.jensen_shannon(a, b))
 
     gradients, products = jax.jvp(jax.grad(total, (0, 1)), (a, b), (a, b))
     return total(a, b), gradients, products  # a curvature is 1 / size, times size
@@ -222,8 +224,8 @@ def test_masked_places_and_rows_send_no_gradient():
     held = np.where(counted, WEIGHTS, np.float32(np.nan))
 
     def total(weights):
-        summary = attention_summary(weights, mask=MASK, rows=COUNTED, alignment=ALIGNMENT)
-        variances = logit_variance(weights, counted)
+        summary = analysis.attention_summary(weights, mask=MASK, rows=COUNTED, alignment=ALIGNMENT)
+        variances = analysis.logit_variance(weights, counted)
         return sum(map(jnp.sum, summary)) + jnp.sum(variances)
 
     gradient = np.asarray(quick_jit(jax.grad(total))(held))
