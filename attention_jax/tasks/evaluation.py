@@ -112,7 +112,7 @@ def best_answers(
 
 @functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("max_length", "beams"))
 def answer_ids(
-    config: ModelConfig, vocabulary_size: int, params: Params, *source: Array, **options: int
+    config: ModelConfig, vocabulary_size: int, params: Params, *source: Array, **options: Any
 ) -> Array:
     """`best_answers` of one seed's parameters, compiled once for all sources of a shape."""
     return best_answers(bind(config, params, vocabulary_size), *source, **options)
