@@ -228,7 +228,7 @@ SAMPLE = [
 
 @pytest.mark.parametrize(
     ("kind", "score_name", "implementation", "mask_name"),
-    slow_unless(FEW, {*FEW, *SAMPLE}),
+    slow_unless(FEW, dict.fromkeys([*FEW, *SAMPLE])),
 )
 def test_attention_sends_next_to_nothing(kind, score_name, implementation, mask_name):
     """The forward pass and the gradient send nothing, or small reductions outside of loops.
