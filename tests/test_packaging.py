@@ -20,7 +20,7 @@ from pathlib import Path
 import attention_jax
 from attention_jax import nn
 from attention_jax.reports.gradient_report import report
-from attention_jax.tasks.gradients import GradientAnalysis, analyze_run
+from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import train_run
 from attention_jax.training.task import TrainConfig
@@ -51,7 +51,8 @@ train = TrainConfig(steps=4, seeds=1, batch_size=3, log_every=2, checkpoint_ever
 model = nn.ModelConfig(score="my_scores:Distance", dim=8, hidden_dim=8)
 task = Reversal(model, train, source_start=False)
 train_run(task, Path("run"), log_gradients=2)
-numbers = analyze_run(Path("run"), GradientAnalysis(iterations=0), progress=print)
+loaded = load_analyzed_run(Path("run"))
+numbers = analyze_run(loaded, GradientAnalysis(iterations=0), progress=print)
 Path("gradients.html").write_text(report([numbers], command="a test"))
 """
 
