@@ -151,7 +151,7 @@ def table(rows: list[Row]) -> str:
 
 def plot(rows: list[Row]) -> dict[str, Any]:
     """The losses while the models learn."""
-    figure, ax = plotting.new_figure(5.2, 3.2)
+    figure, (ax,) = plotting.new_figure(5.2, 3.2)
     for row in rows:
         nats = np.mean(row["curve"], axis=1)
         steps = row["every"] * (1 + np.arange(len(nats)))
