@@ -57,7 +57,8 @@ from experiments.lab import (
 
 MEASURED = (
     *FOUR_SCORES,
-    *("cosine", "distance", "elliptical", "hyperbolic", "manhattan", "neural", "ngpt", "yat"),
+    *("cosine", "distance", "elliptical", "hyperbolic", "manhattan", "neural", "ngpt"),
+    *("tropical", "yat"),
 )
 # Small: a seed learns in 2 to 10 seconds of CPU time. The published sizes are in each task.
 SMALL = TrainConfig(steps=1000, batch_size=16)
