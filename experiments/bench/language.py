@@ -1,8 +1,9 @@
 """How well does a small language model learn with each score?
 
-Answer: TO BE WRITTEN
+Answer: Dot and scaled dot best, and equally well (2.93 and 2.95 bits per character); additive is
+    0.19 bits behind scaled dot, after 600 steps.
 Source: nanoGPT's smallest example, a model of characters on Shakespeare's plays; ours is smaller.
-Command: .venv/bin/python -m experiments.bench.language --text FILE  # 20 minutes on 2 CPU cores
+Command: .venv/bin/python -m experiments.bench.language --text FILE  # 20 minutes, beside other work
 
 FILE is a text; the committed rows are of the 1.1 million characters of Shakespeare's plays that
 github.com/karpathy/char-rnn has as data/tinyshakespeare/input.txt, which is not part of this

@@ -1,9 +1,12 @@
 """Which tasks does a small model learn with each score, and how fast?
 
-Answer: TO BE WRITTEN
+Answer: Additive sorts and copies best of the four (97.9 and 99.6 %; scaled dot 95.9 and 93.5 %),
+    but does not recall four of 31 keys within 1,000 steps: 30.5 %, where products and distances
+    have at least 99 %. Dot with an eighth of its logits is scaled dot. Of 13 scores hyperbolic
+    alone has 95 % and more on all four tasks.
 Source: ours. The tasks and their sources are in `attention_jax/tasks`; their published sizes are
     larger.
-Command: .venv/bin/python -m experiments.bench.learning  # 80 minutes on 2 CPU cores
+Command: .venv/bin/python -m experiments.bench.learning  # 2 hours, beside other work
 
 All models of a task have the same size and the same number of steps, and differ in the score of
 their attentions alone. What could decide by accident:
