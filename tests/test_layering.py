@@ -51,7 +51,7 @@ def room_of(path: Path) -> str:
 
 
 def imported_room(name: str) -> str:
-    """The room of an imported name such as "attention_jax.core.bits.mix"."""
+    """The room of an imported name such as "attention_jax.core.arrays.cast"."""
     _, *parts = name.split(".")
     is_room = parts and (ROOT / "attention_jax" / parts[0]).is_dir()
     return parts[0] if is_room else "__init__"

@@ -45,8 +45,8 @@ def _accuracies(task, params, lengths):
     return {length: Accuracies(*(np.array([0.5, 0.25]) for _ in range(3))) for length in lengths}
 
 
-def _answer_ids(config, letters, params, source, lengths, *, max_length, beams):
-    return np.zeros((len(source), max_length), np.int32)
+def _best_answers(model, source, lengths, *, max_length, beams):
+    return jnp.zeros((len(source), max_length), jnp.int32)
 
 
 def _panels(task, params, batch, labels):
@@ -125,7 +125,7 @@ COMMANDS = {
          "--figure": words("a.png", "new/a.png")},
         {**counts("beams"), "--seed-index": words("2", "-1", "x", "0.5"),
          "--inputs": words("Hello", "a1"), "--figure": words("a.jpg", ".png/", "run", ())},
-        {f"{SEQUENCES}.answer_ids": _answer_ids, "answers.cross_attention": _panels},
+        {f"{SEQUENCES}.best_answers": _best_answers, "answers.cross_attention": _panels},
     ),
     "analyze_gradients": (
         ("--workdir", "run"),

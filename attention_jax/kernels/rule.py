@@ -1,7 +1,7 @@
 """Attention by kernels, and its derivative rule.
 
-The rule covers the whole call, from tokens to output. JAX differentiates the work on tokens outside
-of the kernels. Reverse mode runs a kernel; all other derivatives are those of `tiled`.
+The rule surrounds the whole call, tokens to output: what is done to tokens outside of the kernels
+is differentiated by JAX. Reverse mode is a kernel too; all other derivatives are those of `tiled`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from attention_jax.kernels.windows import (
     Bounds,
     Windows,
     bounds_of,
+    hides_tokens,
     padded_windows,
     windows_of,
 )
@@ -74,10 +75,12 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
 
     def prepared(call: Call, inputs: Inputs) -> tuple[Operands, Windows | None]:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
-        if inputs.mask is None and call.lengths == lengths:
+        padded = call.lengths != lengths
+        if inputs.mask is None and not padded:
             return operands_of(call.options, inputs, None, *lengths), None
         windows = windows_of(inputs.mask, *lengths)
-        operands = operands_of(call.options, inputs, windows, *call.lengths)
+        hidden = windows if padded or hides_tokens(inputs.mask, *lengths) else None
+        operands = operands_of(call.options, inputs, hidden, *call.lengths)
         return operands, padded_windows(windows, *call.lengths)
 
     def forward(call: Call, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:

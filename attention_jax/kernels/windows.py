@@ -81,6 +81,16 @@ def bounds_of(mask: Mask | None) -> Bounds:
     return Bounds(min(left, default=None), min(right, default=None), padded)
 
 
+def hides_tokens(mask: Mask | None, target_length: int, source_length: int) -> bool:
+    """Whether a query may see no key, or a key be seen by no query."""
+    left, right, padded = bounds_of(mask)
+    if padded or any(isinstance(part, SegmentMask) for part in parts_of(mask)):
+        return True
+    shorter_by = target_length - source_length  # T - S
+    hides_left = left is not None and left < max(shorter_by, 0)
+    return hides_left or (right is not None and right < max(-shorter_by, 0))
+
+
 def windows_of(mask: Mask | None, target_length: int, source_length: int) -> Windows:
     """The windows of a mask that `reason_against_mask` has no objection to."""
     positions = jnp.arange(target_length, dtype=jnp.int32)

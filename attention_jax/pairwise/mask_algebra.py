@@ -114,31 +114,31 @@ class DenseMask(Stored, Mask):
         return TileStatus(empty=~tile.any(), full=tile.all())
 
 
-class _JoinedMasks(Joined, Mask):
-    """Base of combinations of two masks, by the operation `join` of booleans."""
+@mask_dataclass
+class AndMask(Joined, Mask):
+    """Pairs that both masks allow."""
+
+    allowed, join = Joined.at, staticmethod(jnp.logical_and)
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
         parts = self.left, self.right
         left, right = (part.tile_status(query_positions, key_positions) for part in parts)
-        join = type(self).join
-        return TileStatus(empty=~join(~left.empty, ~right.empty), full=join(left.full, right.full))
-
-
-@mask_dataclass
-class AndMask(_JoinedMasks):
-    """Pairs that both masks allow."""
-
-    allowed, join = Joined.at, staticmethod(jnp.logical_and)
+        return TileStatus(empty=left.empty | right.empty, full=left.full & right.full)
 
     def most_keys(self) -> int:
         return min(self.left.most_keys(), self.right.most_keys())
 
 
 @mask_dataclass
-class OrMask(_JoinedMasks):
+class OrMask(Joined, Mask):
     """Pairs that at least one of two masks allows."""
 
     allowed, join = Joined.at, staticmethod(jnp.logical_or)
+
+    def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
+        parts = self.left, self.right
+        left, right = (part.tile_status(query_positions, key_positions) for part in parts)
+        return TileStatus(empty=left.empty & right.empty, full=left.full | right.full)
 
 
 @mask_dataclass

@@ -108,11 +108,3 @@ def best_answers(
     search: Any = {"beams": beams, "length_penalty": length_penalty}
     found = model.beam_decode(source, source_lengths, **search, **ends)
     return found.tokens[:, 0].astype(source.dtype)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("max_length", "beams"))
-def answer_ids(
-    config: ModelConfig, vocabulary_size: int, params: Params, *source: Array, **options: Any
-) -> Array:
-    """`best_answers` of one seed's parameters, compiled once for all sources of a shape."""
-    return best_answers(bind(config, params, vocabulary_size), *source, **options)

@@ -29,7 +29,7 @@ from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import Part, on_numbers
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.evaluation import accuracies, answer_ids
+from attention_jax.tasks.evaluation import accuracies, best_answers
 from attention_jax.tasks.vocabulary import (
     EOS,
     FIRST,
@@ -314,10 +314,9 @@ class SequenceTask(Task):
         widths = self._widths(self.max_length)
         if width > widths[0]:  # a source of n letters is of length n at most
             widths = self._widths(width - len(start))
-        source = padded_rows(rows, len(rows), max(widths[0], width))
-        options = {"max_length": widths[1], "beams": beams}
-        config, letters = self.network.known(), self.vocabulary.size
-        tokens = answer_ids(config, letters, params, *source, **options)
+        source: Any = padded_rows(rows, len(rows), max(widths[0], width))
+        answer = functools.partial(best_answers, max_length=widths[1], beams=beams)
+        tokens = jax.jit(lambda params: answer(self.bind(params), *source))(params)
         targets = [up_to_eos(row) for row in tokens.tolist()]
         texts = [
             (text, self.vocabulary.decode(row), self.solution(text))
