@@ -44,8 +44,8 @@ class Arguments:
     Attributes:
         score: the scores, each a name, or "module:Name" for a score in a file of this folder.
         tasks: which parts to measure; if left out, all, or relations and recall with `quick`.
-        quick: few steps, a look in minutes. The rows of other scores are of full length: beside
-            yours stands scaled dot, measured with few steps too.
+        quick: one rate, one scale, two seeds, and few steps for relations: a look in two minutes.
+            Beside your score stands scaled dot, measured as quickly.
         workdir: for what is finished, bench.csv and bench.html.
     """
 
@@ -77,7 +77,7 @@ class Arguments:
             settings: Any = relations.Config(tuple(scores), bases=(0,), workdir=folder, **few)
             found.append((relations, settings))
         if tasks := tuple(name for name in parts if name in learning.TASKS):
-            few = {"rates": (3e-3,), "factors": (1.0,), "seeds": 2, "budget": 0.5}
+            few = {"rates": (3e-3,), "factors": (1.0,), "seeds": 2}
             few = few if self.quick else {}
             folder = self.workdir / "learning"
             settings = learning.Config(tuple(scores), tasks, workdir=folder, **few)
@@ -90,7 +90,7 @@ def main(arguments: Arguments) -> int:
     rows, parts = {}, []
     for experiment, config in arguments.experiments():
         name = lab.name_of(experiment)
-        mark = " (few steps)" if arguments.quick else ""
+        mark = " (quick)" if arguments.quick else ""
         measured = [{**row, "score": f"{row['score']}{mark}"} for row in experiment.run(config)]
         own = {row["score"] for row in measured}
         content = lab.content_of(name) or {"rows": []}

@@ -55,12 +55,12 @@ def test_a_users_score_has_a_row_beside_the_committed_ones(run, monkeypatch):
     assert "data:image/png" in Path("runs/bench/bench.html").read_text()
 
 
-def test_quick_measures_scaled_dot_with_as_few_steps(run, monkeypatch):
+def test_quick_measures_scaled_dot_as_quickly(run, monkeypatch):
     monkeypatch.setattr(learning, "run", lambda config: [_row(s, "recall") for s in config.scores])
     status, _, _ = run("--score", "dot", "--tasks", "recall", "--quick")
     rows = _table()
     assert status == 0
-    assert [row[0] for row in rows[1:3]] == ["dot (few steps)", "scaled (few steps)"]
+    assert [row[0] for row in rows[1:3]] == ["dot (quick)", "scaled (quick)"]
     assert {row["score"] for row in lab.content_of("learning")["rows"]} == {r[0] for r in rows[3:]}
 
 
