@@ -69,7 +69,7 @@ class Arguments:
     def experiments(self) -> list[tuple[ModuleType, Any]]:
         """What to run, with its settings."""
         scores = dict.fromkeys([*self.score, *(["scaled"] if self.quick else [])])
-        parts = self.tasks or (PARTS[:2] if self.quick else PARTS)
+        parts = self.tasks or (("relations", "recall") if self.quick else PARTS)
         found: list[tuple[ModuleType, Any]] = []
         if "relations" in parts:
             few: Any = {"rates": (1e-2,), "seeds": 2, "steps": 500} if self.quick else {}
@@ -77,8 +77,7 @@ class Arguments:
             settings: Any = relations.Config(tuple(scores), bases=(0,), workdir=folder, **few)
             found.append((relations, settings))
         if tasks := tuple(name for name in parts if name in learning.TASKS):
-            few = {"rates": (3e-3,), "factors": (1.0,), "seeds": 2}
-            few = few if self.quick else {}
+            few = {"rates": (3e-3,), "factors": (1.0,), "seeds": 2} if self.quick else {}
             folder = self.workdir / "learning"
             settings = learning.Config(tuple(scores), tasks, workdir=folder, **few)
             found.append((learning, settings))

@@ -32,7 +32,7 @@ from attention_jax.tasks.tokens import without_source
 from attention_jax.tasks.vocabulary import FIRST
 from attention_jax.training.task import TrainConfig
 from experiments import lab
-from experiments.bench.training import learned, with_score
+from experiments.bench.training import known_by, learned, with_score
 from experiments.lab import FOUR_SCORES, Claim, Row, ScoreNames, markdown, spread
 
 CAPTIONS = {
@@ -95,17 +95,16 @@ QUICK = Config(scores=("scaled",), rates=(3e-3,), factors=(1,), seeds=2, budget=
 
 def missing(config: Config) -> str:
     """Which file there is not."""
-    return "" if config.text.exists() else f"--text must be a file; got {config.text}"
+    return "" if config.text.is_file() else f"--text must be a file; got {config.text}"
 
 
 def run(config: Config) -> list[Row]:
     """A row for each score."""
     make_folder("workdir", config.workdir)
-    settings = dataclasses.replace(config, scores=("scaled",), workdir=Path())
     rows: list[Row] = []
     for index, score in enumerate(config.scores):
         path, task = config.workdir / f"{score_folder(score)}.json", config.task(score)
-        same = [repr(settings), repr(task), lab.program_of(score)]
+        same = known_by(task, config.factors, config.rates)
         measure = functools.partial(_measured, config, task)
         rows += [{"score": score, **row} for row in lab.kept_rows(path, same, measure)]
         print(f"{index + 1} of {len(config.scores)}: {score}", file=sys.stderr, flush=True)

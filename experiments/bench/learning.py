@@ -48,7 +48,7 @@ from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.task import Task, TrainConfig
 from experiments import lab
 from experiments.bench import relations
-from experiments.bench.training import learned, with_score
+from experiments.bench.training import known_by, learned, with_score
 from experiments.lab import (
     FOUR_SCORES,
     Claim,
@@ -124,12 +124,10 @@ def run(config: Config) -> list[Row]:
     rows: list[Row] = []
     make_folder("workdir", config.workdir)
     parts = [(score, task) for score in config.scores for task in (*config.tasks, "")]
-    settings = dataclasses.replace(config, scores=("scaled",), tasks=("recall",), workdir=Path())
     start = time.monotonic()
     for index, (score, name) in enumerate(parts):
         path = config.workdir / f"{score_folder(score)},{name or 'cost'}.json"
-        task = config.task(name or "recall", score)
-        same = [repr(settings), repr(task), lab.program_of(score)]
+        same = known_by(config.task(name or "recall", score), config.factors, config.rates)
         measure = functools.partial(measured, config, score, name)
         rows += [{"score": score, **row} for row in lab.kept_rows(path, same, measure)]
         minutes = (time.monotonic() - start) / 60

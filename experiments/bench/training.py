@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -89,6 +90,13 @@ def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // task.train.seeds,
         "commit": environment(lab.FOLDER)["git_commit"],
     }
+
+
+def known_by(task: Any, factors: Sequence[float], rates: Sequence[float]) -> list[Any]:
+    """What the row of a task is known by, for it to be kept: settings, data and the score."""
+    feed = task.feed(Path())
+    settings = [repr(task), [*factors], [*rates], dict(feed.digests) if feed else {}]
+    return [*settings, lab.program_of(task.model.score)]
 
 
 def with_factors(params: Any, factors: jax.Array) -> Any:
