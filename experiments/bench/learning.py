@@ -303,7 +303,8 @@ def four_scores(rows: list[Row]) -> str:
 
 def headings(tasks: dict[str, dict[str, Row]]) -> list[str]:
     """Each task with what is measured."""
-    return [f"{task}: {next(iter(each.values()))['metric']}" for task, each in tasks.items()]
+    first = {task.replace("_", " "): next(iter(each.values())) for task, each in tasks.items()}
+    return [f"{task}: {row['metric']}" for task, row in first.items()]
 
 
 def cell(row: Row | None) -> str:
