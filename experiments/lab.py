@@ -24,9 +24,7 @@ import importlib
 import inspect
 import json
 import math
-import os
 import re
-import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -50,8 +48,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from benchmarks.measure import FOUR_SCORES as FOUR_SCORES
 from benchmarks.measure import interleaved as interleaved
 from benchmarks.measure import ratio as ratio
+from benchmarks.tables import markdown as markdown
 from command_line import ScoreNames as ScoreNames
-from command_line import run_command
+from command_line import check_names as check_names
+from command_line import command, run_command
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
@@ -151,12 +151,6 @@ def spread(by_seed: Sequence[float], digits: int = 3) -> str:
     return f"{float(f'{mean:.{digits}g}'):g} ± {float(f'{deviation:.1g}'):g}"
 
 
-def markdown(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A table as Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(x).replace('|', '/') for x in line)} |" for line in lines)
-
-
 def style(score: str, others: Sequence[str] = ()) -> dict[str, Any]:
     """The colour and marker of a score's line; those beyond the first four are `others`."""
     names = dict.fromkeys([*FOUR_SCORES, *others, score])
@@ -244,7 +238,7 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     content = {
         "schema": SCHEMA,
         "experiment": name,
-        "command": shlex.join([os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        "command": command(),
         "config": json.loads(json.dumps(dataclasses.asdict(config), default=str)),
         "seconds": round(time.monotonic() - start),
         "environment": environment(FOLDER),

@@ -1,4 +1,7 @@
-"""What is written from all result files: the generated parts of READMEs, and index.html."""
+"""Writes what stands in result files into pages: the generated parts of READMEs, and index.html.
+
+.venv/bin/python -m experiments.pages
+"""
 
 from __future__ import annotations
 
@@ -23,19 +26,28 @@ from experiments.lab import (
     name_of,
 )
 
+from benchmarks import readme_tables  # isort: skip  # lab adds scripts/ to the path
+
 
 def write_pages() -> None:
-    """Writes the parts <!-- begin NAME --> ... <!-- end NAME --> of all READMEs anew.
+    """Writes the parts <!-- begin NAME --> ... <!-- end NAME --> of all pages anew.
 
-    NAME is `index`, `misses`, an experiment (its section), or NAME.FUNCTION (what that function of
-    the experiment returns for the rows). A part whose rows do not exist stays as it is.
+    NAME is `index`, `misses`, an experiment (its section), NAME.FUNCTION (what that function of the
+    experiment returns for the rows), or a table of scripts/benchmarks/readme_tables.py. A part
+    whose rows do not exist stays as it is.
     """
-    subjects = [FOLDER / subject for subject in SUBJECTS]
-    for page in [p for f in (FOLDER.parent, FOLDER, *subjects) for p in sorted(f.glob("*.md"))]:
+    for page in pages():
         text = page.read_text()
         written = replaced(text, functools.partial(part_of, folder=page.parent))
         if written != text:
             write_text(page, written)
+
+
+def pages() -> list[Path]:
+    """The Markdown files of the project, of all experiments and of scripts."""
+    root, subjects = FOLDER.parent, [FOLDER / subject for subject in SUBJECTS]
+    folders = (root, FOLDER, *subjects, root / "scripts", root / "scripts/benchmarks")
+    return [page for folder in folders for page in sorted(folder.glob("*.md"))]
 
 
 def replaced(text: str, content: Callable[[str], str | None]) -> str:
@@ -46,7 +58,7 @@ def replaced(text: str, content: Callable[[str], str | None]) -> str:
         marks = f"<!-- begin {found[1]} -->", f"<!-- end {found[1]} -->"
         return found[0] if new is None else f"{marks[0]}\n{new}\n{marks[1]}"
 
-    return re.sub(r"<!-- begin ([\w.]+) -->\n.*?<!-- end \1 -->", part, text, flags=re.DOTALL)
+    return re.sub(r"<!-- begin ([\w.-]+) -->\n.*?<!-- end \1 -->", part, text, flags=re.DOTALL)
 
 
 def part_of(part: str, folder: Path) -> str | None:
@@ -54,6 +66,8 @@ def part_of(part: str, folder: Path) -> str | None:
         return "\n\n".join(_index(folder))
     if part == "misses":
         return _misses()
+    if part in (tables := _benchmark_tables()):
+        return tables[part]
     name, _, function = part.partition(".")
     if name not in SUBJECT_OF or (content := content_of(name)) is None:
         return None
@@ -61,6 +75,9 @@ def part_of(part: str, folder: Path) -> str | None:
     if function:
         return str(getattr(experiment, function)(content["rows"]))
     return "\n\n".join(_section(experiment, content))
+
+
+_benchmark_tables = functools.cache(readme_tables.tables)
 
 
 def _index(folder: Path) -> Iterator[str]:
@@ -137,3 +154,7 @@ def _of_experiment(experiment: ModuleType, content: Row, folder: Path) -> Iterat
             yield html_page.image(path.read_bytes(), caption)
     head = ("claim", "source", "measured", "bounds", "verdict")
     yield html_page.table(head, [claim.cells() for claim in experiment.claims(content["rows"])])
+
+
+if __name__ == "__main__":
+    write_pages()

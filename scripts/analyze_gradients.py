@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import rich.console
 import tyro
-from command_line import run_command
+from command_line import command, run_command
 
 from attention_jax.reports.gradient_report import report
 from attention_jax.runs.run_folder import check_output, write_json, write_text
@@ -59,10 +57,9 @@ def main(arguments: Arguments) -> None:
         console.print(f"{time.perf_counter() - start:4.0f} s  {line} ...", highlight=False)
 
     runs = [analyze_run(run, arguments.analysis, progress=progress) for run in loaded]
-    command = shlex.join(["python", "scripts/analyze_gradients.py", *sys.argv[1:]])
     numbers = arguments.page.with_suffix(".numbers.json")  # never overwrites config.json
-    write_json(numbers, {"command": command, "runs": runs})
-    write_text(arguments.page, report(runs, command=command))
+    write_json(numbers, {"command": command(), "runs": runs})
+    write_text(arguments.page, report(runs, command=command()))
     print(f"{arguments.page}\n{numbers}")
 
 

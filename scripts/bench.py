@@ -6,17 +6,13 @@ import csv
 import dataclasses
 import io
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
-import rich.console
-import rich.table
 import tyro
-from command_line import ScoreNames, run_command
+from command_line import ScoreNames, check_names, command, print_table, run_command
 
-from attention_jax.core.names import did_you_mean
 from attention_jax.reports import html_page
 from attention_jax.runs.run_folder import check_folder, make_folder, write_text, writing
 from attention_jax.scores import get_score
@@ -59,10 +55,7 @@ class Arguments:
             raise ValueError("score must be one or more; got none")
         for score in self.score:
             get_score(score)
-        for name in self.tasks:
-            if name not in PARTS:
-                hint = did_you_mean(name, PARTS)
-                raise ValueError(f"tasks must be of {', '.join(PARTS)}; got {name!r}{hint}")
+        check_names("tasks", self.tasks, PARTS)
         check_folder("workdir", self.workdir)
         self.experiments()  # checks the scores in every model
 
@@ -100,8 +93,8 @@ def main(arguments: Arguments) -> int:
         ]
         parts += _page_of(experiment, rows[name])
     head, lines = learning.summary(rows.get("relations", []), rows.get("learning", []))
-    _print(head, lines)
-    page = [html_page.command(" ".join(["scripts/bench.py", *sys.argv[1:]])), *parts]
+    print_table("mean ± standard deviation over seeds (worst seed)", head, lines)
+    page = [html_page.command(command()), *parts]
     page.insert(1, html_page.table(head, lines))
     with writing("workdir", arguments.workdir):
         text = io.StringIO()
@@ -121,19 +114,6 @@ def _page_of(experiment: ModuleType, rows: list[lab.Row]) -> list[str]:
     for stem, figure in experiment.plot(rows).items():
         parts.append(html_page.figure(figure, experiment.CAPTIONS[stem]))
     return parts
-
-
-def _print(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console.width = 1000  # a file has room for every column
-    table = rich.table.Table(title="mean ± standard deviation over seeds (worst seed)")
-    for name in head:
-        justify: Any = "left" if name == "score" else "right"
-        table.add_column(name, justify=justify, overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    console.print(table)
 
 
 if __name__ == "__main__":

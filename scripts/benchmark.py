@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
-import shlex
-import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import jax
 import tyro
 from benchmarks.catalogue import BENCHMARKS
-from benchmarks.measure import JSON, Cases, Options
+from benchmarks.measure import JSON, Options
 from benchmarks.tables import TARGETS, table
 from benchmarks.targets import targets_of
-from command_line import run_command
+from command_line import check_names, command, run_command
 
-from attention_jax.core.names import did_you_mean
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import check_output, write_json
 
@@ -53,12 +48,7 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in self.benchmarks:
-            if name not in BENCHMARKS:
-                raise ValueError(
-                    f"benchmarks must be of {', '.join(BENCHMARKS)}; got {name!r}"
-                    f"{did_you_mean(name, BENCHMARKS)}"
-                )
+        check_names("benchmarks", self.benchmarks, BENCHMARKS)
         if "ring" in self.benchmarks and len(self.benchmarks) > 1:
             raise ValueError("benchmarks must be ring alone, which simulates 8 devices")
         check_output(self.out)
@@ -72,8 +62,7 @@ def main(arguments: Arguments) -> None:
         for name in arguments.benchmarks
         for benchmark in BENCHMARKS[name]
     }
-    if options.works:
-        cases = selected(cases, options.works)
+    cases = options.chosen(cases)
     reports: JSON = {}
     targets: list[JSON] = []
     for name in arguments.benchmarks:
@@ -91,26 +80,13 @@ def main(arguments: Arguments) -> None:
     if arguments.out is not None:
         content = {
             "schema": SCHEMA,
-            "command": shlex.join(["python", "scripts/benchmark.py", *sys.argv[1:]]),
+            "command": command(),
             "seconds": round(time.monotonic() - start),
             "options": dataclasses.asdict(options),
             "environment": environment(Path(__file__).parent),
             "benchmarks": reports,
         }
         write_json(arguments.out, content)
-
-
-def selected(cases: Mapping[str, Cases], patterns: Sequence[str]) -> dict[str, Cases]:
-    """The cases of each benchmark that match a pattern."""
-    names = [name for of_benchmark in cases.values() for name in of_benchmark]
-    for pattern in patterns:
-        if not fnmatch.filter(names, pattern):
-            raise ValueError(f"works must be among {', '.join(names)}; got {pattern!r}")
-    chosen = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
-    return {
-        benchmark: {name: case for name, case in of_benchmark.items() if name in chosen}
-        for benchmark, of_benchmark in cases.items()
-    }
 
 
 if __name__ == "__main__":

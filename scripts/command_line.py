@@ -1,4 +1,4 @@
-"""Shared by all command lines: parsing by tyro, and one-line messages for a user's mistake."""
+"""What all command lines share: parsing by tyro, messages of one line, and tables."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import io
 import itertools
 import os
 import re
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import jax
+import rich.console
+import rich.markup
+import rich.table
 import tyro
 
 import attention_jax
+from attention_jax.core.names import did_you_mean
 from attention_jax.core.programs import one_line
 from attention_jax.runs import processes
 from attention_jax.tasks import TASKS
@@ -128,6 +133,32 @@ def parse(
         raise ValueError(_message(printed.getvalue(), words)) from None
     sys.stderr.write(printed.getvalue())  # what the code of a user's score printed
     return parsed[0].with_other_options(parsed[1]) if takes_others else parsed
+
+
+def check_names(option: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raises ValueError for the first of an option's names that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"{option} must be of {', '.join(known)}; got {name!r}{hint}")
+
+
+def command() -> str:
+    """The command of this process, for the files that it writes."""
+    return shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+
+
+def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
+    """Prints a table whose first column is text and whose others are numbers."""
+    console = rich.console.Console()
+    if not console.is_terminal:
+        console.width = 1000  # a file has room for every column
+    table = rich.table.Table(title=rich.markup.escape(title))
+    for index, name in enumerate(head):
+        table.add_column(name, justify="right" if index else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    console.print(table)
 
 
 @contextlib.contextmanager

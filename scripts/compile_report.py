@@ -7,13 +7,11 @@ import dataclasses
 import importlib.metadata
 import json
 import os
-import shlex
-import sys
 from pathlib import Path
 from typing import Literal
 
 import jax
-from command_line import run_command
+from command_line import command, run_command
 from compilation import gpu_kernels, tpu_kernels
 
 from attention_jax.runs.environment import environment
@@ -59,7 +57,7 @@ def main(arguments: Arguments) -> None:
                 found["packages"][name] = importlib.metadata.version(name)
         content = {
             "schema": 1,
-            "command": shlex.join(["python", "scripts/compile_report.py", *sys.argv[1:]]),
+            "command": command(),
             "environment": found,
             "benchmarks": {name: {"rows": rows} for name, rows in reports.items()},
         }

@@ -5,10 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import rich.console
-import rich.markup
-import rich.table
-from command_line import run_command
+from command_line import print_table, run_command
 
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.metrics_file import finite_or_null
@@ -52,17 +49,12 @@ def main(arguments: Arguments) -> None:
     results = dict(task.evaluate(run.params, folder=workdir))
     if lengths:
         results |= task.evaluate(run.params, lengths, folder=workdir)
-    seeds = task.train.seeds
-    table = rich.table.Table(
-        title=f"{rich.markup.escape(task.label)}, step {', '.join(map(str, run.averaged))},"
-        f" {seeds} seeds: mean ± sd (worst seed)"
-    )
-    table.add_column("result", no_wrap=True)
-    table.add_column("value", justify="right", no_wrap=True)
-    for name, result in results.items():
-        mean, deviation, worst = summary_of(result)
-        table.add_row(name, f"{mean:.4g} ± {deviation:.2g} ({worst:.4g})")
-    rich.console.Console().print(table)
+    title = f"{task.label}, step {', '.join(map(str, run.averaged))}, {task.train.seeds} seeds"
+    lines = [
+        (name, "{:.4g} ± {:.2g} ({:.4g})".format(*summary_of(result)))
+        for name, result in results.items()
+    ]
+    print_table(title, ("result", "mean ± standard deviation over seeds (worst seed)"), lines)
     if arguments.out is not None:
         by_seed = {name: [*map(finite_or_null, result.by_seed)] for name, result in results.items()}
         steps = list(run.averaged)

@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import jax
 import rich.console
 import tyro
-from command_line import run_command
+from command_line import check_names, run_command
 
-from attention_jax.core.names import did_you_mean
 from attention_jax.runs.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -43,11 +42,7 @@ class Arguments:
     force: bool = False
 
     def __post_init__(self) -> None:
-        for name in self.names:
-            if name not in lab.SUBJECT_OF:
-                expected = ", ".join(lab.SUBJECT_OF)
-                hint = did_you_mean(name, lab.SUBJECT_OF)
-                raise ValueError(f"names must be of {expected}; got {name!r}{hint}")
+        check_names("names", self.names, lab.SUBJECT_OF)
 
     def folder(self, name: str) -> Path:
         """The folder for the rows and figures of an experiment."""

@@ -15,11 +15,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
 
-import rich.console
-import rich.table
 import train
 import tyro
-from command_line import ScoreNames, TaskName, is_users_mistake, parse, run_command
+from command_line import (
+    ScoreNames,
+    TaskName,
+    is_users_mistake,
+    parse,
+    print_table,
+    run_command,
+)
 
 from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting
@@ -291,10 +296,17 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
     rows = rows_of(runs)
     records = [_record(row, metric) for row in rows for metric in row.run.results]
     environments = {str(run.workdir): run.environment for run in runs}
-    console = rich.console.Console()
-    if not console.is_terminal:
-        console.width = 1000  # a file has room for every column
-    console.print(_terminal_table(rows))
+    metrics = list(dict.fromkeys(name for row in rows for name in row.run.results))
+    lines = [
+        [
+            *map(str, settings.values()),
+            *(_cell(run.results[name]) if name in run.results else "-" for name in metrics),
+            f"{run.seconds:.0f}",
+        ]
+        for run, settings in rows
+    ]
+    head = (*rows[0].settings, *metrics, "seconds")
+    print_table("mean ± standard deviation over seeds (worst seed)", head, lines)
     make_folder("workdir", workdir)
     with writing("workdir", workdir):
         write_text(workdir / "table.csv", _csv(rows, records))
@@ -316,23 +328,6 @@ def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
     if len({tuple(row.settings.values()) for row in rows}) < len(rows):
         rows = [Row(run, {**of_run, "run": str(run.workdir)}) for run, of_run in rows]
     return rows
-
-
-def _metrics(rows: Sequence[Row]) -> list[str]:
-    """The names of the results of all runs, in order and without repetition."""
-    return list(dict.fromkeys(name for row in rows for name in row.run.results))
-
-
-def _terminal_table(rows: Sequence[Row]) -> rich.table.Table:
-    metrics = _metrics(rows)
-    table = rich.table.Table(title="mean ± standard deviation over seeds (worst seed)")
-    for name in (*rows[0].settings, *metrics, "seconds"):
-        text = name in ("score", "run")
-        table.add_column(name, justify="left" if text else "right", overflow="fold")
-    for run, settings in rows:
-        cells = [_cell(run.results[name]) if name in run.results else "-" for name in metrics]
-        table.add_row(*map(str, settings.values()), *cells, f"{run.seconds:.0f}")
-    return table
 
 
 def _cell(result: Result) -> str:

@@ -106,11 +106,8 @@ def main(arguments: Arguments) -> int:
         raise ValueError(f"{name} cannot be written: {error.strerror or error}") from error
     if references is not None:
         scores = score_translations(translations, references)
-        for name, score, signature in (
-            ("BLEU", scores.bleu, scores.bleu_signature),
-            ("chrF", scores.chrf, scores.chrf_signature),
-        ):
-            print(f"{name} {score:.2f} ({signature})", file=sys.stderr)
+        print(f"BLEU {scores.bleu:.2f} ({scores.bleu_signature})", file=sys.stderr)
+        print(f"chrF {scores.chrf:.2f} ({scores.chrf_signature})", file=sys.stderr)
     return 0
 
 

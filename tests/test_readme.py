@@ -179,7 +179,7 @@ def parse_python_command(script: str, *arguments: str) -> None:
     """Raises unless the script, or the tests, take these arguments."""
     if script == "-m":
         module, *paths = arguments
-        if module.startswith("experiments."):
+        if module.startswith("experiments.") and module != "experiments.pages":
             parse_options(importlib.import_module(module), paths)
             return
         paths = paths if module == "pytest" else [module.replace(".", "/")]
@@ -187,8 +187,6 @@ def parse_python_command(script: str, *arguments: str) -> None:
         assert all((ROOT / path).exists() for path in paths), arguments
         return
     assert (ROOT / script).exists(), script
-    if script == "scripts/benchmarks/readme_tables.py":
-        return  # without options
     parse_options(load(script), arguments)
 
 

@@ -48,4 +48,6 @@ TABLES: dict[str, Columns] = {
         "instructions": entry("instructions", "g"),
     },
     "compiled-h100-targets": _TARGETS,
+    # All missed targets, of benchmarks and compiled programs.
+    "misses": {name: entry(name) for name in ("benchmark", "case", "target", "measured")},
 }

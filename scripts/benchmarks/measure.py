@@ -6,6 +6,7 @@ A benchmark is a list of cases. A case measures one thing and returns its rows, 
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import importlib
 import os
@@ -54,6 +55,19 @@ class Options:
         for name in ("shrink", "repeats"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+
+    def chosen(self, cases: Mapping[str, Cases]) -> dict[str, Cases]:
+        """The cases of each benchmark that match one of `works`; all if there are none."""
+        names = [name for of_benchmark in cases.values() for name in of_benchmark]
+        kept: set[str] = set()
+        for pattern in self.works or ("*",):
+            if not (matching := fnmatch.filter(names, pattern)):
+                raise ValueError(f"works must be among {', '.join(names)}; got {pattern!r}")
+            kept.update(matching)
+        return {
+            benchmark: {name: case for name, case in of_benchmark.items() if name in kept}
+            for benchmark, of_benchmark in cases.items()
+        }
 
 
 class Contestant(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -10,15 +10,19 @@ Column = Callable[[list[Row]], str]
 Columns = Mapping[str, Column]  # heading -> the cell for the rows of one line
 
 
+def markdown(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(x).replace('|', '/') for x in line)} |" for line in lines)
+
+
 def table(columns: Columns, rows: Iterable[Row]) -> str:
     """A table in Markdown, a line for all rows that share the entry "work", or for each row."""
     lines: dict[Any, list[Row]] = {}
     for index, row in enumerate(rows):
         lines.setdefault(str(row.get("work", index)), []).append(row)
-    cells = [[column(line) for column in columns.values()] for line in lines.values()]
-    return "\n".join(
-        f"| {' | '.join(line)} |" for line in (columns, ["---"] * len(columns), *cells)
-    )
+    cells = ([column(line) for column in columns.values()] for line in lines.values())
+    return markdown([*columns], cells)
 
 
 # --- columns ---
@@ -29,10 +33,8 @@ def entry(name: str, form: str = "") -> Column:
 
     def cell(rows: list[Row]) -> str:
         value = rows[0].get(name)
-        if value is None:
-            return str(rows[0].get("error", "-")) if name == "kernel" else "-"
         values = value if isinstance(value, list) else [value]
-        return ", ".join(format(each, form) for each in values) or "-"
+        return ", ".join(format(each, form) for each in values if each is not None) or "-"
 
     return cell
 

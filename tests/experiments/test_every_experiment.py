@@ -9,8 +9,6 @@ import pytest
 from experiments import lab, pages
 
 NAMES = tuple(lab.SUBJECT_OF)
-READMES = [lab.FOLDER.parent, lab.FOLDER, *(lab.FOLDER / subject for subject in lab.SUBJECTS)]
-PAGES = [path for folder in READMES for path in sorted(folder.glob("*.md"))]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +39,9 @@ def test_the_committed_rows_are_those_of_the_default_settings(name):
     ) == 0
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(lab.FOLDER.parent)))
+@pytest.mark.parametrize(
+    "page", pages.pages(), ids=lambda path: str(path.relative_to(lab.FOLDER.parent))
+)
 def test_pages_show_what_the_rows_say(page):
     text = page.read_text()
     part = functools.partial(pages.part_of, folder=page.parent)

@@ -13,6 +13,8 @@ from benchmarks.targets import Target
 from benchmarks.works import works
 from command_lines import check_error
 
+from experiments import pages
+
 
 @pytest.fixture(autouse=True)
 def quick_turns(monkeypatch):
@@ -126,9 +128,9 @@ def test_every_target_reads_a_case_that_exists():
 def test_pages_show_the_committed_results():
     found = readme_tables.tables()
     assert found.keys() <= {*TABLES, "benchmark_misses"}
-    pages = [(readme_tables.ROOT / page).read_text() for page in readme_tables.PAGES]
+    shown = [page.read_text() for page in pages.pages()]
     for name, table in found.items():
-        assert any(f"<!-- begin {name} -->\n{table}\n" in page for page in pages), name
+        assert any(f"<!-- begin {name} -->\n{table}\n" in page for page in shown), name
 
 
 # --- the command ---
@@ -142,7 +144,7 @@ def test_benchmarks_from_end_to_end(monkeypatch, command, tmp_path):
     status, printed, _ = command("benchmark", *words, *chosen)
     content = json.loads(out.read_text())
     assert status == 0
-    assert content["command"].startswith("python scripts/benchmark.py")
+    assert content["command"].startswith("python script --benchmarks")
     assert len(content["environment"]["sources"]) == 64
     reports = {name: report["rows"] for name, report in content["benchmarks"].items()}
     ours, jax_nn, absent = reports["attention"]
