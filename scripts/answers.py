@@ -11,6 +11,7 @@ from attention_jax.analysis.attention_page.view import check_page_file
 from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
+from attention_jax.runs.run_folder import writing
 from attention_jax.tasks.pages import AXES, answers_view, cross_attention
 from attention_jax.training.run import load_run
 
@@ -73,10 +74,8 @@ def main(arguments: Arguments) -> None:
     tokens = max(max(weights.shape) for weights, _, _ in panels.values())
     figure = plotting.weight_heatmaps(panels, **AXES, size=max(3.1, 0.22 * tokens))
     path = arguments.figure or workdir / "figures" / "answers.png"
-    try:
+    with writing("figure", path):
         print(plotting.save(figure, path))
-    except OSError as error:
-        raise ValueError(f"figure {path} cannot be written: {error.strerror}") from error
     if arguments.html is not None:
         print(shown.save(arguments.html))
 

@@ -84,13 +84,10 @@ def main(arguments: Arguments) -> int:
         name = lab.name_of(experiment)
         mark = " (quick)" if arguments.quick else ""
         measured = [{**row, "score": f"{row['score']}{mark}"} for row in experiment.run(config)]
-        own = {row["score"] for row in measured}
-        content = lab.content_of(name) or {"rows": []}
-        rows[name] = measured + [row for row in content["rows"] if row["score"] not in own]
-        chosen = getattr(config, "tasks", None)
-        rows[name] = [
-            row for row in rows[name] if not chosen or row.get("task", chosen[0]) in chosen
-        ]
+        own, tasks = ({row.get(key) for row in measured} for key in ("score", "task"))
+        committed = (lab.content_of(name) or {"rows": []})["rows"]
+        others = [r for r in committed if r["score"] not in own and r.get("task") in tasks]
+        rows[name] = measured + others
         parts += _page_of(experiment, rows[name])
     head, lines = learning.summary(rows.get("relations", []), rows.get("learning", []))
     print_table("mean ± standard deviation over seeds (worst seed)", head, lines)

@@ -179,7 +179,9 @@ def parse_python_command(script: str, *arguments: str) -> None:
     """Raises unless the script, or the tests, take these arguments."""
     if script == "-m":
         module, *paths = arguments
-        if module.startswith("experiments.") and module != "experiments.pages":
+        if module == "experiments.pages":
+            return  # without options
+        if module.startswith("experiments."):
             parse_options(importlib.import_module(module), paths)
             return
         paths = paths if module == "pytest" else [module.replace(".", "/")]

@@ -51,7 +51,6 @@ def with_noise(numbers: Iterable[float]) -> str:
 
 
 TARGETS: Columns = {
-    "benchmark": entry("benchmark"),
     "case": entry("claim"),
     "number": entry("what"),
     "target": entry("target"),

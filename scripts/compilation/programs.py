@@ -32,25 +32,25 @@ class Program(NamedTuple):
 
 def programs() -> Iterator[Program]:
     """All programs of the report; by those with a tile the default sizes were chosen."""
-    of = functools.partial(functools.partial, attention, dtype=jnp.bfloat16)
+    ours = functools.partial(functools.partial, attention)
     for target in targets.TARGETS:
-        make = of(score="scaled", length=4096, blocks=(TILE, TILE))
+        make = ours(score="scaled", length=4096, blocks=(TILE, TILE))
         yield Program("scaled dot, T 4,096", target, KERNELS, make)
         for name in ("splash attention", "splash attention with its fused backward"):
             peer = functools.partial(splash, length=4096, fused="fused" in name)
             yield Program(f"{name}, T 4,096", target, PEERS, peer)
-        make = of(score=ADDITIVE, length=4096, blocks=(256, 512))
+        make = ours(score=ADDITIVE, length=4096, blocks=(256, 512))
         yield Program("additive, T 4,096", target, KERNELS, make)
     for name, score in (("scaled dot", aj.get_score("scaled")), ("additive", ADDITIVE)):
-        make = of(score=score, length=16384, blocks=(256, 512))
+        make = ours(score=score, length=16384, blocks=(256, 512))
         yield Program(f"{name}, T 16,384", "v5e", (), make)
         for tile in TILE_SIZES:
-            yield Program(name, "v5e", KERNELS, of(score=score, length=4096, blocks=tile), tile)
+            yield Program(name, "v5e", KERNELS, ours(score=score, length=4096, blocks=tile), tile)
     small = {"length": 2048, "dtype": jnp.float32, "blocks": (128, 128)}
-    make = of(score=distance, **small)
+    make = ours(score=distance, **small)
     yield Program("a user's squared distance, T 2,048", "v5e", KERNELS, make)
     params = {"forms": 8 * [jnp.zeros((DIM, DIM))], "weights": 8 * [jnp.zeros((1, 1))]}
-    make = of(score=bilinear_network, params=params, **small)
+    make = ours(score=bilinear_network, params=params, **small)
     yield Program("a user's bilinear network, T 2,048", "v5e", KERNELS, make)
 
 
@@ -68,7 +68,7 @@ def bilinear_network(params: Any, query: jax.Array, key: jax.Array) -> jax.Array
 
 
 def attention(
-    target: str, score: Any, length: int, dtype: Any, blocks: tuple[int, int], params: Any = None
+    target: str, score: Any, length: int, blocks: Any, dtype: Any = jnp.bfloat16, params: Any = None
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Our attention, forward and backward."""
     array = functools.partial(targets.array, device=targets.device(target))

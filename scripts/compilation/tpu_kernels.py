@@ -24,6 +24,17 @@ from compilation.targets import Rows, target_row
 _BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s+([A-Z]{2})?\s*:\s*((?:> ?)*)")
 _PAIRS = 8 * 128  # of a register
 _MIB = 2**20
+# Direction, its kernels of a program, the peer, and the most bundles over the peer's.
+_OVER_PEERS = (
+    ("forward", slice(1), "splash attention", 1.15),
+    ("backward", slice(1, None), "splash attention", 1.25),
+    ("backward", slice(1, None), "splash attention with its fused backward", 1.25),
+)
+# Direction, the floor in words and as cycles per tanh, and the most bundles over it.
+_OVER_FLOORS = (
+    ("forward", "one tanh per cycle", 1, 1.5),
+    ("backward", "seven vector operations, four per cycle", 7 / 4, 2.0),
+)
 
 
 def reports(only: str) -> dict[str, Rows]:
@@ -149,35 +160,25 @@ def targets_of(rows: Rows) -> Rows:
     """The targets, which were set before anything was compiled, and whether they are met."""
     checks: Rows = []
     for chip in ("v5e", "v6e"):
-
-        def kernels(name: str, chip: str = chip) -> Rows:
-            about = (f"{name}, T 4,096", chip)
-            return [r for r in rows if (r["program"], r["target"]) == about and "kernel" in r]
-
-        def add(case: str, what: str, most: float, number: float, chip: str = chip) -> None:
-            checks.append(target_row(f"{case}, {chip}", what, most, number))
-
-        ours = [row["bundles"] for row in kernels("scaled dot")]
-        for suffix in ("", " with its fused backward"):
-            peer = [row["bundles"] for row in kernels(f"splash attention{suffix}")]
-            what = f"bundles of a tile of 512 x 512, over splash attention{suffix}"
-            if ours and peer and not suffix:
-                add("scaled dot, forward", what, 1.15, ours[0] / peer[0])
-            if ours and peer:
-                add("scaled dot, backward", what, 1.25, ours[1] / sum(peer[1:]))
-        for direction, floor, operations, most, kernel in zip(
-            ("forward", "backward"),
-            ("one tanh per cycle", "seven vector operations, four per cycle"),
-            (1, 7 / 4),
-            (1.5, 2.0),
-            kernels("additive"),
-            strict=False,
+        kernels: dict[str, Rows] = {}
+        for row in rows:
+            if row["target"] == chip and "kernel" in row:
+                kernels.setdefault(row["program"].removesuffix(", T 4,096"), []).append(row)
+        ours = kernels.get("scaled dot", [])
+        for direction, part, name, most in _OVER_PEERS:
+            if ours and (peer := kernels.get(name, [])):
+                of_ours, of_peer = (sum(row["bundles"] for row in x[part]) for x in (ours, peer))
+                what = f"bundles of a tile of 512 x 512, over {name}"
+                claim = f"scaled dot, {direction}, {chip}"
+                checks.append(target_row(claim, what, most, of_ours / of_peer))
+        for kernel, (direction, floor, operations, most) in zip(
+            kernels.get("additive", []), _OVER_FLOORS, strict=False
         ):
             one = passes(kernel["loops"])[-1]  # the backward kernel computes the weights first
             ratio = one["bundles"] / one["tanhs"] / operations
-            what = f"bundles of a pass over the features, over {floor}"
-            add(f"additive, {direction}", what, most, ratio)
-            add(f"additive, {direction}", "spills in the inner loop", 0, one["spills"])
+            claim, what = f"additive, {direction}, {chip}", "bundles of a pass over the features"
+            checks.append(target_row(claim, f"{what}, over {floor}", most, ratio))
+            checks.append(target_row(claim, "spills in the inner loop", 0, one["spills"]))
     for row in rows:
         if row["program"].endswith("T 16,384") and "error" not in row:
             claim = f"{row['program']}, forward and backward, {row['target']}"
