@@ -14,14 +14,6 @@ model has to guess one letter of each pair i and S - 1 - i that is out of sight 
 palindromes):
 
     exact match <= (1 / 26)^(pairs with |S - 1 - 2i| > D)
-
-Local-p multiplies the weights after the softmax by a Gaussian of deviation D / 2, so that the
-weights of a row sum to less than 1. For logits that are independent of the position, and a center
-anywhere between keys, the sum is on average
-
-    integral over |x| <= D of exp(-2 x^2 / D^2) dx / 2D = sqrt(pi / 8) erf(sqrt(2)) = 0.598
-
-whatever D is; with the center on a key it is less, 0.424 for D = 1.
 """
 
 from __future__ import annotations
@@ -34,11 +26,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.functional.centers import reversed_centers
-from attention_jax.functional.local import local_attention_weights, window_mask
 from attention_jax.reports import plotting
 from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.pages import AXES
@@ -50,7 +39,6 @@ from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettin
 
 LENGTHS = range(SHORT_STRINGS.min_length, SHORT_STRINGS.max_length + 1)
 WORD = "reversal"  # drawn
-QUERIES, KEYS, RADIUS = 16, 20, 3  # of §38.7's figure
 SCORES = ("cosine", "distance", "concat", "softcap")
 # By kind of attention: settings of the model.
 LOCAL: dict[str, dict[str, Any]] = {
@@ -250,55 +238,26 @@ def table(rows: list[Row]) -> str:
 
 
 CAPTIONS = {
-    "local_attention": "Exact match against the radius of the window. Without an encoder, windows"
-    " around the anti-diagonal reverse every string at radius 0, and fewer strings the wider they"
-    " are; windows around the diagonal follow their ceiling; windows around a predicted center"
-    " need radius 2. With an encoder both reverse, the diagonal less well. By length, the diagonal"
-    " reverses most strings up to D + 1 letters and no longer ones. All models have 1,000 steps of"
-    " training, also those with an encoder, of which the diagonal one gets better with 2,500."
-    " Bands: one deviation over seeds.",
+    "local_attention": "Exact match against the radius of the window, after 1,000 steps: without an"
+    " encoder, where windows around the diagonal follow their ceiling; with an encoder; and, around"
+    " the diagonal, by length of the string. Bands: one deviation over seeds.",
     "local_attention_kinds": "Attention weights of each kind of attention while it writes a word"
     " backwards. Windows around the diagonal and monotonic attention look where the encoder has"
     " moved the letters.",
-    "local_attention_masks": "The chapter's masks of 16 queries and 20 keys with radius 3, the mask"
-    " that reversal needs, and uniform weights under the paper's Gaussian, whose rows sum to less"
-    " than 1.",
 }
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """Accuracy, weights and masks."""
+    """Accuracy, and the weights of each kind."""
     panels = {}
     for row in [row for row in rows if "weights" in row]:
         title = row["kind"].replace("encoder, ", "encoder,\n")
         panels[title] = np.array(row["weights"]), row["answer"], list(WORD)
-    figures = {"local_attention": _accuracy(rows), "local_attention_masks": _masks()}
+    figures = {"local_attention": _accuracy(rows)}
     if panels:
         weights = plotting.weight_heatmaps(panels, columns=5, size=2.5, **AXES)
         figures["local_attention_kinds"] = weights
     return figures
-
-
-def chapter_masks() -> dict[str, Any]:
-    """The allowed pairs [T, S] of §38.7's masks, and uniform weights under the paper's Gaussian."""
-    in_proportion = np.arange(QUERIES) * KEYS / QUERIES
-    noise = np.random.default_rng(2).normal(0, 2, QUERIES)
-    noisy = np.clip(in_proportion + noise, 0, KEYS - 1)
-    centers = {
-        "local-m, diagonal": in_proportion.astype(int),
-        "local-m, anti-diagonal": reversed_centers(QUERIES, jnp.array(KEYS)),
-        "local-p, the chapter's": noisy.astype(int),
-    }
-    uniform = jnp.zeros((QUERIES, 1)), jnp.zeros((KEYS, 1))
-    gaussian: Any = {"centers": jnp.asarray(noisy), "radius": RADIUS, "sigma": RADIUS / 2}
-    return {
-        "global": jnp.ones((QUERIES, KEYS)),
-        **{
-            name: window_mask(jnp.asarray(of_mask), RADIUS).materialize(QUERIES, KEYS)
-            for name, of_mask in centers.items()
-        },
-        "local-p, the paper's": local_attention_weights(*uniform, **gaussian),
-    }
 
 
 def _accuracy(rows: list[Row]) -> Any:
@@ -325,16 +284,6 @@ def _accuracy(rows: list[Row]) -> Any:
     axes[0].set(ylabel=f"exact match ({score})", ylim=(-0.04, 1.06))
     axes[2].legend()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure
-
-
-def _masks() -> Any:
-    masks = chapter_masks()
-    figure, axes = plotting.new_figure(2.6 * len(masks), 2.7, columns=len(masks), sharey=True)
-    for ax, (name, pairs) in zip(axes, masks.items(), strict=True):
-        ax.imshow(pairs, cmap="viridis", vmin=0, interpolation="nearest")
-        ax.set(title=name, xlabel="source position j (key)")
-    axes[0].set_ylabel("target position i (query)")
     return figure
 
 

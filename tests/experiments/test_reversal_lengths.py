@@ -19,22 +19,6 @@ from attention_jax.training.run import TrainedRun
 from experiments.reversal import length, length_evaluation, local_attention, rollout
 
 
-def test_masks_are_those_of_the_chapter():
-    source, target, radius = 20, 16, 3
-    rng = np.random.default_rng(2)
-    local_m, local_p = np.zeros((2, target, source))
-    for i in range(target):
-        p = int(i * source / target)
-        local_m[i, max(0, p - radius) : min(source, p + radius + 1)] = 1
-        p = int(np.clip(i * source / target + rng.normal(0, 2), 0, source - 1))
-        local_p[i, max(0, p - radius) : min(source, p + radius + 1)] = 1
-    masks = local_attention.chapter_masks()
-    np.testing.assert_array_equal(masks["local-m, diagonal"], local_m)
-    np.testing.assert_array_equal(masks["local-p, the chapter's"], local_p)
-    distances = np.arange(source) - (source - 1 - np.arange(target)[:, None])
-    np.testing.assert_array_equal(masks["local-m, anti-diagonal"], np.abs(distances) <= radius)
-
-
 def test_the_sum_of_a_row_under_the_gaussian():
     query, key = jnp.zeros((997, 1)), jnp.zeros((13, 1))
 
