@@ -1,22 +1,22 @@
 """What does each score cost in parameters, operations and memory, as stated and as measured?
 
-Answer:   Additive needs 1.5 times dot's operations, not the 129 times of the chapter's ledger, once
-          each token is projected once; in tiles its memory at 4,096 tokens is 4 MiB instead of
-          8.3 GiB. Memory in tiles is linear from about 2,048 tokens on (dot: 525 bytes per token,
-          two arrays [T, 64]); below, buffers are shared, and it bends: the exponent from 256 tokens
-          on is up to 1.38, where at most 1.1 was expected.
+Answer:   If each token is projected once, additive needs 1.5 times dot's operations, not the 129
+          times of the chapter's ledger; in tiles its memory at 4,096 tokens is 4 MiB instead of
+          8.3 GiB. Memory in tiles grows linearly from about 2,048 tokens on (dot: 525 bytes per
+          token, two arrays [T, 64]). Fitted from 256 tokens on, its exponent is up to 1.38, where
+          at most 1.1 was expected: shorter sequences share buffers.
 Source:   chapter 38, §38.6, "A complexity ledger for the four variants" and the cell that counts
           parameters; the notebook's complexity analysis of scaled dot-product attention: O(n² d)
           time and O(n²) memory.
 Command:  .venv/bin/python -m experiments.costs.complexity_ledger   # 2 minutes on 2 CPU cores
 
-Parameters are counted from the shapes that `init` makes. XLA counts operations in the traced
-program: an addition and a multiplication are two, the chapter counts them as one. It counts memory
-in the compiled program, which is not run: the temporary memory of one example and one head, T = S,
-with all gradients. "naive" is the formula as one writes it down, for the chapter's scores and
-concat; "reference" and "tiled" are this library's implementations, tiled with one tile size at all
-lengths. Programs also take a constant amount of memory, so the exponent of growth is that of the
-increments from one length to the next, in which the constant cancels.
+Parameters are counted from the shapes that `init` makes. XLA counts the operations of the traced
+program; an addition and a multiplication are two, where the chapter counts one. XLA also reports
+the memory of the compiled program, which is not run: the temporary memory of one example and one
+head, T = S, with all gradients. "naive" is the formula as it is usually written, for the chapter's
+scores and concat; "reference" and "tiled" are this library's implementations, tiled with the same
+tile size at all lengths. Programs also take a constant amount of memory, so the exponent of growth
+is that of the increments from one length to the next, in which the constant cancels.
 
 The chapter's T (2d² + d) for additive is the cost of its own computation: it concatenates each
 query with each key and multiplies the pair by W. With W = [W_q W_k], W [q; k] = W_q q + W_k k, and
@@ -44,8 +44,8 @@ from experiments.lab import Claim, Row, column, content_of, main, markdown, spre
 Array = jax.Array
 CAPTIONS = {
     "complexity_ledger": "Memory of attention with all gradients over the length, and of all scores"
-    " at the longest: it grows as the square where all pairs are stored. In tiles it grows linearly"
-    " from about 2,048 tokens on; exponents are fitted from the shortest length on."
+    " at the longest. It grows as the square of the length where all pairs are stored, and in tiles"
+    " linearly from about 2,048 tokens on; exponents are fitted from the shortest length on."
 }
 FORMS = ("naive", "reference", "tiled")
 PARAMETERS = {"additive": 8256, "general": 4096, "dot": 0, "scaled": 0}  # the chapter, d = 64

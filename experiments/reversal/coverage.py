@@ -1,8 +1,8 @@
 """Does coverage keep attention from looking twice, and a model from writing twice?
 
-Answer: Yes, but the answers get no better: the coverage loss of a string falls from 3.1 to 1.0, its
-    floor, and the share of letters repeated wrongly in strings longer than those of training from
-    2.6 % to 0.03 %, where none of these strings is right and the cross entropy rises.
+Answer: Yes, but the answers get no better. The coverage loss of a string falls from 3.1 to its
+    floor of 1.0. In strings longer than those of training, the share of wrongly repeated letters
+    falls from 2.6 % to 0.03 %, but no string is right and the cross entropy rises.
 Source: chapter 38 ("Attention Variants"), §38.8; See, Liu and Manning 2017, equations 10-13.
 Command: .venv/bin/python -m experiments.reversal.coverage  # 2 minutes on 2 CPU cores
 
@@ -10,7 +10,7 @@ The chapter gives formulas and no numbers. The experiment has two parts:
 
 1. A stuck decoder: its query never changes, and so neither does plain attention. With coverage in
    the score, v . tanh(q + k_j + w cov_tj), a negative w moves attention on. There are four keys of
-   one feature each. This part is about additive attention, for which the formula is.
+   one feature each. This part is about additive attention, for which the formula was written.
 2. Reversal with additive attention, or with each of `--scores`: without coverage, with coverage in
    the score, and with the coverage loss added to the cross entropy. Models are examined throughout
    training, on strings as long as those of training and on longer ones, where they break down and
@@ -24,7 +24,7 @@ has had, which adds up to at most 1 per letter:
 
     sum_t loss_t >= (n + 1) - sum_j max_t a_tj >= 1
 
-Attention that goes to each letter once, and for EOS anywhere, reaches the floor. Looking twice is
+Attention that visits each letter once, and any letter for EOS, reaches the floor. Looking twice is
 not the same as writing twice: repetition counts the letters of an answer that occur more than once,
 and more often than in the right answer.
 """
@@ -233,15 +233,12 @@ def table(rows: list[Row]) -> str:
 
 
 CAPTIONS = {
-    "coverage_stuck": "Attention of a decoder whose query never changes, over four keys and four"
-    " queries. Without coverage every row is the same; with a negative kernel in the score"
-    " attention moves from key to key. The coverage loss falls from 3 as the kernel gets more"
-    " negative, is least at -2, and rises again where tanh saturates.",
+    "coverage_stuck": "Attention of a decoder whose query never changes. Without coverage all rows"
+    " are the same; with a negative kernel w in the score, attention moves from key to key. The"
+    " coverage loss is least at w = -2, and rises again where tanh saturates.",
     "coverage": "Training without coverage, with coverage in the score, and with the coverage loss"
-    " as well. At trained lengths the coverage loss per string falls to its floor of 1 in the arm"
-    " that trains on it, and all arms end with right answers. On longer strings this arm repeats"
-    " the fewest letters wrongly, and has the highest cross entropy. Bands: one standard deviation"
-    " over seeds, within the possible range.",
+    " as well: the loss falls to its floor, and longer strings have fewer letters repeated wrongly"
+    " but a higher cross entropy. Bands: one standard deviation over seeds.",
 }
 
 

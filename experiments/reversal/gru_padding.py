@@ -1,8 +1,9 @@
 """Does a published ranking of four scores come from the scores, or from a missing padding mask?
 
-Answer: From the missing mask: with one all four scores have at least 99.9 % of the letters of
-    lengths 3, 5 and 7 right. Without it three seeds have 31 % with scaled dot, the last as
-    published, but 60 % with additive, published as the first; dot has 71 and general 76 %.
+Answer: From the missing mask: when padding is masked, all four scores write at least 99.9 % of the
+    letters of lengths 3, 5 and 7 right. Without the mask (three seeds) scaled dot has 31 % right
+    and is last, as published; but additive, published as the first, has 60 %, behind dot (71 %) and
+    general (76 %).
 Source: chapter 38 ("Attention Variants"), §38.6: letters right by string length, for a GRU
     encoder-decoder with four scores, one training each. It finds scaled dot the worst by far and
     blames the scaling.
@@ -10,11 +11,11 @@ Command: .venv/bin/python -m experiments.reversal.gru_padding  # 25 minutes on 2
 
 The chapter trains on padded batches, masks no padding, and tests single strings, which have no
 padding. Its model (`gru_model.py`) is trained here that way, and again from the same initial
-parameters and on the same strings with padding masked in its attention. So is this library's model
-for short strings (`SHORT_STRINGS` in `training_settings.py`), a transformer whose encoder attends
-to padding too. All are tested without padding, as in the chapter; models without a mask also on
-strings padded to 8 letters, as in training. The chapter calls letters that are right, each given
-the right ones before it, "exact match".
+parameters and on the same strings with padding masked in its attention. This library's model for
+short strings (`SHORT_STRINGS` in `training_settings.py`), a transformer whose encoder attends to
+padding too, is also trained both ways. All models are tested without padding, as in the chapter;
+models without a mask also on strings padded to 8 letters, as in training. What the chapter calls
+"exact match" is the share of letters that the model predicts from the right earlier letters.
 """
 
 from __future__ import annotations
@@ -196,10 +197,9 @@ def table(rows: list[Row]) -> str:
 
 
 CAPTIONS = {
-    "gru_padding": "Letters right by string length, on strings without padding: as published, from"
-    " one training; with the same model trained again without a padding mask; and trained with it."
-    " Points are means over seeds; bars are one standard deviation on either side, cut off at 0 and"
-    " 100.",
+    "gru_padding": "Letters right by string length, on strings without padding: as published; the"
+    " same model trained again without a padding mask; and trained with it. Means over seeds, and"
+    " bars of one standard deviation on either side, within the possible range.",
     "transformer_padding": "The same for this library's transformer, without the mask and with it.",
 }
 

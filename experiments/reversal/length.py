@@ -1,9 +1,10 @@
 """What makes attention reverse strings of any length?
 
 Answer:   Position ids that a letter shares with its place in the answer, drawn at random in
-          training, and logits that grow with log n: trained on 1 to 40 letters of 26, all four
-          scores reverse every tested string of up to 5,000; with 2 letters additive learns nothing.
-          With the source counted from its start 4 % of the letters at length 500 are right.
+          training, and logits that grow with log n. Trained on strings of 1 to 40 letters, all four
+          scores reverse every tested string of up to 5,000 letters; with an alphabet of 2 letters
+          additive learns nothing. If positions in the source are counted from its start, 4 % of the
+          letters at length 500 are right.
 Source:   Delétang et al. 2022 ("Neural Networks and the Chomsky Hierarchy"): train on lengths 1-40,
           test on every length from 41 to 500; of the networks there, only those with a stack or a
           tape reverse strings. Ruoss et al. 2023 (positions drawn at random); Chiang and Cholak
@@ -290,7 +291,7 @@ def _margins(rows: list[Row]) -> Iterator[Claim]:
 
 
 def table(rows: list[Row]) -> str:
-    """Scores and parts; the figure has the normalisers."""
+    """Scores and parts of the recipe; a figure shows the normalisers."""
     return (
         "Trained on 1 to 40 letters: letters right, with the earlier ones given, and whole strings"
         " right, by length, % (empty: not measured):\n\n"
@@ -322,8 +323,7 @@ CAPTIONS = {
     " letters (dotted). Logits that grow with log n keep their sharpness; a learned factor, the"
     " same at all lengths, does not help. Bands: one deviation over seeds.",
     "length_normalizers": "By normaliser and length: whole strings right in free running, and the"
-    " weight of the right key, %, means over seeds. One column per score, trained on 3 to 8"
-    " letters, and additive attention trained on 1 to 40.",
+    " weight of the right key, %, means over seeds, after training on 3 to 8 or 1 to 40 letters.",
 }
 
 

@@ -9,9 +9,9 @@ Source:   chapter 38 ("Attention Variants"), §38.7 and exercise 38.5; Luong, Ph
 Command:  .venv/bin/python -m experiments.reversal.local_attention  # 40 minutes on 2 busy cores
 
 A window of radius D around the diagonal, p = i, holds the letter to write where |S - 1 - 2i| <= D.
-Without an encoder it reverses strings of at most D + 1 letters. To reverse a longer string, the
-model has to guess one letter of each pair i and S - 1 - i that is out of sight (copying reverses
-palindromes):
+Without an encoder it reverses strings of at most D + 1 letters. In a longer string some letters i
+and S - 1 - i are out of sight of each other. Of each such pair the model has to guess one letter;
+copying the letter in sight writes both right where they happen to be equal. Hence
 
     exact match <= (1 / 26)^(pairs with |S - 1 - 2i| > D)
 """
@@ -226,10 +226,8 @@ def table(rows: list[Row]) -> str:
     for row in [row for row in rows if "kind" in row]:
         exact = 100 * np.mean(row["exact"], axis=0)
         lines.append((row["kind"], f"{lab.spread(exact, 4)} ({exact.min():.1f})"))
-    head = (
-        "attention, D = 2, longer training",
-        "exact match, %: mean ± deviation over seeds (worst)",
-    )
+    deviation = "exact match, %: mean ± deviation over seeds (worst)"
+    head = "attention, D = 2, longer training", deviation
     lengths = f"strings of {LENGTHS[0]} to {LENGTHS[-1]} letters"
     return (
         f"Exact match on {lengths} by radius D of the window, mean over seeds, %. The center of"

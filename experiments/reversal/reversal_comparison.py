@@ -8,7 +8,7 @@ Command: .venv/bin/python -m experiments.reversal.reversal_comparison  # 4 minut
 
 The settings are the same for all scores, and are the defaults of `scripts/train.py` (`MODEL` and
 `Reversal` in `attention_jax/tasks/reversal.py`). They were chosen on other test strings than those
-of this experiment. `gru_padding.py` trains models with positions from the start.
+of this experiment. The models of `gru_padding.py` count positions from the start of the string.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import numpy as np
 
 from attention_jax.reports import plotting
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import check_folder
 from attention_jax.scores import score_folder
 from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.reversal import Reversal
@@ -57,9 +56,6 @@ class Config(TrainingSettings):
 
     def __post_init__(self) -> None:
         lab.check_least(self, strings=1, longer=1)
-        for score in self.scores:
-            self.task(score)
-        check_folder("workdir", self.workdir)
 
     def task(self, score: str) -> Reversal:
         """The task's default settings, with this score."""
@@ -89,7 +85,7 @@ def run(config: Config) -> list[Row]:
                 letters, _, right = ([round(float(s), 6) for s in each] for each in shares)
                 rows.append({"score": score, "length": length, "letters": letters, "exact": right})
             percent = _percent(exact(where(rows, score=score), lengths)[0])
-            print(f"{score}: {percent} % of the strings of {_letters(lengths)} right", flush=True)
+            print(f"{score}, lengths {[*lengths]}: {percent} % of strings right", flush=True)
         weights, written, read = attention_on(WORD, trained)
         rows.append({"score": score, "weights": weights, "written": written, "read": read})
     return rows
@@ -129,21 +125,15 @@ def claims(rows: list[Row]) -> list[Claim]:
 def table(rows: list[Row]) -> str:
     """The share of whole strings right by score and length, in %."""
     beyond = [length for length in dict.fromkeys(column(rows, "length")) if length not in TRAINED]
-    heads = (
-        "score",
-        "lengths 3-8",
-        *(f"length {length}" for length in beyond),
-        "steps per second, all seeds",
-    )
+    heads = ["score", "lengths 3-8", *(f"length {length}" for length in beyond)]
+    heads.append("steps per second, all seeds")
     columns = [exact(rows, TRAINED), *(exact(rows, [length]) for length in beyond)]
     lines = []
     for index, score in enumerate(dict.fromkeys(column(rows, "score"))):
         (speed,) = column(rows, "steps_per_second", score=score)
         cells = (_percent(by_score[index]) for by_score in columns)
         lines.append((score, *cells, f"{speed:.0f}" if speed else "not known"))
-    note = (
-        "Whole strings right, %: mean ± deviation over seeds (worst seed), or one number for all."
-    )
+    note = "Whole strings right, %: mean ± deviation over seeds (worst), or one number if equal."
     return f"{note}\n\n{lab.markdown(heads, lines)}"
 
 
@@ -152,11 +142,6 @@ def _percent(by_seed: np.ndarray) -> str:
     if np.ptp(by_seed) == 0:
         return f"{mean:.2f}"
     return f"{mean:.2f} ± {deviation:.2f} ({100 * by_seed.min():.2f})"
-
-
-def _letters(lengths: Sequence[int]) -> str:
-    first, last = min(lengths), max(lengths)
-    return f"{last} letters" if first == last else f"{first} to {last} letters"
 
 
 CAPTIONS = {
@@ -176,13 +161,12 @@ def plot(rows: list[Row]) -> dict[str, Any]:
         if "weights" in row
     }
     names: Any = {"ylabel": "letter written (query)", "xlabel": "source letter (key)"}
-    colors = {score: lab.style(score, [*panels])["color"] for score in panels}
     seeds = len(curves[0]["loss"])
     losses = plotting.loss_curves(
         [row["step"] for row in where(curves, score=curves[0]["score"])],
         {score: np.array(column(curves, "loss", score=score)) for score in panels},
         title=f"String reversal: geometric mean ± sd of logarithms, {seeds} seeds",
-        indices={score: plotting.COLORS.index(color) for score, color in colors.items()},
+        indices={s: plotting.COLORS.index(lab.style(s, [*panels])["color"]) for s in panels},
     )
     return {
         "reversal_heatmaps": plotting.weight_heatmaps(panels, **names),

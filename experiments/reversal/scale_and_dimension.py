@@ -1,7 +1,7 @@
-"""Is dot product attention better or worse for its score, for its scale, or for its size?
+"""What makes dot product attention better or worse: its score, its scale, or its size?
 
-Answer: For its scale: at d = 256 dot ends with a loss of 0.21 nats per token and scaled dot, the
-    same score times 1/16, with 0.002. At d = 16 and 64 the loss ends below 0.001 where dot's logits
+Answer: Its scale. At d = 256 dot ends with a loss of 0.21 nats per token, and scaled dot, the same
+    score times 1/16, with 0.002. At d = 16 and 64 the loss ends below 0.001 where dot's logits
     begin with a deviation of 0.25, 1 or 2 within a row, and above it from 4 on.
 Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and scaled dot on the
     reversal task with d = 256, compare their final losses, and plot the entropy of attention across
@@ -9,9 +9,9 @@ Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and
 Command: .venv/bin/python -m experiments.reversal.scale_and_dimension  # 35 minutes on 2 CPU cores
 
 All models are the reversal model for short strings (`SHORT_STRINGS` in `training_settings.py`) with
-padding masked; only the cross attention's score changes. With this number of steps unscaled dot at
-d = 16 and 64 stops improving; at d = 256 it takes more. Every arm is trained at several learning
-rates, and compared at the rate with its lowest mean final loss.
+padding masked; only the cross attention's score changes. At d = 16 and 64 unscaled dot stops
+improving within this number of steps; at d = 256 it would need more. Every arm is trained at
+several learning rates, and compared at the rate with its lowest mean final loss.
 
 1. Dimension: dot and scaled dot at d of 16, 64 and 256; the source's exercise is d = 256.
 2. Size of logits: dot times a constant, chosen for each seed so that its logits begin with a given
@@ -316,14 +316,9 @@ def table(rows: list[Row]) -> str:
         first, second = (arms_of[score]["loss"] for score in order[:2])
         scores.append((what, losses, form.format(*gain(second, first))))
     outcome, error = "nats ± deviation over seeds (strings reversed)", "± 2 standard errors"
-    heads = [
-        "d",
-        "score",
-        "best rate",
-        f"final loss, {outcome}",
-        f"minus the least of this d, {error}",
-    ]
-    heads += ["entropy of attention, before → after", "deviation of logits, before → after"]
+    heads = ["d", "score", "best rate", f"final loss, {outcome}"]
+    heads += [f"minus the least of this d, {error}", "entropy of attention, before → after"]
+    heads += ["deviation of logits, before → after"]
     of_scores = ("comparison", f"final losses, {outcome}", f"second minus first, {error}")
     return f"{markdown(heads, lines)}\n\n{markdown(of_scores, scores)}"
 
@@ -334,11 +329,10 @@ def _outcome(row: Row) -> str:
 
 CAPTIONS = {
     "scale_and_dimension_sizes": "Final loss of dot times a constant, over the initial deviation of"
-    " its logits; open symbols are dot and scaled dot as they are. Each arm at its best learning"
-    " rate: the geometric mean of its three seeds' losses (the table has arithmetic means), and"
-    " bands of one standard deviation of the logarithms.",
-    "scale_and_dimension_training": "Dot and scaled dot while they learn, each at its best learning"
-    " rate: loss, entropy of the cross attention and deviation of its logits within a row. Means"
+    " its logits, at the best learning rate; open symbols are dot and scaled dot as they are."
+    " Geometric means over seeds, and bands of one standard deviation of the logarithms.",
+    "scale_and_dimension_training": "Dot and scaled dot while they learn, at their best learning"
+    " rates: loss, entropy of the cross attention and deviation of its logits within a row. Means"
     " over seeds, and bands of one deviation, of logarithms where the axis is logarithmic.",
 }
 

@@ -1,16 +1,16 @@
-"""What do masks let through, which tiles do they skip, and what if they are read the wrong way?
+"""What do masks let through, which tiles do they skip, and what does a query without keys get?
 
-Answer:   a causal mask skips 496 of 1,024 tiles; a masked logit has gradient 0, although topic 7
-          says that it keeps one; and a query masked everywhere by -1e9 attends uniformly to what it
-          must not see.
+Answer:   a causal mask skips 496 of 1,024 tiles. A masked logit has gradient 0, although topic 7
+          says that it keeps one. A query whose keys are all masked by -1e9 attends uniformly to
+          what it must not see; this library gives it an output and gradients of 0.
 Source:   day 11 ("Scaled Dot-Product Attention"), §11.7-11.8: a causal mask, 1 = attend; the
           notebook's attention, True = masked, and its `nan_to_num`; topic 7: masked logits get
           weight 0 and send gradient 0 to their values, and "-1e9 at forbidden entries".
 Command:  .venv/bin/python -m experiments.scores.attention_masks   # 20 seconds on 2 CPU cores
 
 Here a mask is a function of positions, True = may attend; masks combine with &, | and ~.
-`materialize` makes tables of them. At full length `tile_status` says of each tile whether it is
-empty (it is skipped), full (it needs no masking), or partial (it is masked pair by pair).
+`materialize` makes a table of a mask. At full length `tile_status` tells for each tile whether it
+is empty (and skipped), full (and not masked), or partial (and masked pair by pair).
 
 A mask read the wrong way round is a legal mask: no error, no NaN, the wrong pairs. A causal mask
 then lets each query see only the future, and the last query sees nothing.
@@ -28,8 +28,8 @@ Five ways to mask a query that has no key left, and what it sends back through i
 Topic 7 adds that masked logits "still receive gradients that keep them negative". They do not: the
 gradient of a logit is a_j (da_j - sum_k a_k da_k), which is 0 where a_j is 0.
 
-A mask acts on logits of any score alike, so that there is no choice of scores here: the score is
-scaled dot.
+A mask acts on the logits of every score alike, so there is no option --scores: the score is scaled
+dot.
 """
 
 from __future__ import annotations
@@ -139,11 +139,9 @@ def run(config: Config) -> list[Row]:
     drawn = masks(LENGTH)
     for name, mask in masks(config.length).items():
         table = drawn[name].materialize(LENGTH, LENGTH)
-        row = {
-            "table": np.asarray(table).astype(int).tolist(),
-            "masked_dlogit": float(largest(table)),
-        }
-        rows.append({"mask": name, **row, **tile_counts(mask, config.length, config.tile)})
+        row = {"mask": name, "table": np.asarray(table).astype(int).tolist()}
+        row["masked_dlogit"] = float(largest(table))
+        rows.append(row | tile_counts(mask, config.length, config.tile))
     return rows + [{"way": name, **without_keys(weigh)} for name, weigh in WAYS.items()]
 
 
@@ -223,9 +221,8 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         edges = np.arange(0, LENGTH + 1, TILE) - 0.5
         ax.vlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)
         ax.hlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)
-        ax.set_title(
-            f"{row['mask']}\n{100 * np.mean(row['table']):.0f} % of the pairs", fontsize=11
-        )
+        share = f"{100 * np.mean(row['table']):.0f} % of the pairs"
+        ax.set_title(f"{row['mask']}\n{share}", fontsize=11)
         ax.set(xlabel="key position", ylabel="query position")
         ax.label_outer()
     figure.suptitle(f"Who may attend to whom (blue), in tiles of {TILE} × {TILE}")

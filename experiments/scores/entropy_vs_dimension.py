@@ -1,8 +1,8 @@
 """How spread is attention over random keys as their dimension grows, raw and scaled?
 
-Answer:   raw entropy goes to 0 as 1/sqrt(d_k) (16 keys: 0.19 nats at d_k = 256); scaled entropy is
-          the same at every d_k from 16 on, but stays half a nat below uniform instead of hugging
-          it.
+Answer:   the entropy of raw dot products goes to 0 as 1/sqrt(d_k) (16 keys: 0.19 nats at d_k =
+          256). That of scaled ones is the same at every d_k from 16 on, but half a nat below
+          uniform for many keys, instead of close to it.
 Source:   chapter 38 ("Attention Variants"), §38.5 and exercise 38.3; day 11, E11.2 and the scaling
           test of §11.7; the notebook's cell "Effect of Scaling Factor".
 Command:  .venv/bin/python -m experiments.scores.entropy_vs_dimension   # 2 minutes on 2 CPU cores
@@ -62,7 +62,7 @@ DRAWN = (1, 16, 64, 256, 512)  # d_k of the notebook's heat maps
 GROUPS = 10  # independent groups of queries, for the error of a slope
 T_QUANTILE = 2.262  # 97.5 % quantile of Student's t with GROUPS - 1 degrees of freedom
 CAPTIONS = {
-    "entropy_vs_dimension": "Raw, entropy collapses as d_k grows; scaled, it stays half a nat low.",
+    "entropy_vs_dimension": "Entropy over d_k and over the number of keys, raw and scaled.",
     "entropy_vs_dimension_heatmaps": "Weights of four queries, raw and scaled, at five d_k.",
 }
 
@@ -209,9 +209,8 @@ def table(rows: list[Row]) -> str:
         of_line = where(sweep, keys=keys, score=score)
         entropies = [f"{where(of_line, dim=dim)[0]['entropy']:.3f}" for dim in dims]
         lines.append((keys, f"{math.log(keys):.2f}", score, *entropies))
-    return markdown(
-        ("keys T", "log T", "entropy in nats of", *(f"d_k = {dim:,}" for dim in dims)), lines
-    )
+    head = "keys T", "log T", "entropy in nats of", *(f"d_k = {dim:,}" for dim in dims)
+    return markdown(head, lines)
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
@@ -228,12 +227,8 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
             bounds = column(line, "low"), column(line, "high")
             ax.fill_between(dims, *bounds, color=look["color"], alpha=0.2, linewidth=0)
         large = [dim for dim in dims if dim >= 8]
-        ax.plot(
-            large,
-            [limits.raw_entropy_limit(dim, keys) for dim in large],
-            "k:",
-            label="limit of dot",
-        )
+        limit = [limits.raw_entropy_limit(dim, keys) for dim in large]
+        ax.plot(large, limit, "k:", label="limit of dot")
         ax.axhline(math.log(keys), color="gray", ls="--", label="uniform: log T")
         ax.set(xlabel="$d_k$", ylabel="entropy (nats)", title=f"{keys} keys", ylim=(0, None))
     for score in (score for score in scores if score != "dot"):

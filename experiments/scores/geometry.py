@@ -1,8 +1,8 @@
 """Which queries and keys make attention uniform, which one-hot, and what gradient is left?
 
-Answer:   long keys make dot, scaled and general one-hot, and then only a query between two keys has
-          a gradient left (norm 1/2); additive never gets there: its largest weight levels off at
-          0.37.
+Answer:   long keys make dot, scaled and general one-hot, and then only a query halfway between two
+          keys has a gradient left (norm 1/2). Additive never becomes one-hot: its largest weight
+          levels off at 0.37.
 Source:   topic 7: identical keys and orthogonal queries flatten attention, orthogonal keys with a
           peaked similarity make it nearly one-hot; watch the gradient when the softmax saturates.
 Command:  .venv/bin/python -m experiments.scores.geometry   # 25 seconds on 2 CPU cores
@@ -44,17 +44,8 @@ from attention_jax import attention_weights
 from attention_jax.analysis import softmax_jacobian_norm
 from attention_jax.reports import plotting
 from attention_jax.scores import get_score
-from experiments.lab import (
-    Claim,
-    Row,
-    ScoreNames,
-    column,
-    main,
-    markdown,
-    significant,
-    style,
-    where,
-)
+from experiments import lab
+from experiments.lab import Claim, Row, ScoreNames, column, markdown, significant, where
 
 Array = jax.Array
 
@@ -208,7 +199,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     figure, axes = plotting.new_figure(8, 7.4, rows=2, sharex=True)
     names = column(rows, "score")
     for shift, row in enumerate(where(rows, score=name)[0] for name in names):
-        look = style(row["score"], names)
+        look = lab.style(row["score"], names)
         for ax, what in zip(axes, ("weight", "jacobian"), strict=True):
             low, middle, high = np.maximum(row[f"{what} quantiles"], 1e-12)
             # Markers at different scales, so that curves that coincide are seen.
@@ -228,4 +219,4 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
 
 
 if __name__ == "__main__":
-    main(__name__)
+    lab.main(__name__)

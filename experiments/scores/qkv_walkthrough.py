@@ -1,8 +1,8 @@
 """What does each step from token ids to context vectors look like, and how large are its numbers?
 
-Answer:   the source's variances come out (806.30 after scaling), but they show two mistakes: its
-          softmax runs over columns, and its projections are √32 too large; with variance 1/D the
-          scaled logits have variance 1.
+Answer:   the variances are those that the source prints (806.30 after scaling), but they show two
+          mistakes: its softmax runs over columns, and its projections are √32 times too large. With
+          projections of variance 1/D the scaled logits have variance 1.
 Source:   walkthrough ("Scaled Dot-Product Attention"): tokens, embedding, Q, K, V, compatibility,
           scale, softmax, context.
 Command:  .venv/bin/python -m experiments.scores.qkv_walkthrough   # 10 seconds on 2 CPU cores
@@ -11,17 +11,17 @@ Command:  .venv/bin/python -m experiments.scores.qkv_walkthrough   # 10 seconds 
 experiment reproduces the source's numbers, which show three of its choices:
 
 - Its softmax is over dim 0. Then columns sum to 1, that is, the weights of all queries on one key,
-  and a context is no weighted mean of values: rows sum to anything from 0 to 5, and 7 of the 11
+  and a context is not a weighted mean of values: rows sum to anything from 0 to 5, and 7 of the 11
   queries get nothing. The source's text says "for each row", which is right, and is drawn here.
 - Its projections have entries of variance 1, so that Q and K have variance D and not 1. Dividing by
   sqrt(D) then leaves a variance of D^2, 1024 on average over draws, and rows of weights are nearly
-  one-hot. The factor turns queries and keys of unit variance into logits of variance 1; projections
-  preserve unit variance if their entries have variance 1 / D.
-- It seeds twice with 42: the first 32 embeddings are the query projection, number for number.
+  one-hot. The factor 1 / sqrt(D) is meant for queries and keys of unit variance, whose logits it
+  gives variance 1; projections preserve unit variance if their entries have variance 1 / D.
+- It seeds twice with 42, so that the first 32 embeddings equal the query projection.
 
 Without positions, equal tokens have equal rows in all steps, whatever stands between them.
 
-The walkthrough is about scaled dot products, step by step: there is no choice of scores.
+The walkthrough follows scaled dot products alone, so there is no option --scores.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TITLES = {
 }
 CAPTIONS = {
     "qkv_walkthrough": "Eight steps, projections of variance 1/D: weights are soft.",
-    "qkv_walkthrough_source": "The same steps with the source's numbers: most rows are one-hot.",
+    "qkv_walkthrough_source": "The same steps with the source's numbers: most weights are 0 or 1.",
     "qkv_walkthrough_axis": "The source's softmax over columns, and a softmax over rows.",
 }
 
@@ -182,16 +182,13 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     """The steps of both recipes, and both axes of the softmax."""
     title = "From token ids to context; projections with entries of variance 1 / D"
     source_title = "The source's own numbers; projections with entries of variance 1"
-    return {
-        "qkv_walkthrough": _steps(where(rows, recipe="ours"), title),
-        "qkv_walkthrough_source": _steps(where(rows, recipe="source"), source_title),
-        "qkv_walkthrough_axis": _axis(rows),
-    }
+    ours, source = _steps(rows, "ours", title), _steps(rows, "source", source_title)
+    return dict(zip(CAPTIONS, (ours, source, _axis(rows)), strict=True))
 
 
-def _steps(rows: list[Row], title: str) -> Figure:
+def _steps(rows: list[Row], recipe: str, title: str) -> Figure:
     figure, axes = plotting.new_figure(10, 5.8, rows=2, columns=4)
-    for ax, row in zip(axes, rows, strict=True):
+    for ax, row in zip(axes, where(rows, recipe=recipe), strict=True):
         values = np.array(row["values"])
         limit = np.abs(values).max()
         style: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
@@ -209,7 +206,7 @@ def _steps(rows: list[Row], title: str) -> Figure:
         figure.colorbar(image, ax=ax, shrink=0.8)
     for ax in axes[::4]:
         ax.set_ylabel("token id, in order")
-    largest = np.max(where(rows, step="weights")[0]["values"], axis=1).mean()
+    largest = np.max(where(rows, recipe=recipe, step="weights")[0]["values"], axis=1).mean()
     figure.suptitle(f"{title}\nlargest weight of a row: {largest:.2f} on average")
     return figure
 

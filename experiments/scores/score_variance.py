@@ -1,8 +1,8 @@
 """How large are logits, and what do scaling, means and normalisation of the tokens change?
 
-Answer:   dot products of D features have deviation √D (32.06 at D = 1024) and scaled ones 1; means
-          of the features raise the variance as exercise 38.2 says, but a mean of the keys changes
-          nothing that the softmax sees.
+Answer:   dot products of D features have the standard deviation √D (32.06 at D = 1024), and scaled
+          ones 1. Means of the features raise the variance as exercise 38.2 says, but a mean of the
+          keys changes nothing that the softmax sees.
 Source:   chapter 38 ("Attention Variants"), §38.3 and exercise 38.2; day 11, §11.4; the
           walkthrough, step 2 (heat maps before and after scaling).
 Command:  .venv/bin/python -m experiments.scores.score_variance   # 1 minute on 2 CPU cores
@@ -13,10 +13,10 @@ that lies within a row, over the keys of one query. A term that is the same for 
 and only sh (ss + ms²) remains: a mean of the keys has no effect, and a mean of the queries sharpens
 every row. Dividing tokens by their root mean square bounds the variance for any means, but then a
 mean of the keys flattens rows, most of all if the queries' mean points the same way. LayerNorm,
-which also subtracts each token's own mean, gives D / (D - 1) times the scaled variance whatever
-mean all features share; it does not remove a different mean for each feature.
+which also subtracts each token's own mean, gives D / (D - 1) times the variance of tokens without
+means, if all features share their mean; it does not remove a different mean for each feature.
 
-All of this is about dot and scaled: there is no choice of scores.
+All of this is about dot and scaled, so there is no option --scores.
 """
 
 from __future__ import annotations
@@ -247,15 +247,12 @@ def table(rows: list[Row]) -> str:
         ours = (spread(row["deviations"], digits=4) for row in (dot, scaled))
         lines.append([dot["dim"], *ours, *source])
     by_dim = markdown(head, lines)
-    head, lines = (
-        ["scaled logits: variance over pairs / within a row", "by formula", *NORMALISATIONS],
-        [],
-    )
+    head, lines = ["variance of scaled logits over pairs / within a row", "by formula"], []
     for name in CASES:
         cases = where(rows, means=name)
         numbers = [cases[0]["formula"], *(np.mean(row["pairs, row"], axis=1) for row in cases)]
         lines.append([name, *("{:.2f} / {:.2f}".format(*each) for each in numbers)])
-    return f"{by_dim}\n\n{markdown(head, lines)}"
+    return f"{by_dim}\n\n{markdown([*head, *NORMALISATIONS], lines)}"
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:

@@ -1,14 +1,14 @@
 """At which scale of the scores does the softmax's gradient peak, and how does it vanish?
 
-Answer:   the chapter's curve peaks at scale 5.86, not near 1, and has 84 % of its peak at 10; over
-          random scores the mean gradient falls as 1/scale, while that of most queries vanishes.
+Answer:   the chapter's curve peaks at scale 5.86, not near 1, and still has 84 % of its peak at 10.
+          For random scores the mean gradient falls as 1/scale, while that of most queries vanishes.
 Source:   chapter 38 ("Attention Variants"), §38.3-38.4: the gradient of the largest weight against
           score scale, and softmax curves, raw and scaled, for d_k from 16 to 1024; §38.5: the
           gradient is largest when the distribution is uniform.
 Command:  .venv/bin/python -m experiments.scores.softmax_saturation   # 20 seconds on 2 CPU cores
 
-The experiment is about the softmax, and about dot products with and without their factor: there is
-no choice of scores.
+The experiment is about the softmax, and about dot products with and without their factor, so there
+is no option --scores.
 
 Why 5.86. The gradient of the largest weight a_m in its row's scores is a_m (e_m - a), of norm
     a_m sqrt((1 - a_m)² + sum_{j != m} a_j²),
@@ -92,11 +92,8 @@ def run(config: Config) -> list[Row]:
     for rng, dim in zip(rngs[1:], config.curve_dims, strict=True):
         for arm, drawn in _weights(jax.random.split(rng, config.samples), dim).items():
             falling = -np.sort(-np.asarray(drawn, np.float64), axis=-1)
-            numbers = {
-                "mean": falling.mean(0),
-                "quantiles": np.quantile(falling, QUANTILES, axis=0),
-            }
-            numbers["jacobian"] = softmax_jacobian_norm(drawn).mean()
+            numbers = {"mean": falling.mean(0), "jacobian": softmax_jacobian_norm(drawn).mean()}
+            numbers["quantiles"] = np.quantile(falling, QUANTILES, axis=0)
             rows.append({"arm": arm, "dim": dim, **significant(numbers)})
     return rows
 

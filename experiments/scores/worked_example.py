@@ -1,7 +1,7 @@
 """What are the four scores of one query and one key, and attention over three tokens, by hand?
 
-Answer:   dot 1.1800, scaled 0.5900, general 0.3471 and additive -0.6569, all as printed; the
-          source's W^T h, however, gives general -0.0027.
+Answer:   dot is 1.1800, scaled 0.5900, general 0.3471 and additive -0.6569, all as the source
+          prints them. Its second form of general, with W^T h, gives -0.0027 instead.
 Source:   chapter 38 ("Attention Variants"), §38.1 (four scores of one pair), §38.9 (matrix form and
           loop form), exercise 38.1 (general is dot on projected keys); day 11, E11.1 (three tokens
           by hand).
@@ -11,9 +11,9 @@ General and additive have random parameters in the source; `torch_random` draws 
 other score has parameters of its own initialisation.
 
 Exercise 38.1 projects keys by h' = W^T h, and §38.1 by K' = K W^T. These differ: the rows of K W^T
-are W h, for which s . h' = s^T W h, which is the score. With W^T h it is s^T W^T h, another number
-unless W is symmetric. W^T belongs to the query, whose projection is cheaper where there are fewer
-queries than keys. The general score of T queries, S keys and D features takes
+are W h, and s . W h = s^T W h is the score. With W^T h the result is s^T W^T h, another number
+unless W is symmetric. W^T projects the query, which is cheaper where there are fewer queries than
+keys. The general score of T queries, S keys and D features takes
 
     T S (D² + D)      multiplications, one pair at a time,
     S D² + T S D      with keys projected once,
@@ -60,7 +60,7 @@ THREE_KEYS = jnp.array([[1.0, 0.0], [0.0, 1.0], [0.5, 0.5]])
 
 CAPTIONS = {
     "worked_example": "The four summands of one logit, a bar chart per score; above it their sum.",
-    "worked_example_three_tokens": "Attention of three tokens by hand: the third weighs all alike.",
+    "worked_example_three_tokens": "Attention of three tokens, computed by hand.",
 }
 
 
@@ -217,8 +217,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         ax.set_title(row["table"], fontsize=11)
     axes[0].set_ylabel("query")
     axes[-1].set_xlabel("feature")
-    title = "the third query lies between the keys and weighs all alike"
-    tokens.suptitle(f"Three tokens by hand: {title}")
+    tokens.suptitle("Three tokens by hand: the third query weighs all keys alike")
     return {"worked_example": summands, "worked_example_three_tokens": tokens}
 
 
