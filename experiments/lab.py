@@ -96,7 +96,7 @@ class Claim(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """What the number says of the source; MISS if it is outside the bounds, or NaN."""
+        """How the finding stands to its source; MISS if the number is out of bounds or NaN."""
         if not self.low <= self.measured <= self.high:
             return "MISS"
         return ("contradicted" if self.denies else "reproduced") if self.source else "ours"
@@ -128,7 +128,7 @@ def column(rows: Iterable[Row], name: str, **values: Any) -> list[Any]:
 
 
 def significant(numbers: Any) -> Any:
-    """Numbers, arrays and dicts of them for rows: floats and lists with five significant digits."""
+    """Numbers, arrays, and dicts of them, as floats and lists with five significant digits."""
     if isinstance(numbers, dict):
         return {name: significant(each) for name, each in numbers.items()}
     array = np.asarray(numbers, np.float64)
@@ -152,14 +152,14 @@ def spread(by_seed: Sequence[float], digits: int = 3) -> str:
 
 
 def style(score: str, others: Sequence[str] = ()) -> dict[str, Any]:
-    """The colour and marker of a score's line; those beyond the first four are `others`."""
+    """The colour and marker of a score's line; `others` are the scores beyond the first four."""
     names = dict.fromkeys([*FOUR_SCORES, *others, score])
     index = [*names].index(score) % len(plotting.COLORS)
     return {"color": plotting.COLORS[index], "marker": plotting.MARKERS[index]}
 
 
 def check_least(config: Any, **least: float) -> None:
-    """Raises ValueError for settings, numbers or tuples of them, that are empty or too small."""
+    """Raises ValueError for a setting, a number or a tuple of them, that is empty or too small."""
     for name, number in least.items():
         values = np.ravel(getattr(config, name))
         if not values.size:
@@ -267,7 +267,7 @@ def _settings(config: Any) -> Row:
 
 
 def program_of(score: str) -> str:
-    """What tells a score from another of the same name: its fields; a user's, its program."""
+    """What identifies a score besides its name: its fields, or the program of a user's score."""
     known = known_score(get_score(score), None, 16, 16)
     return known.digest if isinstance(known, Known) else repr(known)
 

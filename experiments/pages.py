@@ -85,7 +85,6 @@ def _index(folder: Path) -> Iterator[str]:
         experiment = load(name)
         path = os.path.relpath(FOLDER / subject, folder)
         question, answer = labelled(experiment), labelled(experiment, "Answer")
-        answer = answer[:1].upper() + answer[1:]
         yield f"**[{question}]({path}/README.md#{name})** {answer}"
         for stem, caption in [*experiment.CAPTIONS.items()][:1]:
             yield f'<img src="{path}/{stem}.png" alt="{caption}" width="420">'
@@ -134,8 +133,8 @@ def results_page(found: Mapping[str, Row], folders: Mapping[str, Path]) -> str:
     parts = [
         html_page.paragraph(
             "Every finding with the bounds that were written before the run. Verdicts: reproduced,"
-            " the source's number comes out; contradicted, it does not, and ours does; ours, the"
-            " finding has no source; MISS, the number is outside its bounds."
+            " our number agrees with the source; contradicted, it does not, and is what we predicted"
+            " instead; ours, the finding has no source; MISS, the number is outside its bounds."
         ),
         html_page.table(("experiment", "question", "answer"), questions),
     ]

@@ -47,7 +47,7 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    # A wrong folder is reported before the first takes its time.
+    # All runs are loaded first, so that a wrong folder is reported at once.
     loaded = [load_analyzed_run(each) for each in (arguments.workdir, *arguments.compare)]
     check_output(arguments.page)
     console = rich.console.Console(stderr=True)

@@ -1,4 +1,4 @@
-"""Measures a score, your own too, beside all others: a row of the leaderboard; see --help."""
+"""Measures a score, including your own, beside all others: a row of the leaderboard; see --help."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTS = ("relations", *learning.TASKS)
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Measure scores beside all others: what each can express, learns, how fast, at what cost.
+    """Measure scores beside all others: what each can express and learn, how fast, at what cost.
 
     "relations" trains one attention on nine relations between a query and a key. Every other part
     trains a small model on a task. Rate and size of the logits are chosen for each score, and the
@@ -40,9 +40,9 @@ class Arguments:
     Attributes:
         score: the scores, each a name, or "module:Name" for a score in a file of this folder.
         tasks: which parts to measure; if left out, all, or relations and recall with `quick`.
-        quick: one rate, one scale, two seeds, and few steps for relations: a look in two minutes.
-            Beside your score stands scaled dot, measured as quickly.
-        workdir: for what is finished, bench.csv and bench.html.
+        quick: one rate, one scale, two seeds, and few steps for relations: two minutes in all.
+            Scaled dot is measured in the same way, for comparison.
+        workdir: folder of finished parts, and of bench.csv and bench.html.
     """
 
     score: Annotated[ScoreNames, tyro.conf.arg(metavar="SCORE [SCORE ...]")]

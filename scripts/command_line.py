@@ -92,7 +92,8 @@ def keep_compiled_programs() -> None:
     """Lets JAX keep compiled programs on disk, so that the next start does not compile them again.
 
     They lie in `ATTENTION_JAX_CACHE`, by default `~/.cache/attention_jax`, which may be deleted at
-    any time. `ATTENTION_JAX_CACHE=off` keeps none. A folder that JAX was told to use stays.
+    any time. `ATTENTION_JAX_CACHE=off` keeps none. If `JAX_COMPILATION_CACHE_DIR` names a folder,
+    that one is used.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = os.environ.get("ATTENTION_JAX_CACHE") or str(caches / "attention_jax")
@@ -175,7 +176,7 @@ def environment_variables(values: dict[str, str]) -> Iterator[None]:
 
 
 def _message(box: str, words: list[str]) -> str:
-    """The message that tyro frames, in one line, without what it explains of options."""
+    """The message in tyro's frame as one line, without its explanations of options."""
     text = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", "", box).partition("For full helptext")[0]
     lines = [line for line in text.splitlines()[1:] if not re.match(r" {5,}[^-\s]", line)]
     sections = re.split(r"\n[ ─-]*\n", "\n".join(["", *lines, ""]))
@@ -188,7 +189,7 @@ def _message(box: str, words: list[str]) -> str:
 
 
 def _given(option: str, words: list[str]) -> str:
-    """The value of an option on the command line, the last one if it is given twice."""
+    """The value of an option on the command line; of the last one if it is given twice."""
     options = [word.partition("=")[0].replace("_", "-") for word in words]
     index = len(words) - 1 - options[::-1].index(option)
     others = itertools.takewhile(lambda word: not word.startswith("--"), words[index + 1 :])

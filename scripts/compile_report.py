@@ -1,4 +1,4 @@
-"""Compiles kernels for accelerators that are not there, and prints what the compilers say."""
+"""Compiles kernels for accelerators, none of which it needs; see --help."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from attention_jax.runs.run_folder import check_output, write_json
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Compile the kernels for TPUs or an H100, and print what the compilers say, a row per line.
+    """Compile the kernels for TPUs or an H100, and print what the compilers report, a row per line.
 
-    It needs libtpu (`pip install -e ".[tpu]"`) and no TPU, or for an H100 the CUDA plugin
-    (`pip install -e ".[cuda12]"`) and no GPU. Nothing is run: a bundle is what a TPU begins in one
+    Only the compilers are needed: libtpu (`pip install -e ".[tpu]"`), or for an H100 the CUDA
+    plugin (`pip install -e ".[cuda12]"`). Nothing is run. A bundle is what a TPU begins in one
     cycle if nothing stalls.
 
     Attributes:

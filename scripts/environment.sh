@@ -1,9 +1,9 @@
-# Sourced by scripts/quickstart, scripts/test and scripts/docs: makes .venv if it is missing, and installs what is.
+# Sourced by scripts/quickstart, scripts/test and scripts/docs: makes .venv and installs packages, where they are missing.
 # usage: install_into_venv "[test]"   (extras of setup.cfg, or nothing)
 
 install_into_venv() {
     local extras="${1:-}" python wanted
-    if [ ! -x .venv/bin/pip ]; then  # also one whose making was interrupted
+    if [ ! -x .venv/bin/pip ]; then  # also if an earlier attempt was interrupted
         rm -rf .venv
         for python in python3 python3.13 python3.12 python3.11 python3.14; do
             if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
@@ -19,13 +19,13 @@ install_into_venv() {
             exit 1
         fi
     fi
-    # What is installed is noted with this checkout and the files that say what should be, so that
-    # nothing is asked of the network when they have not changed.
+    # .venv/installed records this checkout, the extras and a checksum of the files that list the
+    # requirements, so that the network is used only if one of them has changed.
     wanted="$PWD: $extras $(cat setup.cfg pyproject.toml | cksum)"
     if ! grep -qxF "$wanted" .venv/installed 2>/dev/null; then
         echo "Installing attention_jax$extras and what it needs into .venv (a minute or two) ..."
         .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extras"
-        # Only one checkout is installed at a time: the lines of others no longer hold.
+        # Only one checkout is installed at a time, so the lines of other checkouts are dropped.
         { grep -F "$PWD: " .venv/installed 2>/dev/null || true; echo "$wanted"; } > .venv/installing
         mv .venv/installing .venv/installed
     fi

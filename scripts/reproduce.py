@@ -1,4 +1,4 @@
-"""Runs the experiments, and puts all that they found on one page; see --help."""
+"""Runs the experiments, and writes all results on one page; see --help."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from experiments import lab, pages  # noqa: E402
 class Arguments:
     """Run experiments, and write a page with every figure and every claim.
 
-    An experiment whose rows are there is not run again. If one fails, the others run. Ctrl-C
-    stops, and the same command goes on. The page and the tables of the READMEs are written anew
-    from all rows. The exit status is 1 if an experiment fails, or if a claim of one that is named
-    or that ran is a MISS.
+    An experiment that has rows is not run again. If an experiment fails, the others still run.
+    Ctrl-C stops, and the same command goes on. The page and the tables of the READMEs are written
+    from the rows of all experiments. The exit status is 1 if an experiment fails, or if a claim of
+    an experiment that is named or that ran is a MISS.
 
     Attributes:
         names: which experiments; none for all.
-        quick: small settings, for a look: minutes in place of hours. All goes to runs/quick.
-        force: run also what is there.
+        quick: small settings: minutes instead of hours. Everything is written to runs/quick.
+        force: also run the experiments that have rows.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()

@@ -1,6 +1,6 @@
 """What do masks let through, which tiles do they skip, and what does a query without keys get?
 
-Answer:   a causal mask skips 496 of 1,024 tiles. A masked logit has gradient 0, although topic 7
+Answer:   A causal mask skips 496 of 1,024 tiles. A masked logit has gradient 0, although topic 7
           says that it keeps one. A query whose keys are all masked by -1e9 attends uniformly to
           what it must not see; this library gives it an output and gradients of 0.
 Source:   day 11 ("Scaled Dot-Product Attention"), §11.7-11.8: a causal mask, 1 = attend; the

@@ -1,6 +1,6 @@
 """How spread is attention over random keys as their dimension grows, raw and scaled?
 
-Answer:   the entropy of raw dot products goes to 0 as 1/sqrt(d_k) (16 keys: 0.19 nats at d_k =
+Answer:   The entropy of raw dot products goes to 0 as 1/sqrt(d_k) (16 keys: 0.19 nats at d_k =
           256). That of scaled ones is the same at every d_k from 16 on, but half a nat below
           uniform for many keys, instead of close to it.
 Source:   chapter 38 ("Attention Variants"), §38.5 and exercise 38.3; day 11, E11.2 and the scaling

@@ -1,6 +1,6 @@
 """Which queries and keys make attention uniform, which one-hot, and what gradient is left?
 
-Answer:   long keys make dot, scaled and general one-hot, and then only a query halfway between two
+Answer:   Long keys make dot, scaled and general one-hot, and then only a query halfway between two
           keys has a gradient left (norm 1/2). Additive never becomes one-hot: its largest weight
           levels off at 0.37.
 Source:   topic 7: identical keys and orthogonal queries flatten attention, orthogonal keys with a

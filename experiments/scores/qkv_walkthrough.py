@@ -1,6 +1,6 @@
 """What does each step from token ids to context vectors look like, and how large are its numbers?
 
-Answer:   the variances are those that the source prints (806.30 after scaling), but they show two
+Answer:   The variances are those that the source prints (806.30 after scaling), but they show two
           mistakes: its softmax runs over columns, and its projections are √32 times too large. With
           projections of variance 1/D the scaled logits have variance 1.
 Source:   walkthrough ("Scaled Dot-Product Attention"): tokens, embedding, Q, K, V, compatibility,

@@ -1,6 +1,6 @@
 """How large are logits, and what do scaling, means and normalisation of the tokens change?
 
-Answer:   dot products of D features have the standard deviation √D (32.06 at D = 1024), and scaled
+Answer:   Dot products of D features have the standard deviation √D (32.06 at D = 1024), and scaled
           ones 1. Means of the features raise the variance as exercise 38.2 says, but a mean of the
           keys changes nothing that the softmax sees.
 Source:   chapter 38 ("Attention Variants"), §38.3 and exercise 38.2; day 11, §11.4; the

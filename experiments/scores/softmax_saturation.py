@@ -1,6 +1,6 @@
 """At which scale of the scores does the softmax's gradient peak, and how does it vanish?
 
-Answer:   the chapter's curve peaks at scale 5.86, not near 1, and still has 84 % of its peak at 10.
+Answer:   The chapter's curve peaks at scale 5.86, not near 1, and still has 84 % of its peak at 10.
           For random scores the mean gradient falls as 1/scale, while that of most queries vanishes.
 Source:   chapter 38 ("Attention Variants"), §38.3-38.4: the gradient of the largest weight against
           score scale, and softmax curves, raw and scaled, for d_k from 16 to 1024; §38.5: the

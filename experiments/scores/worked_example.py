@@ -1,6 +1,6 @@
 """What are the four scores of one query and one key, and attention over three tokens, by hand?
 
-Answer:   dot is 1.1800, scaled 0.5900, general 0.3471 and additive -0.6569, all as the source
+Answer:   Dot is 1.1800, scaled 0.5900, general 0.3471 and additive -0.6569, all as the source
           prints them. Its second form of general, with W^T h, gives -0.0027 instead.
 Source:   chapter 38 ("Attention Variants"), §38.1 (four scores of one pair), §38.9 (matrix form and
           loop form), exercise 38.1 (general is dot on projected keys); day 11, E11.1 (three tokens

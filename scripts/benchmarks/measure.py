@@ -238,7 +238,7 @@ def compiled(function: Callable, *arguments: Any, **about: Any) -> Prepare:
 
 def memory_bytes() -> int:
     """The memory of JAX's default device."""
-    stats = jax.devices()[0].memory_stats() or {}  # none of a CPU
+    stats = jax.devices()[0].memory_stats() or {}  # a CPU has none
     return stats.get("bytes_limit", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 

@@ -1,8 +1,7 @@
 """Attention compiled for an H100: the additive kernels of Mosaic GPU, and the calls of cuDNN.
 
-The CUDA plugin of JAX (the extra `[cuda12]`) compiles them, and no GPU is needed. It tells the
-registers and spills of a kernel, and the instructions too if the package triton is installed, which
-has `nvdisasm`.
+The CUDA plugin of JAX (the extra `[cuda12]`) compiles them without a GPU, and reports the registers
+and spills of a kernel. If the package triton is installed, its `nvdisasm` lists the instructions.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)([^;
 
 
 def reports() -> dict[str, Rows]:
-    """The additive kernels, which are the same for 16-bit inputs, each score by cuDNN; targets."""
+    """Rows of the additive kernels and of the scores that cuDNN serves, and the targets."""
     rows = targets.rows_or_error({"program": "additive"}, _additive)
     for score in CUDNN_SCORES:
         rows += targets.rows_or_error(

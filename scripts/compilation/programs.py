@@ -31,7 +31,7 @@ class Program(NamedTuple):
 
 
 def programs() -> Iterator[Program]:
-    """All programs of the report; by those with a tile the default sizes were chosen."""
+    """All programs of the report; those with a tile compare sizes of tiles."""
     ours = functools.partial(functools.partial, attention)
     for target in targets.TARGETS:
         make = ours(score="scaled", length=4096, blocks=(TILE, TILE))

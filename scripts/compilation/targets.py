@@ -1,4 +1,4 @@
-"""Devices to compile for that are not there. A compiler is needed, and no TPU or GPU.
+"""Devices to compile for. Their compilers are needed, but no TPU or GPU.
 
 libtpu compiles for TPUs (`pip install -e ".[tpu]"`), the CUDA plugin for an H100
 (`pip install -e ".[cuda12]"`).
@@ -29,7 +29,7 @@ _ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 def missing_compiler(target: str) -> str:
-    """Why nothing can be compiled for a target here; "" if its compiler is installed."""
+    """Why a target's programs cannot be compiled; "" if its compiler is installed."""
     if target == H100:
         installed = importlib.util.find_spec("jax_cuda12_plugin") is not None
         return "" if installed else "the CUDA plugin is not installed"
@@ -68,7 +68,7 @@ def rows_or_error(about: dict[str, Any], compiled: Callable[[], Rows]) -> Rows:
 
 
 def target_row(claim: str, what: str, most: float, number: float) -> dict[str, Any]:
-    """A number that was to be at most so much, and whether it is."""
+    """A row with a number, the most that it was allowed to be, and whether it is met."""
     met = "yes" if number <= most else "MISS"
     target = f"at most {most:g}"
     return {"claim": claim, "what": what, "target": target, "found": number, "met": met}

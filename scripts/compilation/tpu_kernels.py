@@ -1,4 +1,4 @@
-"""What libtpu says of the kernels for TPUs: memory, bundles, fills and spills.
+"""What libtpu reports about the kernels for TPUs: memory, bundles, fills and spills.
 
 A bundle is what the units of a TPU begin in one cycle, if nothing stalls. libtpu writes the bundles
 of all kernels into the folder that LIBTPU_INIT_ARGS names when it is loaded.
