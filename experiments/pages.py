@@ -133,8 +133,8 @@ def results_page(found: Mapping[str, Row], folders: Mapping[str, Path]) -> str:
     parts = [
         html_page.paragraph(
             "Every finding with the bounds that were written before the run. Verdicts: reproduced,"
-            " our number agrees with the source; contradicted, it does not, and is what we predicted"
-            " instead; ours, the finding has no source; MISS, the number is outside its bounds."
+            " our number agrees with the source; contradicted, it shows the opposite; ours, the"
+            " finding has no source; MISS, the number is outside its bounds."
         ),
         html_page.table(("experiment", "question", "answer"), questions),
     ]

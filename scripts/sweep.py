@@ -17,14 +17,7 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import train
 import tyro
-from command_line import (
-    ScoreNames,
-    TaskName,
-    is_users_mistake,
-    parse,
-    print_table,
-    run_command,
-)
+from command_line import ScoreNames, TaskName, is_users_mistake, parse, print_table, run_command
 
 from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting

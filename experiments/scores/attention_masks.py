@@ -43,14 +43,7 @@ import numpy as np
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from attention_jax import (
-    Mask,
-    causal_mask,
-    local_mask,
-    masked_softmax,
-    padding_mask,
-    segment_mask,
-)
+from attention_jax import Mask, causal_mask, local_mask, masked_softmax, padding_mask, segment_mask
 from attention_jax.analysis import attention_gradients
 from attention_jax.reports import plotting
 from experiments.lab import Claim, Row, main, markdown, significant, where
@@ -58,9 +51,7 @@ from experiments.lab import Claim, Row, main, markdown, significant, where
 Array = jax.Array
 
 LENGTH, TILE = 24, 4  # of the drawn tables
-CAPTIONS = {
-    "attention_masks": "Nine masks of 24 tokens in tiles of 4 x 4; allowed pairs are blue.",
-}
+CAPTIONS = {"attention_masks": "Nine masks of 24 tokens in tiles of 4 x 4; allowed pairs are blue."}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,10 +77,7 @@ def attention(
         params = jax.eval_shape(lambda: score.init(jax.random.key(0), DIM, DIM))
     params = jax.tree.map(lambda leaf: array(leaf.shape, jnp.float32), params)
     attend = functools.partial(
-        aj.attention,
-        score=score,
-        implementation="mosaic_tpu",
-        block_sizes=aj.BlockSizes(*blocks),
+        aj.attention, score=score, implementation="mosaic_tpu", block_sizes=aj.BlockSizes(*blocks)
     )
 
     def forward_and_backward(params, query, key, value, doutput):
