@@ -14,8 +14,7 @@ The chapter gives formulas and no numbers. The experiment has two parts:
 2. Reversal with additive attention, or with each of `--scores`: without coverage, with coverage in
    the score, and with the coverage loss added to the cross entropy. Models are examined throughout
    training, on strings as long as those of training and on longer ones, where they break down and
-   repeat themselves. The models have the settings for short strings (`SHORT_STRINGS` in
-   `training_settings.py`).
+   repeat themselves. The models have the settings for short strings (`SHORT_STRINGS` in `arms.py`).
 
 The loss cannot fall to 0 in part 2. A string of n letters takes n + 1 queries, one of them for EOS,
 and each query distributes a weight of 1 over n letters. The weight that escapes the loss,
@@ -49,8 +48,7 @@ from attention_jax.training.losses import cross_entropy, real_tokens
 from attention_jax.training.metrics import exact_match
 from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, column, gain, significant, where
-from experiments.reversal.arms import looks
-from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
+from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings, looks
 
 Array = jax.Array
 

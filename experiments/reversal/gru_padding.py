@@ -12,10 +12,10 @@ Command: .venv/bin/python -m experiments.reversal.gru_padding  # 25 minutes on 2
 The chapter trains on padded batches, masks no padding, and tests single strings, which have no
 padding. Its model (`gru_model.py`) is trained here that way, and again from the same initial
 parameters and on the same strings with padding masked in its attention. This library's model for
-short strings (`SHORT_STRINGS` in `training_settings.py`), a transformer whose encoder attends to
-padding too, is also trained both ways. All models are tested without padding, as in the chapter;
-models without a mask also on strings padded to 8 letters, as in training. What the chapter calls
-"exact match" is the share of letters that the model predicts from the right earlier letters.
+short strings (`SHORT_STRINGS` in `arms.py`), a transformer whose encoder attends to padding too, is
+also trained both ways. All models are tested without padding, as in the chapter; models without a
+mask also on strings padded to 8 letters, as in training. What the chapter calls "exact match" is
+the share of letters that the model predicts from the right earlier letters.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.metrics import exact_match, mean_and_deviation, token_accuracy
 from experiments.lab import Claim, Row, ScoreNames, check_least, column, main, markdown, where
 from experiments.lab import style as style_of
+from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings
 from experiments.reversal.gru_model import GRUReversal
-from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
 
 # Share of letters right by length, each of one training (§38.6).
 PUBLISHED = {
@@ -209,11 +209,8 @@ def plot(rows: list[Row]) -> dict[str, Any]:
     scores = dict.fromkeys(column(rows, "score"))
 
     def panel(model: str, arm: str) -> dict[str, Any]:
-        tested = where(rows, model=model, arm=arm)
-        return {
-            score: {row["length"]: row["letters"] for row in where(tested, score=score)}
-            for score in scores
-        }
+        by_score = {s: where(rows, model=model, arm=arm, score=s) for s in scores}
+        return {s: {row["length"]: row["letters"] for row in by_score[s]} for s in by_score}
 
     published = {
         score: {length: [share] for length, share in PUBLISHED[score].items()}
@@ -227,9 +224,7 @@ def plot(rows: list[Row]) -> dict[str, Any]:
         f"trained with a padding mask {seeds}": panel(GRU, MASKED),
     }
     transformer: Panels = {arm: panel(OURS, arm) for arm in (UNMASKED, MASKED)}
-    title = (
-        "A published ranking of attention scores vanishes at trained lengths with a padding mask"
-    )
+    title = "A published ranking of scores vanishes at trained lengths with a padding mask"
     return {
         "gru_padding": _draw(panels, title),
         "transformer_padding": _draw(transformer, "The same with this library's transformer"),

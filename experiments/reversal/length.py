@@ -38,9 +38,8 @@ from attention_jax.training.run import TrainedRun
 from experiments import lab
 from experiments.lab import Claim, Row, column, where
 from experiments.reversal import length_evaluation as evaluation
-from experiments.reversal.arms import name_of, trained_arms
+from experiments.reversal.arms import changed, name_of, trained_arms
 from experiments.reversal.length_evaluation import measured
-from experiments.reversal.training_settings import changed
 
 # The lengths that are tested, with the number of strings, by table.
 LENGTHS = {

@@ -34,8 +34,7 @@ from attention_jax.tasks.pages import AXES
 from attention_jax.tasks.reversal import Reversal
 from experiments import lab
 from experiments.lab import Claim, Row, column, where
-from experiments.reversal.arms import attention_on, trained_arms
-from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
+from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings, attention_on, trained_arms
 
 LENGTHS = range(SHORT_STRINGS.min_length, SHORT_STRINGS.max_length + 1)
 WORD = "reversal"  # drawn

@@ -28,8 +28,7 @@ from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.metrics import mean_and_deviation
 from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, column, where
-from experiments.reversal.arms import attention_on, trained_arms
-from experiments.reversal.training_settings import TrainingSettings
+from experiments.reversal.arms import TrainingSettings, attention_on, trained_arms
 
 TRAINED = range(Reversal.min_length, Reversal.max_length + 1)
 LONGER = ((10, 1000), (20, 1000), (50, 1000), (200, 200), (500, 100))

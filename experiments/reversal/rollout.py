@@ -33,8 +33,7 @@ from attention_jax.tasks.vocabulary import Batch
 from experiments import lab
 from experiments.heads import ALIGNS, SPREADS, entropy
 from experiments.lab import Claim, Row, column
-from experiments.reversal.arms import trained_arms
-from experiments.reversal.training_settings import SHORT_STRINGS, TrainingSettings
+from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings, trained_arms
 
 Array = jax.Array
 

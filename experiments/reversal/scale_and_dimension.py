@@ -8,10 +8,10 @@ Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and
     training. The comparisons at equal logits and equal parameters are ours.
 Command: .venv/bin/python -m experiments.reversal.scale_and_dimension  # 35 minutes on 2 CPU cores
 
-All models are the reversal model for short strings (`SHORT_STRINGS` in `training_settings.py`) with
-padding masked; only the cross attention's score changes. At d = 16 and 64 unscaled dot stops
-improving within this number of steps; at d = 256 it would need more. Every arm is trained at
-several learning rates, and compared at the rate with its lowest mean final loss.
+All models are the reversal model for short strings (`SHORT_STRINGS` in `arms.py`) with padding
+masked; only the cross attention's score changes. At d = 16 and 64 unscaled dot stops improving
+within this number of steps; at d = 256 it would need more. Every arm is trained at several learning
+rates, and compared at the rate with its lowest mean final loss.
 
 1. Dimension: dot and scaled dot at d of 16, 64 and 256; the source's exercise is d = 256.
 2. Size of logits: dot times a constant, chosen for each seed so that its logits begin with a given
@@ -44,8 +44,8 @@ from attention_jax.training.metrics import exact_match
 from attention_jax.training.task import Task
 from experiments import lab
 from experiments.lab import Claim, Row, column, gain, markdown, significant, where
+from experiments.reversal.arms import SHORT_STRINGS, changed
 from experiments.reversal.multiplied_scores import Times
-from experiments.reversal.training_settings import SHORT_STRINGS, changed
 
 PLAIN, SCALED, EQUAL = "as it is", "scaled", 1.0  # sizes of logits; a number is their deviation
 LABELS = {

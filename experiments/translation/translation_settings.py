@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.reports import plotting
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.translate import Search, score_translations, translate
 from experiments import lab
@@ -31,10 +30,7 @@ from experiments.translation import translators
 from experiments.translation.translation_budget import SHORT
 from experiments.translation.translators import SEARCHES, Texts, tested, trained
 
-CAPTIONS = {
-    "translation_settings": "BLEU of the validation text after trainings that differ from the"
-    " recipe in one setting. Lines: the mean of the recipe's seeds."
-}
+CAPTIONS: dict[str, str] = {}
 TRIALS: dict[str, Row] = {
     "recipe": {},
     "dropout-0.2": {"dropout_rate": 0.2},
@@ -128,10 +124,6 @@ def claims(rows: list[Row]) -> list[Claim]:
     ]
 
 
-def _spelled(trial: str) -> str:
-    return trial.replace("-", " ")
-
-
 def table(rows: list[Row]) -> str:
     """Trials and searches."""
     lines = []
@@ -140,7 +132,7 @@ def table(rows: list[Row]) -> str:
         cells = [f"{found[0]['steps']:,}", f"{np.mean(column(found, 'minutes')):.0f}"]
         for bleu in (column(found, search) for search in SEARCHES):
             cells.append(spread(bleu) if len(bleu) > 1 else f"{bleu[0]:.1f}")
-        lines.append([_spelled(trial), *cells, f"{_gained(rows, trial):+.1f}"])
+        lines.append([trial.replace("-", " "), *cells, f"{_gained(rows, trial):+.1f}"])
     head = ["setting", "batches", "minutes", "BLEU, greedy", "4 beams"]
     head.append("gained over the recipe, greedy")
     searches = [(r["beams"], r["length_penalty"], f"{r['bleu']:.1f}") for r in rows if "beams" in r]
@@ -149,19 +141,8 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """BLEU of every training."""
-    names = [*dict.fromkeys(column(rows, "trial"))][::-1]
-    figure, (ax,) = plotting.new_figure(7.2, 0.9 + 0.3 * len(names))
-    for index, search in enumerate(SEARCHES):
-        places = [names.index(trial) for trial in column(rows, "trial")]
-        drawn: Row = {"color": plotting.COLORS[index], "marker": plotting.MARKERS[index]}
-        ax.plot(column(rows, search), places, ls="", label=search, **drawn)
-        recipe = column(rows, search, trial="recipe")
-        ax.axvline(np.mean(recipe), color=plotting.COLORS[index], alpha=0.4, lw=1)
-    ax.set_yticks(range(len(names)), map(_spelled, names))
-    ax.set_xlabel("BLEU, validation")
-    ax.legend()
-    return {"translation_settings": figure}
+    """No figure: the table has every number."""
+    return {}
 
 
 if __name__ == "__main__":
