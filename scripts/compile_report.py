@@ -53,7 +53,7 @@ def main(arguments: Arguments) -> None:
     if arguments.out is not None:
         found = environment(Path(__file__).parent)
         for name in ("libtpu", "jax-cuda12-plugin"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # every row says so
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the rows tell
                 found["packages"][name] = importlib.metadata.version(name)
         content = {
             "schema": 1,

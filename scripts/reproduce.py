@@ -72,7 +72,7 @@ def main(arguments: Arguments) -> int:
             status = int(stop.code or 1) if isinstance(stop, SystemExit) else 130
             console.print("stopped; the same command goes on from here")
             break
-        except Exception:  # whatever it is, the others run, and it is shown
+        except Exception:  # any error is shown, and the other experiments run
             traceback.print_exc()
             console.print(f"failed: {name}")
             failed = True

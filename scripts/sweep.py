@@ -162,7 +162,7 @@ def _combination(words: list[str], names: list[str], workdir: Path) -> Combinati
     settings = options_of(arguments.settings)
     if unknown := set(names) - settings.keys():
         raise ValueError(f"set must name settings of the task; got {', '.join(unknown)}")
-    # In the order of the settings, whatever the order of the command line: the folder is the same.
+    # In the order of the task's settings, so that the command line's order changes no folder.
     values = {name: settings[name] for name in settings if name in names}
     label = ", ".join([settings["score"], *(f"{name} {value}" for name, value in values.items())])
     folder = workdir / folder_name(settings["score"], values)
@@ -216,7 +216,7 @@ def main(arguments: Arguments) -> int:
 
 
 def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
-    """Raises the first error of any combination; changes nothing but to make the folder."""
+    """Raises the first error of any combination; only makes the folder."""
     check_folder("workdir", workdir)
     if (workdir / "config.json").exists():
         raise ValueError(
@@ -332,7 +332,7 @@ def _cell(result: Result) -> str:
 
 
 def _record(row: Row, metric: str) -> dict[str, Any]:
-    """One result of a run, with null for what is not finite."""
+    """One result of a run; numbers that are not finite are null."""
     run, result = row.run, row.run.results[metric]
     numbers = {**summary_of(result)._asdict(), "step": run.step, "seconds": run.seconds}
     return {
@@ -345,7 +345,7 @@ def _record(row: Row, metric: str) -> dict[str, Any]:
 
 
 def _csv(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
-    """A line per run; a cell is empty where a run lacks a result, or where it is not finite."""
+    """A line per run; a cell is empty if the run lacks the result, or if it is not finite."""
     lines = {str(run.workdir): {"run": str(run.workdir), **settings} for run, settings in rows}
     for record in records:
         numbers = {f"{record['metric']} {part}": record[part] for part in Summary._fields}

@@ -149,7 +149,7 @@ def temporary(score: str, form: str, length: int, config: Config) -> int:
 
 
 def exponent(row: Row, form: str) -> float:
-    """The exponent of the memory's growth, whatever constant is added; 0 if nothing grows."""
+    """The exponent of the memory's growth without its constant part; 0 if nothing grows."""
     lengths, sizes = row["lengths"], row[form]
     increments = np.diff(sizes)
     if not increments.any():

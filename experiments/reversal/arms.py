@@ -85,7 +85,7 @@ def trained_arms(
 
 
 def looks(task: Reversal, every: int, look: Callable[[Any], Any]) -> Iterator[tuple[int, Any]]:
-    """Trains all seeds, and looks at the params of each before and after every so many steps.
+    """Trains all seeds, and calls `look` before training and after every `every` steps.
 
     Yields:
         the step, and what `look` returns of the params of each seed, [seeds, ...].

@@ -172,7 +172,7 @@ def by_radius(rows: list[Row], window: str) -> dict[int, np.ndarray]:
 
 
 def _of_windows(score: str, rows: list[Row]) -> Iterator[Claim]:
-    """Each claim is of the worst D; between windows, of the worst seed."""
+    """Claims about the worst D, and for differences between windows about the worst seed."""
     right, wrong, predicted = (by_radius(rows, window) for window in (ANTI, DIAGONAL, PREDICTED))
     carried, narrow, wide = by_radius(rows, "local-m, diagonal"), min(right), max(right)
     strings = rows[0]["strings"]
