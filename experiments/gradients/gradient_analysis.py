@@ -9,9 +9,9 @@ Source:   Vaswani et al. 2017, section 3.2.1: unscaled dot products have "extrem
 Command:  .venv/bin/python -m experiments.gradients.gradient_analysis   # 5 minutes on 2 CPU cores
 
 1. Queries: one random query and S keys of unit variance; dweights = doutput value^T has entries of
-   variance 1. If the gap between the two largest of S standard normal numbers were exponential, its
-   median would be log(2) / f(0), where its density at 0, f(0), equals the expected maximum of the S
-   numbers. Unscaled dot's median |dlogits| is then about 4 exp(-sqrt(d) gap).
+   variance 1. The gap between the two largest of S standard normal numbers has a density at 0,
+   f(0), that equals their expected maximum, and a median of about log(2) / f(0), as if it were
+   exponential. Unscaled dot's median |dlogits| is then about 4 exp(-sqrt(d) gap).
 2. Parameters: additive's kernels grow from 0.1 to 30 times their initial size, and so do those of a
    scaled dot product between projected tokens. At scale 1 the arguments of tanh have variance 1.
 3. Positions: the reversal model with score general, whose kernel is the first that the gradient of
@@ -19,8 +19,7 @@ Command:  .venv/bin/python -m experiments.gradients.gradient_analysis   # 5 minu
    without padding, `padded` the loss on the same strings, padded as in training.
 4. Curvature: the extreme eigenvalues and the trace of the Hessian of the loss on one batch.
 
-softmax_saturation shows the softmax's Jacobian; scale_and_dimension shows how dot and scaled dot
-learn.
+softmax_saturation shows the softmax's Jacobian; scale_and_dimension, how dot and scaled dot learn.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -59,14 +57,16 @@ CAPTIONS = {
 PRODUCTS = {"dot": "dot", "scaled": "scaled dot"}  # the same logits up to the factor 1 / sqrt(d)
 VALUE_DIM = 64  # of random values; no result depends on it
 TANH_BOUND = 0.99  # beyond it a unit's derivative, 1 - tanh², is below 2 %
-# The columns of both tables, by the name of the number in a row.
+# Headings of the two tables by the names of numbers in a row; the first names the arm.
 PADDING_COLUMNS = {
+    "mask": "padding is masked",
     "cross_gradient": "share of the logits' gradient at padding, cross attention",
     "encoder_gradient": "the same, encoder",
     "padded": "loss on the shortest strings, padded",
     "bare": "the same, not padded",
 }
 CURVATURE_COLUMNS = {
+    "score": "score",
     "largest": "largest eigenvalue",
     "smallest": "smallest eigenvalue",
     "trace": "trace per parameter",
@@ -77,37 +77,22 @@ ATTENTIONS = {"cross": "decoder_0/cross_attention", "encoder": "encoder_0/self_a
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings.
+    """Settings."""
 
-    Attributes:
-        dims: d of the random queries and keys.
-        keys: S.
-        samples: random queries.
-        kernel_scales: factors on the initial kernels.
-        kernel_dim: size of their tokens and of the hidden layer.
-        kernel_samples: sets of random kernels.
-        steps: of the trainings of parts 3 and 4.
-        scores: of part 4.
-        iterations: of Lanczos.
-        trace_samples: random vectors for the trace.
-        seeds: trainings of each model.
-        strings: strings in the batch that models are measured on.
-        dim: size of the models' tokens and layers.
-    """
-
-    dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
-    keys: int = 16
-    samples: int = 2048
+    dims: tuple[int, ...] = (4, 8, 16, 32, 64, 128, 256, 512, 1024)  # d of random queries and keys
+    keys: int = 16  # S, keys per query
+    samples: int = 2048  # random queries
+    # Factors on the initial kernels.
     kernel_scales: tuple[float, ...] = (0.1, 0.2, 0.4, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 17, 30)
-    kernel_dim: int = 32
-    kernel_samples: int = 64
-    steps: tuple[int, int] = (300, 500)
-    scores: lab.ScoreNames = ("additive", "dot", "general", "scaled")
-    iterations: int = 20
-    trace_samples: int = 16
-    seeds: int = 3
-    strings: int = 64
-    dim: int = ModelConfig.dim
+    kernel_dim: int = 32  # size of their tokens and of the hidden layer
+    kernel_samples: int = 64  # sets of random kernels
+    steps: tuple[int, int] = (300, 500)  # of the trainings of parts 3 and 4
+    scores: lab.ScoreNames = ("additive", "dot", "general", "scaled")  # of part 4
+    iterations: int = 20  # of Lanczos
+    trace_samples: int = 16  # random vectors for the trace
+    seeds: int = 3  # trainings of each model
+    strings: int = 64  # in the batch that models are measured on
+    dim: int = ModelConfig.dim  # size of the models' tokens and layers
 
     def __post_init__(self) -> None:
         lab.check_least(self, dims=1, keys=3, samples=10, kernel_scales=1e-6, kernel_samples=2)
@@ -168,14 +153,11 @@ def random_gradients(dim: int, keys: int, samples: int, rng: Array) -> dict[str,
 
 
 def _kernels(config: Config) -> list[Row]:
-    @jax.jit
-    def measured(scales: Array) -> Any:
-        sample = functools.partial(grown_kernels, config.kernel_dim, config.keys)
-        rngs = jax.random.split(jax.random.key(0), config.kernel_samples)
-        return jax.vmap(jax.vmap(sample, (None, 0)), (0, None))(scales, rngs)
-
-    rows = []
-    for score, numbers in measured(jnp.asarray(config.kernel_scales, jnp.float32)).items():
+    sample = functools.partial(grown_kernels, config.kernel_dim, config.keys)
+    rngs = jax.random.split(jax.random.key(0), config.kernel_samples)
+    scales, rows = jnp.asarray(config.kernel_scales, jnp.float32), []
+    measured = jax.jit(jax.vmap(jax.vmap(sample, (None, 0)), (0, None)))(scales, rngs)
+    for score, numbers in measured.items():
         for index, scale in enumerate(config.kernel_scales):
             row = {"part": "kernels", "score": score, "scale": scale, "keys": config.keys}
             for name, values in numbers.items():
@@ -334,16 +316,14 @@ def saturated(scale: float) -> float:
 def table(rows: list[Row]) -> str:
     """Padding by mask, and curvature by score."""
     parts = []
-    for part, first, columns in (
-        ("padding", "mask", PADDING_COLUMNS),
-        ("curvature", "score", CURVATURE_COLUMNS),
-    ):
+    for part, columns in (("padding", PADDING_COLUMNS), ("curvature", CURVATURE_COLUMNS)):
+        (arm, head), *numbers = columns.items()
         lines = [
-            [row[first], row["step"], *(spread(row[name], 2) for name in columns)]
+            [row[arm], row["step"], *(spread(row[name], 2) for name, _ in numbers)]
             for row in where(rows, part=part)
         ]
-        head = "padding is masked" if first == "mask" else first
-        parts.append(markdown((head, "steps of training", *columns.values()), lines))
+        heads = head, "steps of training", *(heading for _, heading in numbers)
+        parts.append(markdown(heads, lines))
     return "\n\n".join((*parts, "± is one standard deviation over seeds."))
 
 
@@ -399,7 +379,7 @@ def _plot_queries(rows: list[Row]) -> Any:
     return figure
 
 
-def _finish(axes: Iterable[Any], xlabel: str) -> None:
+def _finish(axes: Any, xlabel: str) -> None:
     for ax in axes:
         ax.set(xscale="log", xlabel=xlabel)
         ax.grid(alpha=0.3)
