@@ -37,42 +37,28 @@ def with_score(task: Any, score: str, seeds: int, budget: float) -> Any:
 def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
     """What a task `with_score` learns with the best factor and rate: results and curves.
 
-    One seed learns with each factor at the middle rate, then with the best factor at each rate. The
-    best has the smallest loss over the last tenth of the steps. All seeds learn with the best.
+    One seed learns with each factor at the middle rate (of four, the second), then with the best
+    factor at each rate. The best has the smallest loss over the last tenth of the steps. All seeds
+    learn with the best.
     """
-    trial = dataclasses.replace(task.train, first_seed=TRIAL_SEED, seeds=1)
-    trial_task = dataclasses.replace(task, train=trial)
     advance = jax.jit(
         jax.vmap(
             lambda state, rate: train_steps(AtRate(task, rate), task.train.steps // LOOKS, state)
         ),
         donate_argnums=0,
     )
-    trials: list[tuple[float, float, float]] = []  # factor, rate, loss
-
-    def trained(task: Any, settings: list[Setting]) -> tuple[Any, dict[str, np.ndarray]]:
-        """Parameters and metrics [looks, runs] after training with each setting."""
-        factors, rates = jnp.asarray(settings, jnp.float32).T
-        state, looks = initial_state(AtRate(task, 1.0)), []
-        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, len(rates) // len(leaf), axis=0), state)
-        state = state._replace(params=with_factors(state.params, factors))
-        for _ in range(LOOKS):
-            state, metrics = advance(state, rates)
-            looks.append(jax.device_get(metrics))
-        return state.params, {key: np.stack([each[key] for each in looks]) for key in looks[0]}
+    trials: dict[Setting, float] = {}  # the loss of each
 
     def best_of(settings: list[Setting]) -> Setting:
         if len(settings) == 1:
             return settings[0]
-        _, metrics = trained(trial_task, settings)
-        losses = metrics["loss"][-LOOKS // 10 :].mean(axis=0)
-        for (factor, rate), loss in zip(settings, losses, strict=True):
-            trials.append((factor, rate, significant(loss)))
-        return settings[int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))]
+        new = [setting for setting in settings if setting not in trials]
+        trials.update(zip(new, losses(task, advance, new), strict=True))
+        return min(settings, key=lambda setting: trials[setting])
 
-    factor, _ = best_of([(factor, rates[len(rates) // 2]) for factor in factors])
+    factor, _ = best_of([(factor, rates[(len(rates) - 1) // 2]) for factor in factors])
     factor, rate = best_of([(factor, rate) for rate in rates])
-    params, curve = trained(task, [(factor, rate)] * task.train.seeds)
+    params, curve = trained(task, advance, [(factor, rate)] * task.train.seeds)
     metric, result = next(iter(task.evaluate(params).items()))
     kind = "accuracy" if "accuracy" in curve and result.larger_is_better else "loss"
     return {
@@ -82,7 +68,7 @@ def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
         "by_seed": significant(result.by_seed),
         "factor": factor,
         "rate": rate,
-        "trials": trials,
+        "trials": [[*setting, loss] for setting, loss in trials.items()],
         "steps": task.train.steps,
         "every": task.train.steps // LOOKS,
         "curve_of": kind,
@@ -90,6 +76,26 @@ def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // task.train.seeds,
         "commit": environment(lab.FOLDER)["git_commit"],
     }
+
+
+def losses(task: Any, advance: Any, settings: list[Setting]) -> list[float]:
+    """The loss over the last tenth of the steps with each setting, of one seed."""
+    train = dataclasses.replace(task.train, first_seed=TRIAL_SEED, seeds=1)
+    _, metrics = trained(dataclasses.replace(task, train=train), advance, settings)
+    last = metrics["loss"][-LOOKS // 10 :].mean(axis=0)
+    return [significant(loss) if np.isfinite(loss) else np.inf for loss in last]
+
+
+def trained(task: Any, advance: Any, settings: list[Setting]) -> tuple[Any, dict[str, np.ndarray]]:
+    """Parameters and metrics [looks, runs] after training with each setting."""
+    factors, rates = jnp.asarray(settings, jnp.float32).T
+    state, looks = initial_state(AtRate(task, 1.0)), []
+    state = jax.tree.map(lambda leaf: jnp.repeat(leaf, len(rates) // len(leaf), axis=0), state)
+    state = state._replace(params=with_factors(state.params, factors))
+    for _ in range(LOOKS):
+        state, metrics = advance(state, rates)
+        looks.append(jax.device_get(metrics))
+    return state.params, {key: np.stack([each[key] for each in looks]) for key in looks[0]}
 
 
 def known_by(task: Any, factors: Sequence[float], rates: Sequence[float]) -> list[Any]:
