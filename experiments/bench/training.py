@@ -18,7 +18,6 @@ from experiments.lab import Row, significant
 from experiments.reversal.scale_and_dimension import AtRate
 
 LOOKS = 20  # points of a learning curve
-TRIAL_SEED = 1000
 TIMES = "experiments.reversal.multiplied_scores:Times(score={})"
 Setting = tuple[float, float]  # factor, rate
 
@@ -38,29 +37,42 @@ def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
     """What a task `with_score` learns with the best factor and rate: results and curves.
 
     One seed learns with each factor at the middle rate (of four, the second), then with the best
-    factor at each rate. The best has the smallest loss over the last tenth of the steps. All seeds
-    learn with the best.
+    factor at each rate. The best has the smallest loss over the last tenth of the steps. All other
+    seeds learn with the best.
     """
-    advance = jax.jit(
-        jax.vmap(
-            lambda state, rate: train_steps(AtRate(task, rate), task.train.steps // LOOKS, state)
-        ),
-        donate_argnums=0,
-    )
+    seeds = task.train.seeds
+    train = dataclasses.replace(task.train, seeds=seeds + 1)  # the last one chooses
+    states = initial_state(AtRate(dataclasses.replace(task, train=train), 1.0))
+    steps = task.train.steps // LOOKS
+    advance = jax.jit(lambda state, rate: train_steps(AtRate(task, rate), steps, state))
     trials: dict[Setting, float] = {}  # the loss of each
+
+    def trained(seed: int, setting: Setting) -> tuple[Any, dict[str, np.ndarray]]:
+        """Parameters, and metrics of each look."""
+        factor, rate = setting
+        state, looks = jax.tree.map(lambda leaf: leaf[seed], states), []
+        state = state._replace(params=with_factor(state.params, factor))
+        for _ in range(LOOKS):
+            state, metrics = advance(state, jnp.float32(rate))
+            looks.append(jax.device_get(metrics))
+        return state.params, {key: np.stack([each[key] for each in looks]) for key in looks[0]}
 
     def best_of(settings: list[Setting]) -> Setting:
         if len(settings) == 1:
             return settings[0]
-        new = [setting for setting in settings if setting not in trials]
-        trials.update(zip(new, losses(task, advance, new), strict=True))
+        for setting in settings:
+            if setting not in trials:
+                loss = trained(seeds, setting)[1]["loss"][-LOOKS // 10 :].mean()
+                trials[setting] = significant(loss) if np.isfinite(loss) else np.inf
         return min(settings, key=lambda setting: trials[setting])
 
     factor, _ = best_of([(factor, rates[(len(rates) - 1) // 2]) for factor in factors])
     factor, rate = best_of([(factor, rate) for rate in rates])
-    params, curve = trained(task, advance, [(factor, rate)] * task.train.seeds)
+    runs = [trained(seed, (factor, rate)) for seed in range(seeds)]
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params for params, _ in runs))
     metric, result = next(iter(task.evaluate(params).items()))
-    kind = "accuracy" if "accuracy" in curve and result.larger_is_better else "loss"
+    kind = "accuracy" if "accuracy" in runs[0][1] and result.larger_is_better else "loss"
+    curve = np.stack([metrics[kind] for _, metrics in runs], axis=1).astype(np.float64)
     return {
         "task": task.name,
         "metric": metric,
@@ -70,32 +82,12 @@ def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
         "rate": rate,
         "trials": [[*setting, loss] for setting, loss in trials.items()],
         "steps": task.train.steps,
-        "every": task.train.steps // LOOKS,
+        "every": steps,
         "curve_of": kind,
-        "curve": np.round(curve[kind].astype(np.float64), 3).tolist(),
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // task.train.seeds,
+        "curve": np.round(curve, 3).tolist(),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // seeds,
         "commit": environment(lab.FOLDER)["git_commit"],
     }
-
-
-def losses(task: Any, advance: Any, settings: list[Setting]) -> list[float]:
-    """The loss over the last tenth of the steps with each setting, of one seed."""
-    train = dataclasses.replace(task.train, first_seed=TRIAL_SEED, seeds=1)
-    _, metrics = trained(dataclasses.replace(task, train=train), advance, settings)
-    last = metrics["loss"][-LOOKS // 10 :].mean(axis=0)
-    return [significant(loss) if np.isfinite(loss) else np.inf for loss in last]
-
-
-def trained(task: Any, advance: Any, settings: list[Setting]) -> tuple[Any, dict[str, np.ndarray]]:
-    """Parameters and metrics [looks, runs] after training with each setting."""
-    factors, rates = jnp.asarray(settings, jnp.float32).T
-    state, looks = initial_state(AtRate(task, 1.0)), []
-    state = jax.tree.map(lambda leaf: jnp.repeat(leaf, len(rates) // len(leaf), axis=0), state)
-    state = state._replace(params=with_factors(state.params, factors))
-    for _ in range(LOOKS):
-        state, metrics = advance(state, rates)
-        looks.append(jax.device_get(metrics))
-    return state.params, {key: np.stack([each[key] for each in looks]) for key in looks[0]}
 
 
 def known_by(task: Any, factors: Sequence[float], rates: Sequence[float]) -> list[Any]:
@@ -105,13 +97,12 @@ def known_by(task: Any, factors: Sequence[float], rates: Sequence[float]) -> lis
     return [*settings, lab.program_of(task.model.score)]
 
 
-def with_factors(params: Any, factors: jax.Array) -> Any:
-    """Parameters in which the factor of each score is one of `factors`, a number for each run."""
+def with_factor(params: Any, factor: float) -> Any:
+    """Parameters in which the factor of each score is `factor`."""
 
     def changed(path: Any, leaf: jax.Array) -> jax.Array:
         names = [getattr(entry, "key", None) for entry in path[-2:]]
-        if names != ["params", "factor"]:  # of the score's own parameters, none stands there
-            return leaf
-        return jnp.broadcast_to(factors.reshape(-1, *[1] * (leaf.ndim - 1)), leaf.shape)
+        # Among a score's own parameters none has this path.
+        return jnp.full_like(leaf, factor) if names == ["params", "factor"] else leaf
 
     return jax.tree_util.tree_map_with_path(changed, params)
