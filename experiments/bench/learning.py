@@ -12,10 +12,10 @@ All models of a task have the same size and the same number of steps, and differ
 their attentions alone. What could decide by accident:
 
 1. The size of the logits. A constant factor stands before each score: e = factor score(q, k). One
-   seed learns with each of `factors` at the middle rate.
+   seed, or two (`CHOOSING`), learns with each of `factors` at the second of the four rates.
 2. The learning rate. The same seed learns with each of `rates` and the best of the factors. The
-   best has the smallest loss over the last tenth of the steps. All batches are drawn anew, so this
-   is a loss on examples that were not seen before.
+   best has the smallest loss over the last tenth of the steps, of any such seed. All batches are
+   drawn anew, so this is a loss on examples that were not seen before.
 3. Chance. The numbers are means over other seeds, on test examples.
 
 Steps until 90 % (99 %) are those after which the accuracy has reached 90 % (99 %) of the best mean
@@ -39,7 +39,7 @@ import numpy as np
 from attention_jax.core.names import did_you_mean
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder, make_folder
-from attention_jax.scores import score_folder
+from attention_jax.scores import SCORES, score_folder
 from attention_jax.tasks.noisy_recall import NoisyRecall
 from attention_jax.tasks.recall import Recall
 from attention_jax.tasks.selective_copy import SelectiveCopy
@@ -60,11 +60,6 @@ from experiments.lab import (
     significant,
 )
 
-MEASURED = (
-    *FOUR_SCORES,
-    *("cosine", "distance", "elliptical", "hyperbolic", "manhattan", "neural", "ngpt"),
-    *("tropical", "yat"),
-)
 # Small: a seed learns in 2 to 10 seconds of CPU time. The published sizes are in each task.
 SMALL = TrainConfig(steps=1000, batch_size=16)
 TASKS: dict[str, Task] = {
@@ -75,6 +70,8 @@ TASKS: dict[str, Task] = {
     ),
     "sort": Sort(train=dataclasses.replace(SMALL, steps=600)),
 }
+# Seeds that choose factor and rate. In noisy recall one seed may learn nothing where others do.
+CHOOSING = {"noisy_recall": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,10 +88,10 @@ class Config:
         workdir: folder of what is finished; an unchanged task and score is not trained again.
     """
 
-    scores: ScoreNames = MEASURED
+    scores: ScoreNames = tuple(SCORES)
     tasks: tuple[str, ...] = tuple(TASKS)
-    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3)
-    factors: tuple[float, ...] = (1 / 8, 1, 8)
+    rates: tuple[float, ...] = (3e-4, 1e-3, 3e-3, 1e-2)
+    factors: tuple[float, ...] = (1 / 64, 1 / 8, 1, 8)
     seeds: int = 3
     budget: float = 1.0
     workdir: Path = Path("runs/learning")
@@ -142,7 +139,8 @@ def measured(config: Config, score: str, name: str) -> list[Row]:
     """The row of a score and a task; without a task, that of its cost."""
     if not name:
         return [cost(config, score)]
-    return [learned(config.task(name, score), config.factors, config.rates)]
+    choosing = CHOOSING.get(name, 1)
+    return [learned(config.task(name, score), config.factors, config.rates, choosing)]
 
 
 def cost(config: Config, score: str) -> Row:

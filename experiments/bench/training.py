@@ -18,7 +18,6 @@ from experiments.lab import Row, significant
 from experiments.reversal.scale_and_dimension import AtRate
 
 LOOKS = 20  # points of a learning curve
-TRIAL_SEED = 1000
 TIMES = "experiments.reversal.multiplied_scores:Times(score={})"
 Setting = tuple[float, float]  # factor, rate
 
@@ -34,47 +33,47 @@ def with_score(task: Any, score: str, seeds: int, budget: float) -> Any:
     return dataclasses.replace(task, model=dataclasses.replace(task.model, **attends), train=train)
 
 
-def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
+def learned(task: Any, factors: Sequence[float], rates: Sequence[float], choosing: int = 1) -> Row:
     """What a task `with_score` learns with the best factor and rate: results and curves.
 
-    One seed learns with each factor at the middle rate, then with the best factor at each rate. The
-    best has the smallest loss over the last tenth of the steps. All seeds learn with the best.
+    The choosing seeds learn with each factor at the middle rate (of four, the second), then with
+    the best factor at each rate. The best has the smallest loss over the last tenth of the steps,
+    of any choosing seed. All other seeds learn with the best.
     """
-    trial = dataclasses.replace(task.train, first_seed=TRIAL_SEED, seeds=1)
-    trial_task = dataclasses.replace(task, train=trial)
-    advance = jax.jit(
-        jax.vmap(
-            lambda state, rate: train_steps(AtRate(task, rate), task.train.steps // LOOKS, state)
-        ),
-        donate_argnums=0,
-    )
-    trials: list[tuple[float, float, float]] = []  # factor, rate, loss
+    seeds = task.train.seeds
+    train = dataclasses.replace(task.train, seeds=seeds + choosing)
+    states = initial_state(AtRate(dataclasses.replace(task, train=train), 1.0))
+    steps = task.train.steps // LOOKS
+    advance = jax.jit(lambda state, rate: train_steps(AtRate(task, rate), steps, state))
+    trials: dict[Setting, float] = {}  # the loss of each
 
-    def trained(task: Any, settings: list[Setting]) -> tuple[Any, dict[str, np.ndarray]]:
-        """Parameters and metrics [looks, runs] after training with each setting."""
-        factors, rates = jnp.asarray(settings, jnp.float32).T
-        state, looks = initial_state(AtRate(task, 1.0)), []
-        state = jax.tree.map(lambda leaf: jnp.repeat(leaf, len(rates) // len(leaf), axis=0), state)
-        state = state._replace(params=with_factors(state.params, factors))
+    def trained(seed: int, setting: Setting) -> tuple[Any, dict[str, np.ndarray]]:
+        """Parameters, and metrics of each look."""
+        factor, rate = setting
+        state, looks = jax.tree.map(lambda leaf: leaf[seed], states), []
+        state = state._replace(params=with_factor(state.params, factor))
         for _ in range(LOOKS):
-            state, metrics = advance(state, rates)
+            state, metrics = advance(state, jnp.float32(rate))
             looks.append(jax.device_get(metrics))
         return state.params, {key: np.stack([each[key] for each in looks]) for key in looks[0]}
 
     def best_of(settings: list[Setting]) -> Setting:
         if len(settings) == 1:
             return settings[0]
-        _, metrics = trained(trial_task, settings)
-        losses = metrics["loss"][-LOOKS // 10 :].mean(axis=0)
-        for (factor, rate), loss in zip(settings, losses, strict=True):
-            trials.append((factor, rate, significant(loss)))
-        return settings[int(np.argmin(np.where(np.isfinite(losses), losses, np.inf)))]
+        for setting in settings:
+            if setting not in trials:
+                runs = [trained(seeds + index, setting)[1] for index in range(choosing)]
+                losses = [run["loss"][-LOOKS // 10 :].mean() for run in runs]
+                trials[setting] = significant(np.nanmin([*losses, np.inf]))
+        return min(settings, key=lambda setting: trials[setting])
 
-    factor, _ = best_of([(factor, rates[len(rates) // 2]) for factor in factors])
+    factor, _ = best_of([(factor, rates[(len(rates) - 1) // 2]) for factor in factors])
     factor, rate = best_of([(factor, rate) for rate in rates])
-    params, curve = trained(task, [(factor, rate)] * task.train.seeds)
+    runs = [trained(seed, (factor, rate)) for seed in range(seeds)]
+    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params for params, _ in runs))
     metric, result = next(iter(task.evaluate(params).items()))
-    kind = "accuracy" if "accuracy" in curve and result.larger_is_better else "loss"
+    kind = "accuracy" if "accuracy" in runs[0][1] and result.larger_is_better else "loss"
+    curve = np.stack([metrics[kind] for _, metrics in runs], axis=1).astype(np.float64)
     return {
         "task": task.name,
         "metric": metric,
@@ -82,12 +81,12 @@ def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
         "by_seed": significant(result.by_seed),
         "factor": factor,
         "rate": rate,
-        "trials": trials,
+        "trials": [[*setting, loss] for setting, loss in trials.items()],
         "steps": task.train.steps,
-        "every": task.train.steps // LOOKS,
+        "every": steps,
         "curve_of": kind,
-        "curve": np.round(curve[kind].astype(np.float64), 3).tolist(),
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // task.train.seeds,
+        "curve": np.round(curve, 3).tolist(),
+        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // seeds,
         "commit": environment(lab.FOLDER)["git_commit"],
     }
 
@@ -99,13 +98,12 @@ def known_by(task: Any, factors: Sequence[float], rates: Sequence[float]) -> lis
     return [*settings, lab.program_of(task.model.score)]
 
 
-def with_factors(params: Any, factors: jax.Array) -> Any:
-    """Parameters in which the factor of each score is one of `factors`, a number for each run."""
+def with_factor(params: Any, factor: float) -> Any:
+    """Parameters in which the factor of each score is `factor`."""
 
     def changed(path: Any, leaf: jax.Array) -> jax.Array:
         names = [getattr(entry, "key", None) for entry in path[-2:]]
-        if names != ["params", "factor"]:  # of the score's own parameters, none stands there
-            return leaf
-        return jnp.broadcast_to(factors.reshape(-1, *[1] * (leaf.ndim - 1)), leaf.shape)
+        # Among a score's own parameters none has this path.
+        return jnp.full_like(leaf, factor) if names == ["params", "factor"] else leaf
 
     return jax.tree_util.tree_map_with_path(changed, params)
