@@ -65,7 +65,7 @@ QUICK = Config(scores=("additive",), seeds=2, steps=25, strings=50, longer=((10,
 
 
 def run(config: Config) -> list[Row]:
-    """Rows of each score: a loss per step logged, accuracies per length, speed, and weights."""
+    """Rows of each score: loss and accuracy by step, accuracies by length, speed, and weights."""
     rows: list[Row] = []
     arms = [({"score": score}, config.task(score)) for score in config.scores]
     for labels, trained in trained_arms(arms, config.workdir):
@@ -75,8 +75,8 @@ def run(config: Config) -> list[Row]:
         speed = sessions[-1]["steps_per_second"] if sessions else None
         rows.append({"score": score, "steps_per_second": speed})
         for line in read_lines(folder / "metrics.jsonl"):
-            loss = lab.significant(line["loss"])
-            rows.append({"score": score, "step": line["step"], "loss": loss})
+            logged = {name: lab.significant(line[name]) for name in ("loss", "accuracy")}
+            rows.append({"score": score, "step": line["step"], **logged})
         tests = [(TRAINED, config.strings), *(((n,), strings) for n, strings in config.longer)]
         for lengths, strings in tests:
             by_length = accuracies(trained.task, trained.params, lengths, strings=strings)
@@ -122,18 +122,31 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def table(rows: list[Row]) -> str:
-    """The share of whole strings right by score and length, in %."""
+    """The share of whole strings right by score and length, in %, and how soon letters are."""
     beyond = [length for length in dict.fromkeys(column(rows, "length")) if length not in TRAINED]
     heads = ["score", "lengths 3-8", *(f"length {length}" for length in beyond)]
-    heads.append("steps per second, all seeds")
+    heads += ["steps until 99 % of letters right", "steps per second, all seeds"]
     columns = [exact(rows, TRAINED), *(exact(rows, [length]) for length in beyond)]
     lines = []
     for index, score in enumerate(dict.fromkeys(column(rows, "score"))):
         (speed,) = column(rows, "steps_per_second", score=score)
         cells = (_percent(by_score[index]) for by_score in columns)
-        lines.append((score, *cells, f"{speed:.0f}" if speed else "not known"))
-    note = "Whole strings right, %: mean ± deviation over seeds (worst), or one number if equal."
+        lines.append((score, *cells, _soon(rows, score), f"{speed:.0f}" if speed else "not known"))
+    note = (
+        "Whole strings right, %: mean ± deviation over seeds (worst), or one number if equal."
+        " Steps: until 99 % of the letters of a training batch are right, given those before."
+    )
     return f"{note}\n\n{lab.markdown(heads, lines)}"
+
+
+def _soon(rows: list[Row], score: str) -> str:
+    """The first logged step with 99 % of the letters right: mean ± deviation (the last seed)."""
+    lines = [row for row in where(rows, score=score) if "accuracy" in row]
+    right = np.array(column(lines, "accuracy")) >= 0.99
+    if not right.any(axis=0).all():
+        return "not by all seeds"
+    steps = np.array(column(lines, "step"))[right.argmax(axis=0)]
+    return f"{lab.spread(steps)} ({steps.max()})"
 
 
 def _percent(by_seed: np.ndarray) -> str:
