@@ -214,7 +214,10 @@ def beam_search(
         chosen = jax.lax.top_k(logits, choices)[1]
         log_p = jax.nn.log_softmax(logits.astype(dtype))
         log_p = jnp.take_along_axis(log_p, chosen, axis=-1).reshape(batch_size, beams, choices)
-        totals = (search.live[:, :, None] + log_p).reshape(batch_size, beams * choices)
+        before = search.live[:, :, None]
+        # The logits of an empty slot are not used, and may be NaN.
+        totals = jnp.where(before > -jnp.inf, before + log_p, -jnp.inf)
+        totals = totals.reshape(batch_size, beams * choices)
         live, index = jax.lax.top_k(totals, beams)
         index = index.astype(jnp.int32)
         new_tokens = jnp.take_along_axis(chosen.reshape(totals.shape), index, axis=1)

@@ -143,7 +143,7 @@ class LocalPAttention(_LocalAttention):
     ):
         self.sigma = check_integer("radius", radius) / 2
         super().__init__(score, query_dim, key_dim, radius=radius, rngs=rngs, **options)
-        hidden_dim = query_dim if hidden_dim is None else hidden_dim
+        hidden_dim = query_dim if hidden_dim is None else check_integer("hidden_dim", hidden_dim)
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
         # Small, so that every window starts in the middle, where the sigmoid is steepest.
         v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5

@@ -114,7 +114,6 @@ class MonotonicAttention(ScoreModule):
         )
         if not return_weights:
             return Attended(output, None, weights)
-        weights = weights.astype(arguments["query"].dtype)
         return Attended(output, weights, weights[..., -1, :].astype(accumulator_dtype(weights)))
 
     def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Array:

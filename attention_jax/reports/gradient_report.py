@@ -180,7 +180,7 @@ def scale_curves(runs: Sequence[JSON]) -> Figure:
             color, marker = plotting.style_of(index).values()
             for step, style, face in (("0", ":", "white"), (str(run["step"]), "-", color)):
                 sweep = run["scale_sweep"][step]
-                sd = float(np.mean(sweep["logit_sd"]))
+                sd = np.mean(np.array(sweep["logit_sd"], float))
                 values = np.mean(np.array(sweep[name], float), axis=0)
                 ax.plot(scales * sd, values, style, color=color, label=run["label"])
                 unscaled = np.interp(0.0, np.log(scales), values)  # at scale 1

@@ -68,4 +68,5 @@ class NoisyRecall(TokenTask):
         return jnp.where(is_noise, unknown, known).ravel()
 
     def targets(self, tokens: Array) -> Array:
-        return jnp.where(tokens <= self.keys, following(tokens), 0)
+        is_key = (tokens > 0) & (tokens <= self.keys)
+        return jnp.where(is_key, following(tokens), 0)

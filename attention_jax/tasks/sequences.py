@@ -277,8 +277,10 @@ class SequenceTask(Task):
     def _has_positions(self, length: int) -> bool:
         if self.model.positions != "learned":  # the others go on beyond those of training
             return True
+        source, target = self._widths(length)
+        is_one_sequence = self.model.architecture == "decoder"
         try:
-            self.model.check_length(length + 1)
+            self.model.check_length(source + target if is_one_sequence else max(source, target))
         except ValueError:
             return False
         return True

@@ -203,8 +203,9 @@ def _digest(text: bytes) -> str:
 
 def _windows(text: bytes, starts: Any, length: int) -> Batch:
     """Windows of `length` bytes, and the byte after each of them."""
-    ids = FIRST + np.frombuffer(text, np.uint8).astype(np.int32)
-    return _pairs(np.stack([ids[start : start + length + 1] for start in starts]))
+    letters = np.frombuffer(text, np.uint8)
+    windows = np.stack([letters[start : start + length + 1] for start in starts])
+    return _pairs(FIRST + windows.astype(np.int32))
 
 
 def _pairs(ids: np.ndarray) -> Batch:
