@@ -106,9 +106,9 @@ class LocalMAttention(_LocalAttention):
 class LocalPAttention(_LocalAttention):
     """Local-p: attention through a window around an alignment that each query predicts.
 
-    Besides the score's it has the parameters W [Dq, A] (`position_kernel`) and v [A]
-    (`position_v`), whose gradients come through a Gaussian around the predicted position.
-    Its standard deviation is D / 2, as in the paper.
+    Besides the score's parameters it has W [Dq, A] (`position_kernel`) and v [A] (`position_v`).
+    Their gradients come through a Gaussian around the predicted position, whose standard deviation
+    is D / 2, as in the paper.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).

@@ -21,7 +21,7 @@ from attention_jax.tasks.files import check_data
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
-from attention_jax.tasks.vocabulary import Batch, labels_of, padded_batch
+from attention_jax.tasks.vocabulary import EOS, Batch, labels_of, padded_batch
 from attention_jax.training.losses import CrossEntropySums, output_cross_entropy, real_tokens
 from attention_jax.training.task import (
     Answers,
@@ -170,6 +170,12 @@ class Translation(Task):
             subwords = self.subwords(folder)
         else:
             subwords = Subwords.learned([*text.source, *text.target], self.vocabulary_size)
+        if validation is not None and self.model.positions == "learned":
+            # Validation translates all its sentences; other positions have no limit there.
+            width = translate.padded_width(
+                [[*ids, EOS] for ids in subwords.encode(validation.source)]
+            )
+            self.model.check_length(translate.longest_answer(width))
         batches = Batches(
             encode_pairs(text, subwords, self.max_tokens),
             tokens=self.batch_tokens,
@@ -314,8 +320,7 @@ class Translation(Task):
         search = translate.Search(beams=beams)
         pairs = [translate.translated_ids(translator, text, search) for text in inputs]
         source, target = ([*side] for side in zip(*pairs, strict=True))
-        width = translate.WIDTH * -(-max(map(len, source)) // translate.WIDTH)
-        batch = padded_batch(source, target, source_width=width)
+        batch = padded_batch(source, target, source_width=translate.padded_width(source))
         texts: Any = [*zip(inputs, subwords.decode(target), right, strict=True)]
         return Answers(texts, batch, self._labels(subwords, batch, len(inputs)))
 
