@@ -156,7 +156,8 @@ def beam_search(
     are finished hypotheses, of which the `beams` best are stored beside the live prefixes. A row
     stops when it has no live prefix, or when the likeliest live prefix could not score above the
     worst of `beams` finished hypotheses even if it reached the longest length without losing
-    probability. At `max_length` live prefixes count as hypotheses too. One beam gives the tokens of `greedy_search`, whatever the penalty.
+    probability. At `max_length` live prefixes count as hypotheses too. One beam gives the tokens of
+    `greedy_search`, whatever the penalty.
 
     Args:
         step: as in `greedy_search`, for n = B * beams rows, the beams of a row adjacent.

@@ -1,4 +1,4 @@
-"""A page on the gradients of several runs: figures and tables of the numbers it is given."""
+"""A page on the gradients of several runs: figures and tables of their numbers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
         examples_view(runs).to_frame(),
         "Cross-attention weights of the examples, before training and after, of the first seed;"
         " means over heads, if there are any. Where there is a softmax, also the gradient of the"
-        " loss in the logits. Red: the loss wants this logit lower; blue: higher.",
+        " loss in the logits. Red: a lower logit lowers the loss; blue: a higher one does.",
     )
     yield html_page.heading("The gradient as a function of the scale of the logits")
     with_softmax = [run for run in runs if run["scale_sweep"][str(run["step"])] is not None]

@@ -1,6 +1,6 @@
 """A language model: the next character of a text, by a decoder alone.
 
-The model reads the bytes of the text in UTF-8, so that it can be loaded and asked without the text.
+The model reads the bytes of the text in UTF-8, so that it can be loaded and used without the text.
 The results are in bits per character.
 """
 
@@ -128,7 +128,10 @@ class Text(CausalTask):
     # --- a trained model ---
 
     def bits_per_character(self, params: Params, folder: Path | None = None) -> list[float]:
-        """The cost of the held-out text in windows of `length`, for each seed; see `parts`."""
+        """The cost of the held-out text for each seed, read in windows of `length` bytes.
+
+        A last, shorter window is left out. The arguments and errors are those of `parts`.
+        """
         held_out = self.parts(folder)[1]
         starts = np.arange(0, len(held_out) - self.length, self.length)
         text = held_out[: len(starts) * self.length + 1]

@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Where training reports to."""
+    """The files and the progress to which training reports."""
 
     folder: Path
     checkpoints: Checkpoints
@@ -86,7 +86,7 @@ def _step(task: Task, layout: Layout, state: TrainState, batch: Any) -> tuple[Tr
 
 
 def _batch(task: Task, state: TrainState, batch: Any) -> Any:
-    """The given batch, or the one that the task draws for the state's next step."""
+    """The given batch; if it is None, the batch that the task draws for the state's next step."""
     size = task.train.batch_size
     if batch is not None or size is None:
         return batch
@@ -224,7 +224,7 @@ def train(
             records.write("gradients", step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
-        # Where a signal stops a run, an undisturbed run neither validates nor keeps a checkpoint.
+        # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
         planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
         metric = loss if planned else None
         if rule is not None and planned:

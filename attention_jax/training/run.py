@@ -35,8 +35,7 @@ class TrainedRun:
         params: stacked over seeds.
         step: how far it was trained.
         workdir: its folder, if it has one.
-        averaged: the steps whose mean the parameters are; only `step` unless an average was asked
-            for.
+        averaged: the steps whose parameters were averaged; `step` alone without an average.
         seconds: wall time of this call of `train_run`, compilation included.
         steps_per_second: of all seeds together, compilation excluded.
         interrupted: 130 or 143, the exit status, if a signal asked to stop; else 0.
@@ -82,8 +81,8 @@ def train_run(
         log_gradients: log gradient statistics to gradients.jsonl every so many steps.
         mesh: over which devices; None for one device, or for all devices in a run of many
             processes. A run may be resumed on another mesh.
-        interruption: a caller's watch for signals, one for several runs; None to watch during this
-            run.
+        interruption: the caller's own, entered, for several runs; None to watch for signals during
+            this run.
 
     Raises:
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
@@ -106,7 +105,7 @@ def train_run(
         )
         state, first = _first_state(task, layout, checkpoints)
         with processes.together():
-            # A run that begins anew writes the line of step 0 again.
+            # A run without a checkpoint starts over, and writes the line of step 0 again.
             for name in ("metrics", "gradients", "validation") if processes.is_first() else ():
                 drop_lines_after(folder / f"{name}.jsonl", first or -1)
         progress = Progress(

@@ -132,7 +132,7 @@ class Translation(Task):
 
     @property
     def label(self) -> str:
-        """What progress and tables call the run."""
+        """The name of the run in progress and tables."""
         return str(self.model.label)
 
     # --- data ---
@@ -247,7 +247,10 @@ class Translation(Task):
         return Validation(self.validation_metric, is_bleu, self.patience)
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
-        """Mean loss without dropout and greedy BLEU of each seed, on the validation text."""
+        """Mean loss without dropout and greedy BLEU of each seed, on the validation text.
+
+        The loss leaves out pairs longer than `max_tokens`; BLEU has all sentences.
+        """
         text, subwords, pairs = self._pairs_of_run(folder, "validation")
         batches = Batches(pairs, tokens=self.batch_tokens, buckets=3)
         line: dict[str, list[float]] = {"loss": [], "negative_log_likelihood": [], "bleu": []}
@@ -261,8 +264,10 @@ class Translation(Task):
         return line
 
     def mean_loss(self, params: Params, batches: Batches) -> dict[str, float]:
-        """Mean over all pairs, without dropout, in nats per subword: {"loss" with label smoothing,
-        "negative_log_likelihood" without it}.
+        """Means over all subwords of the targets, without dropout, in nats.
+
+        Returns:
+            {"loss": with label smoothing, "negative_log_likelihood": without it}.
         """
         sums = np.zeros(3)
         known = self.model.known(self)
