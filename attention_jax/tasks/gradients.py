@@ -164,7 +164,7 @@ def _norms_by_group(by_step: JSON) -> JSON:
 
 
 def _of_examples(run: Run, params: Params) -> dict[str, Any]:
-    """The first seed's cross-attention weights and their logits' gradients: [B, T, S]."""
+    """The first seed's weights in its last attention, and their logits' gradients: [B, T, S]."""
     params = jax.tree.map(lambda leaf: leaf[0], params)
     drawn = jax.tree.map(lambda leaf: leaf[: len(run.labels)], run.batch)
     captured = capture_gradients(run.loss, params, drawn)
@@ -196,7 +196,7 @@ _SCALES = np.geomspace(1 / 64, 64, 37)
 
 
 def _scale_sweep(run: Run, params: Params) -> dict[str, Array] | None:
-    """Jacobian norm and entropy of one seed's cross attention with scaled logits: [scales]."""
+    """Jacobian norm and entropy of one seed's last attention with scaled logits: [scales]."""
     captured = capture_gradients(run.loss, params, run.batch)
     name = last_attention(captured.attentions)
     attention, gradient = captured.attentions[name], captured.gradients[name]
