@@ -182,7 +182,9 @@ class Text(CausalTask):
         """
         if not inputs:
             batch, _ = self.examples(folder)
-            inputs = [_decoded(row) for row in np.asarray(batch.target_inputs)[:SHOWN]]
+            # A window may begin or end within a character.
+            rows = np.asarray(batch.target_inputs)[:SHOWN]
+            inputs = [_decoded(row).strip("\ufffd") for row in rows]
         if not all(inputs):
             raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
         model = self.bind(params)
