@@ -192,7 +192,7 @@ def edges_and_trace(
         following = jnp.where(invariant, random_unit(j + 1), _unit(remainder))
         # Orthogonalise twice: the division by a small norm enlarges rounding errors.
         following = _unit(_without(basis, _unit(_without(basis, following))))
-        # A row of T; T is symmetric, and the entries with later vectors stand in their own rows.
+        # A row of T up to the diagonal; T is symmetric, and later rows have the other entries.
         row = _dot(basis, image)[:size]
         basis = basis.at[j + 1].set(following, mode="drop")
         return (basis, scale), (row, beta, _dot(vector, image))

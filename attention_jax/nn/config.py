@@ -47,7 +47,7 @@ class ModelConfig:
         num_key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
             `num_heads`; None for `num_heads`.
         activation: of the feed-forward layers, see `FeedForward`.
-        norm: where layer normalisation stands: "pre", x + f(norm x); or "post", norm(x + f(x)).
+        norm: the place of layer normalisation: "pre", x + f(norm x); or "post", norm(x + f(x)).
         normalize_qk: layer normalisation of queries and keys in the self attentions.
         self_attention_normalizer: the normaliser of the self attentions of an "encoder-decoder", as
             in `get_normalizer`: "softmax", "entmax(alpha=1.5)", "module:Name".

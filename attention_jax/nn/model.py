@@ -319,7 +319,7 @@ class Model(Generator):
         target_length: int,
         rng: Array | None = None,
     ) -> Array:
-        """The argument `position_ids`, checked; or the ids that stand for None."""
+        """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
         count = max(source_length, target_length)
         if not self.has_encoder:
             count = source_length + target_length

@@ -1,4 +1,4 @@
-"""Files of one JSON object per line, such as metrics.jsonl: what a run measures, by step."""
+"""Files of one JSON object per line, such as metrics.jsonl: the measurements of a run by step."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Run(NamedTuple):
 
 
 def load_analyzed_run(workdir: Path) -> Run:
-    """Loads what the analysis of a run needs.
+    """Loads a run for analysis.
 
     Raises:
         ValueError: the folder holds no run, or none that can be read; or the data that the run
@@ -104,8 +104,8 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
         "gradient_norms": {group of parameters: [steps][seeds]}, "attentions": their names,
         "examples": {step: {example: {"row_labels", "column_labels", "weights", "dlogits"}}},
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
-        {statistic: [seeds]}}}, where step is "0" or the newest. None stands for numbers that are
-        not finite, and for those that need a softmax where the attention has none.
+        {statistic: [seeds]}}}, where step is "0" or the newest. Numbers that are not finite are
+        None, and so are those that need a softmax if the attention has none.
     """
     newest, label = max(run.states), run.task.label
 

@@ -71,7 +71,7 @@ def answers_view(
         run: the run.
         answers: from `Task.answers`.
         seed_index: which of each run's seeds.
-        compare: folders of further runs, whose newest checkpoints stand beside that of `run`.
+        compare: folders of further runs, whose newest checkpoints are shown beside that of `run`.
         all_steps: show step 0 and all kept checkpoints of every run under a slider.
 
     Raises:

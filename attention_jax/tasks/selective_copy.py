@@ -21,7 +21,7 @@ _COPY = 1
 
 @dataclasses.dataclass(frozen=True)
 class SelectiveCopy(TokenTask):
-    """Copy the letters that stand among blanks.
+    """Copy the letters among blanks.
 
     Letters are the tokens from 2 on. A sequence is: random letters with blanks, 0, each put before
     one of the letters at random; the token 1; and as many blanks as letters, at which the letters

@@ -145,7 +145,7 @@ def gradient_statistics(task: Task, state: TrainState, batches: Any = None) -> M
 
 
 def trace_step(task: Task, feed: Feed | None = None) -> None:
-    """Traces the first step without computing it: raises what a model, score or loss raises."""
+    """Traces the first step without computing it, for the errors of a model, score or loss."""
     state = jax.eval_shape(functools.partial(initial_state, task))
     one_seed = functools.partial(_step, task, Layout())
     jax.eval_shape(jax.vmap(one_seed), state, batches_of_step(task, feed, 0))

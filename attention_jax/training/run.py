@@ -75,10 +75,10 @@ def train_run(
         task: what is learned, with all settings.
         workdir: the folder.
         resume: continue the run that is there. The settings must be those of the run, except for
-            `train.steps` where the learning rate does not depend on it: a finished run goes on, and
-            ends bit-identical to a run of so many steps if it had ended at a multiple of
-            `log_every` (with validation, of `checkpoint_every`).
-        log_gradients: log gradient statistics to gradients.jsonl every so many steps.
+            `train.steps` where the learning rate does not depend on it. A finished run then goes
+            on, and ends bit-identical to a run that had all steps from the start, if it had ended
+            at a multiple of `log_every` (with validation, of `checkpoint_every`).
+        log_gradients: steps between two lines of gradient statistics in gradients.jsonl.
         mesh: over which devices; None for one device, or for all devices in a run of many
             processes. A run may be resumed on another mesh.
         interruption: the caller's own, entered, for several runs; None to watch for signals during
@@ -194,7 +194,7 @@ def load_run(workdir: Path | str, step: StepName = "newest", *, average: int = 1
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
             validation metric, or without validation the smallest loss; or a step that is kept.
-        average: parameters are the mean of those of so many of the newest checkpoints.
+        average: how many of the newest checkpoints to average the parameters of.
 
     Raises:
         ValueError: the folder holds no run of an unchanged task, or no such checkpoint, or too few

@@ -146,8 +146,8 @@ def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
         feed_of: returns its feed, or None; not called for a task of this library.
 
     Raises:
-        ValueError: in one line: a method fails, returns what it must not, or computes something
-            else in each trace.
+        ValueError: in one line: a method fails, breaks its contract, or computes something else
+            in each trace.
     """
     if is_of_this_package(type(task)):
         return {}
@@ -221,8 +221,8 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     rate does not depend on it.
 
     Args:
-        task: the task with the settings of now.
-        settings: of now, from `settings_of`.
+        task: the task with the new settings.
+        settings: the new ones, from `settings_of`.
         folder: of the run.
         stored: the content of its config.json.
     """

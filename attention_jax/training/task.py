@@ -149,7 +149,7 @@ class Result(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Batches made on the host, and what a run keeps of the data that they come from."""
+    """Batches made on the host, and digests and files of their data for the run folder."""
 
     batch: Callable[[int, int], Any]  # (seed, step) -> NumPy arrays; the step fixes their shapes
     digests: Mapping[str, Any] = MappingProxyType({})  # a run is resumed on equal digests only
@@ -162,7 +162,7 @@ class Validation(NamedTuple):
 
     metric: str  # its mean over seeds ranks checkpoints
     larger_is_better: bool
-    patience: int | None  # stop after so many checkpoints without a better metric; None for never
+    patience: int | None  # stop after this many checkpoints without a better metric; or never
 
     def loss(self, line: JSON) -> float:
         """The mean over seeds of the metric in a line of validation.jsonl; smaller is better."""

@@ -88,7 +88,8 @@ class Translation(Task):
         label_smoothing: see `output_cross_entropy`.
         precision: dtype of products; parameters and sums are float32.
         validation_metric: the metric that chooses the best checkpoint.
-        patience: training stops after so many checkpoints without a better metric; None for never.
+        patience: training stops after this many checkpoints without a better metric; None for
+            never.
 
     Raises:
         ValueError: a setting is out of range, or two settings contradict each other.
