@@ -259,7 +259,8 @@ class MultiHeadAttention(Heads):
             )
         if count > room:
             raise ValueError(f"x must have at most {room} tokens, as the cache has; got {count}")
-        check_entries(f"cache.length before {count} more of {room} tokens", first, 0, room - count)
+        name = f"cache.length, with room for {room} tokens of which {count} follow,"
+        check_entries(name, first, 0, room - count)
         position_ids = first + jnp.arange(count) if position_ids is None else position_ids
         queries = self._queries(x, position_ids)
         extended = _appended(cache, self.remember(x, position_ids=position_ids))

@@ -123,8 +123,8 @@ def rotary(
     *lead, last = position_ids.shape or (0,)
     if last != length or lead != batch[: len(lead)]:
         raise ValueError(
-            f"position_ids must be [{length}], or that behind the first axes of x {list(x.shape)};"
-            f" got {list(position_ids.shape)}"
+            f"position_ids must be [{length}], or [*B, {length}] with the first axes *B of x"
+            f" {list(x.shape)}; got {list(position_ids.shape)}"
         )
     wide = accumulator_dtype(x)
     angles = _angles(position_ids, dim, max_wavelength, 1.0, wide)

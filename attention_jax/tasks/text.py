@@ -100,8 +100,8 @@ class Text(CausalTask):
         parts = characters[:end].encode(), characters[end:].encode()
         if min(map(len, parts)) <= self.length:
             raise ValueError(
-                f"text {self.text} must have more than length {self.length} bytes for training and"
-                f" as many held out; got {len(parts[0])} and {len(parts[1])}"
+                f"text {self.text} must have more than {self.length} bytes, the length, both for"
+                f" training and held out; got {len(parts[0])} and {len(parts[1])}"
             )
         return parts
 

@@ -78,8 +78,8 @@ class AttentionView:
         places = {tuple(each[name] for name in ("panel", "step", "example")) for each in captures}
         if len(places) < len(captures):
             raise ValueError(
-                f"captures in views must differ in more than their {field}, which a new name"
-                " replaces"
+                "captures in views must differ in panel, step or example; their"
+                f" {field} is replaced by the name of the view"
             )
         first = next(iter(views.values()))
         return cls({**first.data, "captures": captures})
