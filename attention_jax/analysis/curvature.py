@@ -87,10 +87,9 @@ def hessian_spectrum_edges(
 
     Accuracy: the edges converge first, and faster the larger their distance to the rest of the
     spectrum. An eigenvalue lies within `residuals[i]` of `ritz_values[i]`, up to rounding (a few
-    times epsilon max |eigenvalue|, and the rounding of the loss's own derivatives). This does not
-    prove that no eigenvalue lies further outside, but since the start is random, it quickly becomes
-    likely. With as many iterations as parameters, all eigenvalues are found with their
-    multiplicities.
+    times epsilon max |eigenvalue|, and the rounding of the loss's own derivatives). An eigenvalue
+    further outside is not excluded, but from a random start it soon becomes unlikely. With as many
+    iterations as parameters, all eigenvalues are found with their multiplicities.
 
     It costs `iterations` products and the memory of as many vectors of P floats.
 
@@ -193,7 +192,7 @@ def edges_and_trace(
         following = jnp.where(invariant, random_unit(j + 1), _unit(remainder))
         # Orthogonalise twice: the division by a small norm enlarges rounding errors.
         following = _unit(_without(basis, _unit(_without(basis, following))))
-        # A row of T; T is symmetric, and the entries with later vectors stand in their own rows.
+        # A row of T up to the diagonal; T is symmetric, and later rows have the other entries.
         row = _dot(basis, image)[:size]
         basis = basis.at[j + 1].set(following, mode="drop")
         return (basis, scale), (row, beta, _dot(vector, image))

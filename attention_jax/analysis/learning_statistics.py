@@ -63,8 +63,8 @@ def gradient_signal_to_noise(gradients: Any, *, depth: int | None = None) -> dic
 
     over n batches b. Numerator and denominator are unbiased: the noise contributes variance / n to
     |mean|^2. The ratio therefore scatters around 0 if the gradients are only noise. At 1, the noise
-    of a batch is as large as the gradient itself; below 1, the average of 1 / ratio batches has
-    that much noise.
+    of a batch is as large as the gradient itself; below 1, this is so for the mean of 1 / ratio
+    batches.
 
     Args:
         gradients: a pytree of float arrays with a leading axis of n batches, n >= 2, as

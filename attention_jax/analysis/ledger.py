@@ -2,8 +2,8 @@
 
 Operations are counted by XLA on the traced program, before compilation for a device. An addition
 and a multiplication each count as one, so that a product of [m, k] and [k, n] has 2 m k n; tanh,
-exp, log and roots are counted separately. Memory is the compiled program's request. Both work for
-your own scores too.
+exp, log and roots are counted separately. Memory is what the compiled program requests. Scores of
+your own are counted too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
         key_dim: Dk, at least 1.
 
     Returns:
-        `ScoreCost`, without operations whose number does not grow with the number of tokens.
+        `ScoreCost`. Operations on parameters alone, whose number does not grow with the number of
+        tokens, are left out.
 
     Raises:
         ValueError: a size is not a positive integer, or the score does not support the two sizes.

@@ -22,11 +22,11 @@ from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
 
 Array = jax.Array
-Carry = Any  # what a call hands to the call with the next queries; [*B, S], a cache or None
+Carry = Any  # state that a call passes to the call with the next queries: [*B, S], a cache or None
 
 
 class Attended(NamedTuple):
-    """The result of `attend`, which every kind of attention has.
+    """The result of `attend`, the same for every kind of attention.
 
     >>> layer = Attention("dot", 4, 4, rngs=nnx.Rngs(0))
     >>> layer.attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 4)), return_weights=True).weights.shape
@@ -56,7 +56,7 @@ class ScoreModule(nnx.Module):
 
     dropout_rate: float
     implementation: str | None
-    # `attend` of a kind: (the keyword arguments of its function, the others that `attend` takes).
+    # Each kind implements it: (the arguments of its function, the other arguments of `attend`).
     _attend: Callable[..., Attended]
 
     def __init__(
@@ -99,7 +99,7 @@ class ScoreModule(nnx.Module):
         return None
 
     def __call__(self, *tokens: Any, **arguments: Any) -> Any:
-        """`attend` without the carry: the output; or (output, weights) with `return_weights`."""
+        """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
         output, weights, _ = self.attend(*tokens, **arguments)
         return output if weights is None else (output, weights)
 
@@ -118,15 +118,15 @@ class ScoreModule(nnx.Module):
         rng: Array | None = None,
         return_weights: bool = False,
     ) -> Attended:
-        """Attends.
+        """Computes attention.
 
-        All kinds of attention take the same arguments, see `CrossAttention`, and ignore those that
-        they do not need. `value` is float [*B, S, Dv], or None for `memory`; `bias` is as in
-        `Attention`.
+        All kinds of attention take the same arguments, described in `CrossAttention`, and ignore
+        those that they do not need. `value` is float [*B, S, Dv], or None for `memory`; `bias` is
+        as in `Attention`.
         """
         del position_ids  # one head has no projections to rotate: `CrossAttention` rotates tokens
         query = self._cast(float_array("query", query))
-        if not isinstance(memory, Memory):  # which has been cast
+        if not isinstance(memory, Memory):  # a `Memory` has been cast already
             memory = self._cast(float_array("key", memory))
         value = None if value is None else self._cast(float_array("value", value))
         key, value = key_and_value(memory, value)
@@ -138,7 +138,7 @@ class ScoreModule(nnx.Module):
         )
         weights = None if weights is None else weights.astype(query.dtype)
         if carry is not None and after is not None:
-            # Loops need the carry in the dtype in which it came, whatever the parameters have.
+            # A loop needs the carry to keep its dtype, whatever the parameters have.
             after = after.astype(carry.dtype)
         return Attended(output.astype(query.dtype), weights, after)
 
@@ -161,7 +161,7 @@ class ScoreModule(nnx.Module):
         return Attended(output, weigh(**arguments) if return_weights else None, None)
 
     def _cast(self, array: Array) -> Array:
-        """A floating-point array as this module computes with it."""
+        """The array in this module's dtype."""
         return array if self.dtype is None else cast_floats(array, self.dtype)
 
 
@@ -230,12 +230,12 @@ class Attention(ScoreModule, DropoutModule):
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """Attends.
+        """Computes attention.
 
         Args:
             query: float [*B, T, Dq].
             key: float [*B, S, Dk]; or a `Memory` that `remember` made.
-            value: float [*B, S, Dv]; None for `key` (the use of Bahdanau 2014 and Luong 2015).
+            value: float [*B, S, Dv]; None for `key` (as in Bahdanau 2014 and Luong 2015).
             mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
             bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
             deterministic: True disables dropout, False enables it; None for the module's setting.

@@ -40,7 +40,7 @@ class Source(NamedTuple):
 class BlockState(NamedTuple):
     """The state of a block between two steps of decoding; the batch axes are in front."""
 
-    tokens: Memory | None = None  # keys and values so far, with room for more; None: keep none
+    tokens: Memory | None = None  # keys and values so far, with room for more; None: no cache
     carry: Array | None = None  # of the cross attention
 
 
@@ -61,8 +61,7 @@ class _Residual(nnx.Module):
 class Block(nnx.Module):
     """Self attention, attention to a memory, and a feed-forward layer, each with a residual.
 
-    The blocks of an encoder, and those of a model without an encoder, do not attend to a memory.
-    With a causal mask, the latter are the blocks of a language model.
+    The blocks of an encoder and of a "decoder", a model without an encoder, have no memory.
 
     Args:
         config: scores, sizes and kinds of layers.
@@ -98,7 +97,7 @@ class Block(nnx.Module):
         )
 
     def __call__(self, x: Array, source: Source | None = None, **arguments: Any) -> Any:
-        """`attend` without the carry: the output; or (output, weights) with `return_weights`."""
+        """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
         output, weights, _ = self.attend(x, source, **arguments)
         return output if weights is None else (output, weights)
 
@@ -115,9 +114,9 @@ class Block(nnx.Module):
         rng: Array | None = None,
         return_weights: bool = False,
     ) -> Attended:
-        """All tokens at once, or the next tokens after those of a state: a step of decoding.
+        """Applies the block to all tokens at once or, in decoding, to those that follow a state.
 
-        With a state the outputs are those of one call with all tokens and a causal mask.
+        With a state the outputs equal those of one call with all tokens and a causal mask.
 
         Args:
             x: float [*B, T, dim].
@@ -128,8 +127,8 @@ class Block(nnx.Module):
                 tokens.
             position_ids: of the tokens, for rotation; None for `first` and on.
             rng: one PRNG key, for dropout and the noise of "monotonic"; None for neither.
-            return_weights: also return the weights, averaged over heads: of the attention to the
-                memory, or else of the self attention.
+            return_weights: also return the weights, averaged over heads: those of the attention to
+                the memory or, in a block without memory, of the self attention.
 
         Returns:
             `Attended(output like x, weights [*B, T, S], carry)`, whose carry is the next state.
@@ -176,7 +175,7 @@ class Block(nnx.Module):
     def start(
         self, source: Source | None, batch_shape: tuple[int, ...], max_length: int, dtype: Dtype
     ) -> tuple[Source | None, BlockState]:
-        """The source, projected once for all steps of decoding, and the state before any token.
+        """Projects the source once for all decoding steps, and makes the state before any token.
 
         Args:
             source: the memory; None for a block without attention to a memory.

@@ -47,7 +47,7 @@ class ModelConfig:
         num_key_heads: heads of keys and values in the self attentions (grouped-query), a divisor of
             `num_heads`; None for `num_heads`.
         activation: of the feed-forward layers, see `FeedForward`.
-        norm: where layer normalisation stands: "pre", x + f(norm x); or "post", norm(x + f(x)).
+        norm: the place of layer normalisation: "pre", x + f(norm x); or "post", norm(x + f(x)).
         normalize_qk: layer normalisation of queries and keys in the self attentions.
         self_attention_normalizer: the normaliser of the self attentions of an "encoder-decoder", as
             in `get_normalizer`: "softmax", "entmax(alpha=1.5)", "module:Name".
@@ -57,7 +57,8 @@ class ModelConfig:
         tied_embeddings: which tables are shared: "none"; "output", target embedding and output
             layer; "all", both embeddings and the output layer, which needs a shared vocabulary.
         dropout_rate: of embeddings and the outputs of layers, in training.
-        attention_dropout_rate: of attention weights; None for `dropout_rate`.
+        attention_dropout_rate: of attention weights; None for `dropout_rate`. The weights of
+            "coverage" and "monotonic" have no dropout.
         attention: the kind of cross attention. "global" attends to the whole memory; "local-m" and
             "local-p" through a window, around a known or a predicted alignment; "coverage"
             remembers its weights; "monotonic" never goes back.
@@ -67,8 +68,9 @@ class ModelConfig:
             p_i = i.
         normalizer: of "global" attention, or of every attention in a "decoder". None leaves the
             choice to the task that trains the model; without a task it is softmax. The other kinds
-            have softmax and take no other.
-        mask_padding: False lets every attention see padding, the flaw of a published comparison.
+            of attention take softmax only.
+        mask_padding: False lets every attention see padding, a flaw that a published comparison
+            had.
         positions: how positions are encoded: "sinusoidal" or "learned" encodings, added to
             embeddings; "rotary", a rotation of queries and keys in every attention; "none".
         position_anchor: the end from which the source's tokens are counted: its "start", its "end",
@@ -77,8 +79,8 @@ class ModelConfig:
         position_draw: the position ids of training: 0, 1, 2, ... ("none"); an ordered random
             "subset" of all `position_limit` ids; or a subset of a random "window" (see
             `random_window_position_ids`). Source and target of a batch share them. Evaluation uses
-            consecutive ids. A model trained on subsets of a large range does better with a subset,
-            given as `position_ids`.
+            consecutive ids. A model trained on subsets of a large range does better if evaluation
+            gives it a subset too, as `position_ids`.
         position_limit: number of position ids to draw from and, for "learned", rows of the table.
         max_wavelength: of the slowest sines, cosines and rotations.
         min_wavelength: of the fastest sines and cosines. Below 1, neighbours differ more.
@@ -235,9 +237,9 @@ class ModelConfig:
 
     @property
     def num_position_ids(self) -> int:
-        """Ids of each token: 2 if tokens are counted from both ends, else 1.
+        """Position ids per token: 2 if tokens are counted from both ends, else 1.
 
-        Each id encodes its share of the features.
+        Each id is encoded in an equal share of the features.
         """
         return 2 if self.position_anchor == "both" else 1
 
@@ -255,13 +257,13 @@ class ModelConfig:
         """
         return 0 if self.position_draw == "none" else self.position_limit // 8
 
-    # --- checks that a configuration does not make by itself ---
+    # --- a check for those who know the lengths ---
 
     def check_length(self, length: int) -> None:
         """Raises ValueError unless there are position ids for `length` tokens in training.
 
-        In evaluation sines, cosines and rotations continue beyond `position_limit`, though never
-        trained.
+        In evaluation sines, cosines and rotations continue beyond `position_limit`, to ids that
+        were not trained.
         """
         is_learned = self.positions == "learned"
         available = self.position_limit - (self.first_position_id if is_learned else 0)
@@ -276,7 +278,7 @@ class ModelConfig:
     def parts(self) -> dict[str, dict[str, Any]]:
         """The scores and normalisers that the settings name; those of users are traced.
 
-        A configuration does not trace them by itself, since it may be made before JAX can be used.
+        `__init__` does not trace them, because a configuration may be made before JAX can be used.
 
         Returns:
             {"scores": {setting: score}, "normalizers": {setting: normaliser}}.
@@ -310,10 +312,10 @@ class ModelConfig:
         }
 
     def check_parts_are(self, content: Mapping[str, Any]) -> None:
-        """Raises ValueError if a part no longer fits what `describe_parts` returned once.
+        """Raises ValueError if a part differs from the description stored in config.json.
 
         Args:
-            content: of config.json; earlier versions stored no scores or no normalisers.
+            content: that of config.json; earlier versions stored no scores or no normalisers.
         """
         for kind, parts in self.parts().items():
             stored = content.get(kind, {})
@@ -326,8 +328,8 @@ class ModelConfig:
         """These settings, or settings that contain them, as a static argument of `jax.jit`.
 
         "module:Name" may name another score or normaliser after a user has edited the module. With
-        such a part two results are therefore equal only if the programs of all parts are, or the
-        fields of those that this library defines.
+        such a part, two results are equal only if the programs of the user's parts are equal, and
+        the fields of the parts that this library defines.
         """
         settings = self if settings is None else settings
         parts = [part for parts in self.parts().values() for part in parts.values()]

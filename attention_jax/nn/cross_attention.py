@@ -57,8 +57,8 @@ class CrossAttention(nnx.Module):
     """Attention of a decoder to a memory, projected to the size of the decoder's tokens.
 
     One head has no projections of query, key and value, as in Bahdanau 2014 and Luong 2015; several
-    heads of "global" attention are multi-head attention. With rotary positions one head rotates the
-    tokens, as keys but not as values.
+    heads of "global" attention are multi-head attention. With rotary positions a single head
+    rotates queries and keys, but not values.
 
     Args:
         config: the kind and its settings, the score and the sizes.
@@ -104,7 +104,7 @@ class CrossAttention(nnx.Module):
         memory_position_ids: Array | None = None,
         **options: Any,
     ) -> Attended:
-        """Attends.
+        """Computes attention.
 
         Args:
             query: float [*B, T, dim].

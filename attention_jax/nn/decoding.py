@@ -62,7 +62,7 @@ def greedy_search(
         state: the state of its first call; every array has the rows in front.
         batch_size: B.
         max_length: longest output, EOS included.
-        sos: the token that every row begins with, or one for each, int [B]; not in the output.
+        sos: the token that every row begins with, or one per row, int [B]; not in the output.
         eos: the token that ends a row, from 0 to V - 1.
         pad: the token that fills a row after EOS.
         choose: chooses the tokens int [B] that are fed back at step t, from logits [B, V]:
@@ -152,12 +152,12 @@ def beam_search(
 
         score(Y) = log P(Y) / ((5 + |Y|) / 6)^length_penalty
 
-    Each step keeps the `beams` likeliest continuations of the live prefixes. A continuation by EOS
-    is finished: it is stored beside the live prefixes, and dropped only for `beams` finished
-    hypotheses that score at least as high. A row stops when it has no live prefix, or when the
-    likeliest live prefix could not score above the worst of `beams` finished hypotheses even if it
-    reached the longest length without losing probability. At `max_length` live prefixes count as
-    they are. One beam gives the tokens of `greedy_search`, whatever the penalty.
+    Each step keeps the `beams` likeliest continuations of the live prefixes. Those that end in EOS
+    are finished hypotheses, of which the `beams` best are stored beside the live prefixes. A row
+    stops when it has no live prefix, or when the likeliest live prefix could not score above the
+    worst of `beams` finished hypotheses even if it reached the longest length without losing
+    probability. At `max_length` live prefixes count as hypotheses too. One beam gives the tokens of
+    `greedy_search`, whatever the penalty.
 
     Args:
         step: as in `greedy_search`, for n = B * beams rows, the beams of a row adjacent.
@@ -214,7 +214,10 @@ def beam_search(
         chosen = jax.lax.top_k(logits, choices)[1]
         log_p = jax.nn.log_softmax(logits.astype(dtype))
         log_p = jnp.take_along_axis(log_p, chosen, axis=-1).reshape(batch_size, beams, choices)
-        totals = (search.live[:, :, None] + log_p).reshape(batch_size, beams * choices)
+        before = search.live[:, :, None]
+        # The logits of an empty slot are not used, and may be NaN.
+        totals = jnp.where(before > -jnp.inf, before + log_p, -jnp.inf)
+        totals = totals.reshape(batch_size, beams * choices)
         live, index = jax.lax.top_k(totals, beams)
         index = index.astype(jnp.int32)
         new_tokens = jnp.take_along_axis(chosen.reshape(totals.shape), index, axis=1)
@@ -230,7 +233,7 @@ def beam_search(
         length = search.t + 1
         ended = jnp.where(new_tokens == eos, live, -jnp.inf)
         kept = _better(search.kept, _hypotheses(tokens, ended, scores_of(ended, length), length))
-        # The log-probability of a live prefix can only fall, and `max_length` divides it by most.
+        # The log-probability of a live prefix can only fall; `max_length` has the largest divisor.
         live = jnp.where(new_tokens == eos, -jnp.inf, live)
         bound = scores_of(jnp.max(live, axis=1), max_length)
         # Each row stops on its own, so that its result does not depend on the other rows.

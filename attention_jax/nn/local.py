@@ -106,9 +106,9 @@ class LocalMAttention(_LocalAttention):
 class LocalPAttention(_LocalAttention):
     """Local-p: attention through a window around an alignment that each query predicts.
 
-    Besides the score's it has the parameters W [Dq, A] (`position_kernel`) and v [A]
-    (`position_v`), whose gradients come through a Gaussian around the predicted position.
-    Its standard deviation is D / 2, as in the paper.
+    Besides the score's parameters it has W [Dq, A] (`position_kernel`) and v [A] (`position_v`).
+    Their gradients come through a Gaussian around the predicted position, whose standard deviation
+    is D / 2, as in the paper.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
@@ -143,7 +143,7 @@ class LocalPAttention(_LocalAttention):
     ):
         self.sigma = check_integer("radius", radius) / 2
         super().__init__(score, query_dim, key_dim, radius=radius, rngs=rngs, **options)
-        hidden_dim = query_dim if hidden_dim is None else hidden_dim
+        hidden_dim = query_dim if hidden_dim is None else check_integer("hidden_dim", hidden_dim)
         kernel = jax.random.normal(rngs.params(), (query_dim, hidden_dim)) * query_dim**-0.5
         # Small, so that every window starts in the middle, where the sigmoid is steepest.
         v = jax.random.normal(rngs.params(), (hidden_dim,)) * 0.1 * hidden_dim**-0.5

@@ -105,9 +105,9 @@ class Model(Generator):
                 and T, or S + T in a "decoder". None for those of `PositionEncoding.ids`.
             rng: one PRNG key for training: dropout, random position ids and the noise of
                 "monotonic" attention; None for evaluation.
-            return_weights: also return the weights, averaged over heads, with which the target
-                attends to the source; they take memory T S. In a "decoder" a token attends to
-                earlier tokens of the target too, whose weights are left out: rows sum to at most 1.
+            return_weights: also return the weights [T, S], averaged over heads, with which the
+                target attends to the source. In a "decoder" a token attends to earlier tokens of
+                the target too, whose weights are left out: rows sum to at most 1.
 
         Returns:
             logits [B, T, V]; or (logits, weights [L, B, T, S] of each decoder layer).
@@ -174,7 +174,7 @@ class Model(Generator):
     def output_layer(self) -> tuple[Array, Array | None]:
         """Kernel [dim, V] and bias [V] of the output layer; with tied embeddings the bias is None.
 
-        For a loss that computes the logits in pieces.
+        For a loss that computes the logits itself.
         """
         if self.logits is None:
             return self.target_embedding.embedding[...].T, None
@@ -282,9 +282,9 @@ class Model(Generator):
         rng: Array | None = None,
         return_weights: bool = False,
     ) -> tuple[Array, list[Any]]:
-        """The output of the "encoder" or "decoder" for tokens [B, t], and that of each block.
+        """The output of the "encoder" or "decoder" for tokens [B, t], and the result of each block.
 
-        `sources` and `states` are those of each block; none for blocks without.
+        `sources` and `states` have one entry per block, or none.
         """
         blocks, layers = getattr(self, side), []
         embedding = self.source_embedding if side == "encoder" else self.target_embedding
@@ -319,7 +319,7 @@ class Model(Generator):
         target_length: int,
         rng: Array | None = None,
     ) -> Array:
-        """The argument `position_ids`, checked; or the ids that stand for None."""
+        """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
         count = max(source_length, target_length)
         if not self.has_encoder:
             count = source_length + target_length
@@ -343,9 +343,9 @@ class Model(Generator):
         """The source as the decoder sees it.
 
         Returns:
-            With an encoder, what the cross attention attends to, otherwise None; in a "decoder"
-            with a source, bool [B, S + T], False for padding, otherwise None; and the position ids
-            of the decoder's tokens.
+            The memory for the cross attention, None in a "decoder"; bool [B, S + T], False for
+            padding, None except in a "decoder" with a source; the position ids of the decoder's
+            tokens.
         """
         length, cross = source.shape[-1], None
         if self.has_encoder:

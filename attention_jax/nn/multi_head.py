@@ -37,11 +37,11 @@ class MultiHeadAttention(Heads):
         head_n = attention(W_q,n x, W_k,g y, W_v,g y),  g = n // (N / K)
         output = sum_n W_o,n head_n
 
-    Every head has its own parameters of score and normaliser. With score "scaled" it is
-    `flax.nnx.MultiHeadAttention`, whose kernels have the shapes of these; dropout, dtypes and
-    initializers are as there, and projections have no bias by default. Padding reaches no output,
-    and a NaN cotangent at a query without keys reaches nothing. NaN in padded tokens does reach the
-    gradients of the projections of query, key and value, which are sums over tokens.
+    Every head has its own parameters of score and normaliser. With score "scaled" it computes what
+    `flax.nnx.MultiHeadAttention` does, with the same shapes of kernels, dropout, dtypes and
+    initializers, but without biases by default. Padding changes no output, and a NaN cotangent at a
+    query without keys changes no gradient. NaN in padded tokens does reach the gradients of the
+    projections of query, key and value, which are sums over tokens.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
@@ -57,7 +57,7 @@ class MultiHeadAttention(Heads):
         normalizer: a name in `NORMALIZERS`, "module:Name", or a `Normalizer`; every head has
             parameters of its own.
         output_gate: whether each feature of each head's output is multiplied by a factor between 0
-            and 1 that the query decides: head_n * sigmoid(W_gate,n x).
+            and 1 that depends on the query: head_n * sigmoid(W_gate,n x).
         rotary_wavelength: the `max_wavelength` with which `rotary` rotates queries and keys by
             their position ids; None for no rotation. A head has an even number of features.
         dropout_rate: probability that a weight is dropped.
@@ -100,7 +100,7 @@ class MultiHeadAttention(Heads):
         dropout_rng: Array | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """Attends.
+        """Computes attention.
 
         Args:
             query: float [*B, T, query_dim].
@@ -159,9 +159,9 @@ class MultiHeadAttention(Heads):
         rng: Array | None = None,
         return_weights: bool = False,
     ) -> Attended:
-        """A call, or `extend` if there is a cache to carry, with the arguments of all kinds.
+        """A call, or `extend` if `carry` is a cache; the arguments are those of `CrossAttention`.
 
-        See `CrossAttention`. The weights are averaged over heads.
+        The weights are averaged over heads.
         """
         del lengths, first  # only other kinds need them
         if carry is not None:
@@ -233,12 +233,12 @@ class MultiHeadAttention(Heads):
                 `cache.length` and on.
 
         Returns:
-            (output [*B, t, output_dim], the cache with these tokens). Under `jit`, the output of
-            tokens beyond `max_length`, which the cache cannot hold, is NaN.
+            (output [*B, t, output_dim], the cache with these tokens). Under `jit`, the output is
+            NaN if the cache has no room for all of these tokens.
 
         Raises:
-            ValueError: an argument has the wrong shape or dtype. The cache has no room for these
-                tokens, where its length is known on the host: not under `jit`.
+            ValueError: an argument has the wrong shape or dtype; or, outside of `jit`, the cache
+                has no room for these tokens.
 
         >>> from flax import nnx
         >>> attend = MultiHeadAttention("dot", 4, num_heads=2, rngs=nnx.Rngs(0))
@@ -259,7 +259,8 @@ class MultiHeadAttention(Heads):
             )
         if count > room:
             raise ValueError(f"x must have at most {room} tokens, as the cache has; got {count}")
-        check_entries(f"cache.length before {count} more of {room} tokens", first, 0, room - count)
+        name = f"cache.length, with room for {room} tokens of which {count} follow,"
+        check_entries(name, first, 0, room - count)
         position_ids = first + jnp.arange(count) if position_ids is None else position_ids
         queries = self._queries(x, position_ids)
         extended = _appended(cache, self.remember(x, position_ids=position_ids))
@@ -303,7 +304,7 @@ def _appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
         def write(old: Array, new: Array, length: Array) -> Array:
             return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), length, axis)
 
-        # Cut over Explicit mesh axes as the tokens are.
+        # Sharded over Explicit mesh axes as the tokens are.
         return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
 
     token_axes: Any = (new.keys.map(lambda leaf, ndim: leaf.ndim - ndim), new.values.ndim - 2)

@@ -21,10 +21,10 @@ Array = jax.Array
 class CoverageAttention(ScoreModule):
     """`attention_jax.functional.coverage.coverage_attention` with parameters of its own.
 
-    `coverage_kernel` starts at 0, where a layer is `Attention` with the same score and `rngs`. Its
-    gradient there is not 0, so it learns from the first step on. The loss of the paper is
-    `coverage_loss` of the weights. Queries attend one after another, and the carry is the coverage,
-    the sum of the weights so far.
+    `coverage_kernel` starts at 0, where the layer equals `Attention` with the same score and
+    `rngs`. Its gradient there is not 0, so it learns from the first step on. The loss of the paper
+    is `coverage_loss` of the weights. Queries attend one after another, and the carry is the
+    coverage, the sum of the weights so far.
 
     Args:
         score: a name in `SCORES`, "module:Name", or a `Score` whose `project_key` gives one array
@@ -72,9 +72,10 @@ class MonotonicAttention(ScoreModule):
 
         p_ij = sigmoid(score(query_i, key_j) + offset)
 
-    A call with an `rng` adds noise to the logits, for training; a call without one is the paper's
-    form after training. The carry is the weights of the last query. The offset starts at 0, which
-    moves on by one key per query; `-log(S / T)` would move on by S / T keys.
+    A call with an `rng` adds noise to the logits, for training. A call without one has the same
+    soft weights without noise; the paper's hard form is `monotonic_attention(..., hard=True)`. The
+    carry is the weights of the last query. The offset starts at 0, with which attention moves on by
+    one key per query if the score is 0; with -log(S / T) it would be S / T keys.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
@@ -114,7 +115,6 @@ class MonotonicAttention(ScoreModule):
         )
         if not return_weights:
             return Attended(output, None, weights)
-        weights = weights.astype(arguments["query"].dtype)
         return Attended(output, weights, weights[..., -1, :].astype(accumulator_dtype(weights)))
 
     def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Array:

@@ -45,7 +45,7 @@ def values_of(params: Any, dtype: Dtype | None = None) -> Params:
 
 
 def checked_tokens(name: str, tokens: Any, projection: nnx.LinearGeneral) -> jax.Array:
-    """The tokens as an array; ValueError unless they are what the projection takes."""
+    """The tokens as an array; ValueError unless the projection can take them."""
     (dim,), array = projection.in_features, float_array(name, tokens)
     if array.ndim < 2 or array.shape[-1] != dim:
         raise ValueError(f"{name} must be [*B, length, {dim}]; got {list(array.shape)}")

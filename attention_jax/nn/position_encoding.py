@@ -48,8 +48,8 @@ class PositionEncoding(nnx.Module):
 
         Args:
             count: number of positions, at least as many as source and target have tokens.
-            rng: one PRNG key, for training. None for consecutive ids: from 0, or from `limit` / 8
-                if training draws ids.
+            rng: one PRNG key, for training. None for consecutive ids: from 0, or from
+                `position_limit` / 8 if training draws ids.
 
         Returns:
             int [count], increasing.

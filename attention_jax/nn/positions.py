@@ -123,8 +123,8 @@ def rotary(
     *lead, last = position_ids.shape or (0,)
     if last != length or lead != batch[: len(lead)]:
         raise ValueError(
-            f"position_ids must be [{length}], or that behind the first axes of x {list(x.shape)};"
-            f" got {list(position_ids.shape)}"
+            f"position_ids must be [{length}], or [*B, {length}] with the first axes *B of x"
+            f" {list(x.shape)}; got {list(position_ids.shape)}"
         )
     wide = accumulator_dtype(x)
     angles = _angles(position_ids, dim, max_wavelength, 1.0, wide)
@@ -203,9 +203,9 @@ def random_position_ids(rng: Array, count: int, limit: int) -> Array:
 def random_window_position_ids(rng: Array, count: int, limit: int) -> Array:
     """An ordered random subset of a random window: from neighbours to ids far apart.
 
-    The width of the window is log-uniform from `count` to `limit`, and its start is uniform. The
-    gaps between ids are then as often near 1 as near any other scale. A subset of the whole range
-    has hardly any neighbours, but a sequence that fills the range has nothing else.
+    The width of the window is log-uniform from `count` to `limit`, and its start is uniform, so
+    that gaps of every scale between ids are equally common. A subset of the whole range would
+    hardly have neighbouring ids, while a sequence that fills the range has nothing else.
 
     Args:
         rng: one PRNG key.
@@ -227,7 +227,8 @@ def random_window_position_ids(rng: Array, count: int, limit: int) -> Array:
         width_rng, minval=math.log(count), maxval=math.log(limit + 1), dtype=jnp.float32
     )
     spare = jnp.clip(jnp.exp(log_width).astype(jnp.int32), count, limit) - count
-    # `count` sorted numbers from 0 to spare, with repetition; adding i to the i-th parts them.
+    # `count` sorted numbers from 0 to spare, with repetition; adding i to the i-th makes them
+    # different.
     gaps = jnp.sort(jax.random.randint(gap_rng, (count,), 0, spare + 1, jnp.int32))
     start = jax.random.randint(start_rng, (), 0, limit - count - spare + 1, jnp.int32)
     return start + gaps + jnp.arange(count, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""A model as a function of its parameters, a pure dict of arrays, as training wants it."""
+"""A model as a function of its parameters, a pure dict of arrays, for training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A page on the gradients of several runs: figures and tables of the numbers it is given."""
+"""A page on the gradients of several runs: figures and tables of their numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attention_jax.training.metrics import mean_and_deviation
 
 JSON = dict[str, Any]
 
-_ATTENTION = "cross attention"
+_ATTENTION = "attention"
 _STATISTICS = {
     "entropy": "entropy (nats)",
     "saturation": "saturated rows (share)",
@@ -61,9 +61,10 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
     yield html_page.heading("Attention weights, and the gradient in their logits")
     yield html_page.frame(
         examples_view(runs).to_frame(),
-        "Cross-attention weights of the examples, before training and after, of the first seed;"
-        " means over heads, if there are any. Where there is a softmax, also the gradient of the"
-        " loss in the logits. Red: the loss wants this logit lower; blue: higher.",
+        "The examples' weights in the last cross attention (of a decoder alone, in its last self"
+        " attention), before training and after, of the first seed; means over heads, if there are"
+        " any. Where there is a softmax, also the gradient of the loss in the logits. Red: a lower"
+        " logit lowers the loss; blue: a higher one does.",
     )
     yield html_page.heading("The gradient as a function of the scale of the logits")
     with_softmax = [run for run in runs if run["scale_sweep"][str(run["step"])] is not None]
@@ -74,7 +75,7 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
         yield html_page.figure(
             scale_curves(with_softmax),
             "The norm of the softmax's Jacobian, through which all gradient to the score passes,"
-            " and the entropy, with the cross attention's logits scaled up or down. Open markers:"
+            " and the entropy, with the logits of this attention scaled up or down. Open markers:"
             " the model before training; filled markers: after.",
         )
     if any("curvature" in run for run in runs):
@@ -153,7 +154,7 @@ def examples_view(runs: Sequence[JSON]) -> AttentionView:
         names = [name for name in ("weights", "dlogits") if table[name] is not None]
         pairs = {name: np.array(table[name], float) for name in names}
         labels = (table["row_labels"], table["column_labels"])
-        title = "Cross attention: queries are predicted tokens, keys are source tokens"
+        title = "Queries are the tokens that are predicted, keys those that are attended to"
         return view({_ATTENTION: pairs}, {_ATTENTION: labels}, example=(), title=title)
 
     def of_run(run: JSON) -> AttentionView:
@@ -180,7 +181,7 @@ def scale_curves(runs: Sequence[JSON]) -> Figure:
             color, marker = plotting.style_of(index).values()
             for step, style, face in (("0", ":", "white"), (str(run["step"]), "-", color)):
                 sweep = run["scale_sweep"][step]
-                sd = float(np.mean(sweep["logit_sd"]))
+                sd = np.mean(np.array(sweep["logit_sd"], float))
                 values = np.mean(np.array(sweep[name], float), axis=0)
                 ax.plot(scales * sd, values, style, color=color, label=run["label"])
                 unscaled = np.interp(0.0, np.log(scales), values)  # at scale 1

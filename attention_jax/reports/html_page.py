@@ -1,6 +1,6 @@
 """A self-contained HTML page of headings, paragraphs, tables and figures: one file.
 
-It has no script of its own. A page that needs one is a part of it in a frame.
+It has no script. A page that needs one is embedded in a frame.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def figure(drawn: Figure, caption: str) -> str:
-    """A figure embedded in the page; its caption is its alternative text, too."""
+    """A figure embedded in the page; its caption is also its alternative text."""
     return image(plotting.png(drawn), caption)
 
 

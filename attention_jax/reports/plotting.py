@@ -17,7 +17,7 @@ from attention_jax.training.metrics import mean_and_deviation
 
 # Okabe and Ito's colours, distinct for every kind of colour vision.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-# One marker for each color.
+# One marker for each colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 
@@ -51,9 +51,9 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as a PNG of 256 colours, which takes a third of the bytes of all colours.
+    """The figure as a PNG of 256 colours, which takes a third of the bytes of full colour.
 
-    This palette has a color near that of every pixel, also near the rare ones of thin lines.
+    The palette has a colour near that of every pixel, those of thin lines included.
     """
     drawn, reduced = io.BytesIO(), io.BytesIO()
     figure.savefig(drawn, format="png", dpi=120)
@@ -154,7 +154,7 @@ def draw_band(
         label: the line's label.
         log: use mean and deviation of the logarithms, for a logarithmic axis: a band of plain
             deviations could reach below zero.
-        limits: the smallest and the largest value that there can be, where the band is cut off.
+        limits: the smallest and the largest possible value, at which the band is cut off.
         markersize: of the markers, in points.
         linewidth: of the line, in points; None for Matplotlib's default.
     """

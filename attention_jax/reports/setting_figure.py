@@ -27,8 +27,8 @@ class Panel(NamedTuple):
 def results_by_setting(panels: Sequence[Panel]) -> Figure:
     """One panel per metric; in it a point per seed and a line at their mean.
 
-    Settings stand one below the other, in the order in which they come, and scores one below the
-    other within a setting. A seed that diverged (NaN) has no point.
+    Settings follow one below the other in the order of the panels, and within a setting the scores.
+    A seed that diverged (NaN) has no point.
 
     Args:
         panels: the metrics; each may lack some pairs of score and setting.

@@ -2,8 +2,8 @@
 
 The folder of a step holds `state/`, which Orbax writes, and `manifest.json`: the step, its metric,
 the kind of each leaf, and the SHA-256 of each file. It gets its name once all of it is on disk. A
-step is read only if every file matches. Otherwise the newest good step takes its place; a good
-state of another configuration raises an error.
+step is read only if every file matches; otherwise the newest good step is read instead. A good
+state of another configuration is an error.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Checkpoints:
     Args:
         folder: made if it is missing.
         keep: how many of the newest states to keep.
-        keep_best: how many further states to keep, those saved with the smallest metric.
+        keep_best: how many states with the smallest metric to keep, besides the newest.
         read_only: change nothing, for reading a run that may be training; otherwise the remains of
             an interrupted save are removed.
 
@@ -262,12 +262,12 @@ def saved_steps(folder: Path) -> list[int]:
 
 @functools.cache
 def _silence_orbax() -> None:
-    """Silences, for the whole process, its logs and the traces of writes that it abandons."""
+    """Silences Orbax's logs, and the tracebacks of writes that it abandons, in the whole process."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     original = sys.unraisablehook
 
-    # One failed write can print hundreds of traces, from other threads and at any time.
+    # One failed write can print hundreds of tracebacks, from other threads and at any time.
     def hook(unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
             original(unraisable)

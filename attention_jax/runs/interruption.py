@@ -55,5 +55,5 @@ class Interruption:
             " progress; a second signal ends at once\n"
         )
         # A handler may interrupt a print, and must not print itself.
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # standard output may be closed
             os.write(1, line.encode())

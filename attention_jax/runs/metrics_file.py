@@ -1,4 +1,4 @@
-"""Files of one JSON object per line, such as metrics.jsonl: what a run measures, by step."""
+"""Files of one JSON object per line, such as metrics.jsonl: the measurements of a run by step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drop_lines_after(path: Path, step: int) -> None:
 
 
 def read_lines(path: Path) -> list[JSON]:
-    """The complete lines of a file; in lists, NaN stands for null. None without a file.
+    """The complete lines of a file, with NaN for null in lists; [] if there is no file.
 
     Raises:
         ValueError: the file or one of its lines cannot be read.

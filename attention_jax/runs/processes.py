@@ -59,7 +59,7 @@ def join(distribution: Distribution) -> None:
     """Connects to the other processes; must be called before JAX is asked for its devices.
 
     From then on, if one process dies, JAX ends the others within half a minute. A process that
-    fails alone waits as long for the others before it ends.
+    fails waits for the others for up to half a minute before it ends.
 
     Raises:
         ValueError: JAX recognises no cluster and none was described, or the other processes cannot

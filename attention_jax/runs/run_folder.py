@@ -17,7 +17,7 @@ from attention_jax.runs.progress import warn
 
 JSON = dict[str, Any]
 
-_BEFORE_CONFIG = {"lock", "config.json.new"}  # all that a start may leave if it is cut off
+_BEFORE_CONFIG = {"lock", "config.json.new"}  # the files of a start that was cut off
 
 
 @contextlib.contextmanager
@@ -181,7 +181,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
     A device such as /dev/null, or a pipe, is written to as it is.
     """
-    path = path.resolve()  # behind a link is what the user means
+    path = path.resolve()  # a link stays, and the file that it points to is written
     if path.exists() and not path.is_file():
         path.write_bytes(content)
         return

@@ -40,8 +40,9 @@ def accuracies(
 ) -> dict[int, Accuracies]:
     """Accuracies by length, on fresh random examples, the same for all seeds and models.
 
-    Sources are padded to the longest of training, which a model without a padding mask sees; longer
-    sources are not padded. So the accuracy at a length does not depend on the other lengths.
+    Sources are padded to the longest of training, because a model without a padding mask sees
+    padding; longer sources are not padded. The accuracy at a length does not depend on the other
+    lengths.
 
     Args:
         task: a `SequenceTask`.

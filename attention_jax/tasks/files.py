@@ -1,4 +1,4 @@
-"""Text files that tasks learn from, and whether they are still those of a run."""
+"""Reads the text files of tasks, and checks that a run learned from the same text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
 
 
 def decode_text(content: bytes, name: str) -> str:
-    """UTF-8 as text; raises ValueError with the name and the line if it is no UTF-8."""
+    """UTF-8 as text; otherwise raises ValueError with the name and the line."""
     content = content.removeprefix(codecs.BOM_UTF8)
     try:
         return content.decode()

@@ -71,7 +71,7 @@ class Run(NamedTuple):
 
 
 def load_analyzed_run(workdir: Path) -> Run:
-    """Loads what the analysis of a run needs.
+    """Loads a run for analysis.
 
     Raises:
         ValueError: the folder holds no run, or none that can be read; or the data that the run
@@ -104,8 +104,8 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
         "gradient_norms": {group of parameters: [steps][seeds]}, "attentions": their names,
         "examples": {step: {example: {"row_labels", "column_labels", "weights", "dlogits"}}},
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
-        {statistic: [seeds]}}}, where step is "0" or the newest. None stands for numbers that are
-        not finite, and for those that need a softmax where the attention has none.
+        {statistic: [seeds]}}}, where step is "0" or the newest. Numbers that are not finite are
+        None, and so are those that need a softmax if the attention has none.
     """
     newest, label = max(run.states), run.task.label
 
@@ -164,7 +164,7 @@ def _norms_by_group(by_step: JSON) -> JSON:
 
 
 def _of_examples(run: Run, params: Params) -> dict[str, Any]:
-    """The first seed's cross-attention weights and their logits' gradients: [B, T, S]."""
+    """The first seed's weights in its last attention, and their logits' gradients: [B, T, S]."""
     params = jax.tree.map(lambda leaf: leaf[0], params)
     drawn = jax.tree.map(lambda leaf: leaf[: len(run.labels)], run.batch)
     captured = capture_gradients(run.loss, params, drawn)
@@ -196,7 +196,7 @@ _SCALES = np.geomspace(1 / 64, 64, 37)
 
 
 def _scale_sweep(run: Run, params: Params) -> dict[str, Array] | None:
-    """Jacobian norm and entropy of one seed's cross attention with scaled logits: [scales]."""
+    """Jacobian norm and entropy of one seed's last attention with scaled logits: [scales]."""
     captured = capture_gradients(run.loss, params, run.batch)
     name = last_attention(captured.attentions)
     attention, gradient = captured.attentions[name], captured.gradients[name]

@@ -25,11 +25,10 @@ class NoisyRecall(TokenTask):
 
     Keys are the tokens 1 to K, values the next K tokens, noise all others. Each sequence draws a
     map from keys to values. It consists of pairs: a random key and its value; or, with the
-    probability `noise`, two random noise tokens. The value is asked at each key that stands there
-    again.
+    probability `noise`, two random noise tokens. The value is asked at each repetition of a key.
 
     Published: K = 8, 16 noise tokens, length 128, a model of 2 blocks with 128 features and 16
-    heads: 89.7 %, trained on 12,800 sequences and on the next token everywhere.
+    heads: 89.7 %, trained on 12,800 sequences to predict every next token.
 
     Attributes:
         keys: K.
@@ -68,4 +67,5 @@ class NoisyRecall(TokenTask):
         return jnp.where(is_noise, unknown, known).ravel()
 
     def targets(self, tokens: Array) -> Array:
-        return jnp.where(tokens <= self.keys, following(tokens), 0)
+        is_key = (tokens > 0) & (tokens <= self.keys)
+        return jnp.where(is_key, following(tokens), 0)

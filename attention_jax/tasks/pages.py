@@ -21,7 +21,8 @@ def viewer(task: Task, batch: Any, labels: Labels) -> Callable[[Params], Attenti
     """Returns a function from one seed's parameters to a view of every attention.
 
     The view has one example per label. A row of the decoder's attentions has the label of the token
-    that it predicts. The function compiles once for all parameters of the same shapes.
+    that it predicts; in a decoder that reads its source in the same sequence, of the token that it
+    reads. The function compiles once for all parameters of the same shapes.
     """
     captured = _captured(task, batch)
 
@@ -70,7 +71,7 @@ def answers_view(
         run: the run.
         answers: from `Task.answers`.
         seed_index: which of each run's seeds.
-        compare: folders of further runs, whose newest checkpoints stand beside that of `run`.
+        compare: folders of further runs, whose newest checkpoints are shown beside that of `run`.
         all_steps: show step 0 and all kept checkpoints of every run under a slider.
 
     Raises:
@@ -122,7 +123,7 @@ def cross_attention(
 
 
 def first_row(task: Task, batch: Any) -> int:
-    """The first query of the target: a decoder alone reads the source in the same sequence."""
+    """The row of the first target token: in a decoder alone, the rows of the source precede it."""
     return int(batch.source.shape[1]) if task.model.architecture == "decoder" else 0
 
 

@@ -23,9 +23,9 @@ class Recall(TokenTask):
     """Recall the value of each of several keys.
 
     Keys are the tokens 1 to V / 2 - 1, values the tokens from V / 2 on. A sequence begins with
-    pairs of a key and its value, all different. Each key stands once more, at an even offset after
-    the pairs; its value is asked there. Every other token is 0. With the offsets 0, 2, 4, ...
-    numbered 1, 2, 3, ..., each key draws one that is still free, with probability ∝ gap^(0.01 - 1).
+    pairs of a key and its value, all different. Each key occurs once more, at an even offset after
+    the pairs, where its value is asked. Every other token is 0. Each key draws one of the offsets
+    2 n - 2, n = 1, 2, 3, ..., that is still free, with probability proportional to n^(0.01 - 1).
 
     Published: V = 8,192 and (length, pairs) = (64, 4), (128, 8), (256, 16); 2 layers of attention
     with one head and without feed-forward layers: 99 % and more.

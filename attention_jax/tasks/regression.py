@@ -162,7 +162,7 @@ def _interleaved(x: Any, y: Any) -> Batch:
 
 
 def _least_squares(points: np.ndarray) -> float:
-    """What the smallest w that fits all points but the last, as well as it can, predicts there."""
+    """The last y, predicted by least squares from the other points; of many w, by the smallest."""
     x, y = points[:, :-1], points[:, -1]
     return float(x[-1] @ np.linalg.lstsq(x[:-1], y[:-1])[0])
 

@@ -35,7 +35,7 @@ class Reversal(SequenceTask):
     """Reverse strings of random letters.
 
     Attributes:
-        letters: strings use the first so many letters of the alphabet.
+        letters: how many letters strings use, from the start of the alphabet.
     """
 
     name: ClassVar[str] = "reversal"
@@ -65,7 +65,7 @@ class Reversal(SequenceTask):
         return reversed_pair(letters, length)
 
     def pairs(self, rng: Array, lengths: Array, longest: int) -> Sequences:
-        """All letters of a batch in one draw: the batches of the runs in this project's results."""
+        """Draws all letters of a batch at once, as the runs behind this project's results did."""
         shape = (len(lengths), longest)
         letters = jax.random.randint(rng, shape, FIRST, FIRST + self.letters)
         return jax.vmap(reversed_pair)(letters, lengths)
@@ -75,6 +75,6 @@ class Reversal(SequenceTask):
 
 
 def reversed_pair(letters: Array, length: Array) -> Sequences:
-    """The pair of the first `length` of some letters, int32 [L]."""
+    """The first `length` of the letters, int32 [L], and their reversal."""
     mirrored = letters[jnp.maximum(length - 1 - jnp.arange(len(letters)), 0)]
     return (letters, length), (mirrored, length)

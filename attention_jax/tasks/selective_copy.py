@@ -21,10 +21,10 @@ _COPY = 1
 
 @dataclasses.dataclass(frozen=True)
 class SelectiveCopy(TokenTask):
-    """Copy the letters that stand among blanks.
+    """Copy the letters among blanks.
 
-    Letters are the tokens from 2 on. A sequence is: random letters among blanks, 0, each of which
-    stands before a random letter; the token 1; and as many blanks as letters, at which the letters
+    Letters are the tokens from 2 on. A sequence is: random letters with blanks, 0, each put before
+    one of the letters at random; the token 1; and as many blanks as letters, at which the letters
     are asked in their order.
 
     Published: 14 letters, 16 of them copied, length 256, a model of 2 blocks with 128 features and

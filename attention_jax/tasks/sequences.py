@@ -1,4 +1,4 @@
-"""Tasks from one sequence to another: a subclass of `SequenceTask` says what is paired with what.
+"""Tasks from one sequence to another: a subclass of `SequenceTask` draws a source and its target.
 
     @dataclasses.dataclass(frozen=True)
     class Copy(SequenceTask):
@@ -72,15 +72,15 @@ class SequenceTask(Task):
         train: steps, seeds, optimiser, checkpoints.
         min_length: shortest length of training, at least 1.
         max_length: longest length of training.
-        source_start: whether the source begins with the token SOS. The query that writes EOS has no
-            letter to attend to, and SOS is the key that it attends to instead. Without that key it
-            attends to letters, and the model confuses the end with a letter.
+        source_start: whether the source begins with the token SOS. The query that predicts EOS has
+            no letter to attend to, and attends to SOS instead. Without SOS it would attend to
+            letters, and the model would confuse the end with a letter.
         coverage_weight: weight of the coverage loss, added to the cross entropy if the model
             attends with coverage; at least 0.
 
     Class variables:
         vocabulary: the letters of source and target.
-        normalizer: of global attention, where `model` names none.
+        normalizer: of global attention, if `model.normalizer` is None.
     """
 
     by_length: ClassVar[bool] = True
@@ -125,8 +125,8 @@ class SequenceTask(Task):
             longest: the largest length. The sizes of the arrays depend on nothing else.
 
         Returns:
-            ids of letters, int32 [S] and int32 [T], and how many of them count, int32 [] each. Ids
-            of letters start with `FIRST`; the rest of each array is ignored.
+            ids of letters, int32 [S] and int32 [T], each with the number of them that count,
+            int32 []. Ids of letters start at `FIRST`; the rest of each array is ignored.
         """
         raise undefined(self, "pair(rng, length, *, longest)")
 
@@ -172,7 +172,7 @@ class SequenceTask(Task):
         return jax.vmap(one)(jax.random.split(rng, len(lengths)), lengths)
 
     def check_numbers(self) -> None:
-        """Draws a few examples: ids are those of letters, and lengths are those of the arrays."""
+        """Draws a few examples; raises ValueError for ids that are no letters, or wrong lengths."""
         lengths = jnp.arange(self.min_length, self.max_length + 1)
         rng = jax.random.key(0)
         drawn = on_numbers(lambda: self.pairs(rng, lengths, self.max_length))
@@ -214,7 +214,7 @@ class SequenceTask(Task):
 
     @property
     def network(self) -> ModelConfig:
-        """`model` with the task's normaliser where it names none."""
+        """`model`, with the task's normaliser if it has none."""
         if self.model.normalizer is not None:
             return self.model
         normalizer = self.normalizer if self.model.attention == "global" else "softmax"
@@ -277,8 +277,10 @@ class SequenceTask(Task):
     def _has_positions(self, length: int) -> bool:
         if self.model.positions != "learned":  # the others go on beyond those of training
             return True
+        source, target = self._widths(length)
+        is_one_sequence = self.model.architecture == "decoder"
         try:
-            self.model.check_length(length + 1)
+            self.model.check_length(source + target if is_one_sequence else max(source, target))
         except ValueError:
             return False
         return True

@@ -1,6 +1,6 @@
 """A language model: the next character of a text, by a decoder alone.
 
-The model reads the bytes of the text in UTF-8, so that it can be loaded and asked without the text.
+The model reads the bytes of the text in UTF-8, so that it can be loaded and used without the text.
 The results are in bits per character.
 """
 
@@ -100,8 +100,8 @@ class Text(CausalTask):
         parts = characters[:end].encode(), characters[end:].encode()
         if min(map(len, parts)) <= self.length:
             raise ValueError(
-                f"text {self.text} must have more than length {self.length} bytes for training and"
-                f" as many held out; got {len(parts[0])} and {len(parts[1])}"
+                f"text {self.text} must have more than {self.length} bytes, the length, both for"
+                f" training and held out; got {len(parts[0])} and {len(parts[1])}"
             )
         return parts
 
@@ -128,7 +128,10 @@ class Text(CausalTask):
     # --- a trained model ---
 
     def bits_per_character(self, params: Params, folder: Path | None = None) -> list[float]:
-        """The cost of the held-out text in windows of `length`, for each seed; see `parts`."""
+        """The cost of the held-out text for each seed, read in windows of `length` bytes.
+
+        A last, shorter window is left out. The arguments and errors are those of `parts`.
+        """
         held_out = self.parts(folder)[1]
         starts = np.arange(0, len(held_out) - self.length, self.length)
         text = held_out[: len(starts) * self.length + 1]
@@ -179,7 +182,9 @@ class Text(CausalTask):
         """
         if not inputs:
             batch, _ = self.examples(folder)
-            inputs = [_decoded(row) for row in np.asarray(batch.target_inputs)[:SHOWN]]
+            # A window may begin or end within a character.
+            rows = np.asarray(batch.target_inputs)[:SHOWN]
+            inputs = [_decoded(row).strip("\ufffd") for row in rows]
         if not all(inputs):
             raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
         model = self.bind(params)
@@ -203,8 +208,9 @@ def _digest(text: bytes) -> str:
 
 def _windows(text: bytes, starts: Any, length: int) -> Batch:
     """Windows of `length` bytes, and the byte after each of them."""
-    ids = FIRST + np.frombuffer(text, np.uint8).astype(np.int32)
-    return _pairs(np.stack([ids[start : start + length + 1] for start in starts]))
+    letters = np.frombuffer(text, np.uint8)
+    windows = np.stack([letters[start : start + length + 1] for start in starts])
+    return _pairs(FIRST + windows.astype(np.int32))
 
 
 def _pairs(ids: np.ndarray) -> Batch:

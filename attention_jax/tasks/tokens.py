@@ -1,6 +1,6 @@
 """Tasks of one sequence, which a decoder alone reads from left to right.
 
-A subclass of `TokenTask` says how the tokens of an example are drawn, and what is asked of them:
+A subclass of `TokenTask` draws the tokens of an example, and gives the right answers to them:
 
     @dataclasses.dataclass(frozen=True)
     class Again(TokenTask):
@@ -53,7 +53,7 @@ _TESTS = 16  # batches of `EXAMPLES` sequences for a result
 
 
 class CausalTask(Task):
-    """What tasks of one sequence share: a "decoder" without a source."""
+    """The base of tasks of one sequence: a "decoder" without a source."""
 
     model: ModelConfig
 
@@ -121,9 +121,9 @@ class TokenTask(CausalTask):
 
     @property
     def most_asked(self) -> int:
-        """At how many tokens of an example something is asked at most.
+        """The largest number of tokens of an example at which something is asked.
 
-        The loss computes so many logits.
+        The loss computes the logits of this many tokens per example.
         """
         return self.length
 
@@ -156,7 +156,7 @@ class TokenTask(CausalTask):
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
-        """The accuracy where something is asked, on 1,024 fresh examples."""
+        """The accuracy where something is asked: the mean over 16 batches of 64 fresh examples."""
         del lengths, folder
 
         @jax.jit
@@ -245,7 +245,7 @@ def drawn(rng: Array, weights: Array, count: int) -> Array:
 
 
 def following(tokens: Array) -> Array:
-    """What followed the first occurrence of a token that stands there again: int32 [T], else 0.
+    """For each repeated token, the token after its first occurrence, otherwise 0: int32 [T].
 
     >>> following(jnp.array([2, 8, 4, 7, 4, 2])).tolist()
     [0, 0, 0, 0, 7, 8]

@@ -83,7 +83,7 @@ def labels_of(
         count: of rows.
         text: the text of ids.
         label: the label of an id.
-        mask_padding: whether the model does not see padding, which has columns if it does.
+        mask_padding: whether the model masks padding; if not, padding has columns too.
     """
     labels: Labels = {}
     read, lengths = batch.source, batch.source_lengths

@@ -35,7 +35,7 @@ class TrainState(NamedTuple):
 
 
 class Records(NamedTuple):
-    """Where training reports to."""
+    """The files and the progress to which training reports."""
 
     folder: Path
     checkpoints: Checkpoints
@@ -86,7 +86,7 @@ def _step(task: Task, layout: Layout, state: TrainState, batch: Any) -> tuple[Tr
 
 
 def _batch(task: Task, state: TrainState, batch: Any) -> Any:
-    """The given batch, or the one that the task draws for the state's next step."""
+    """The given batch; if it is None, the batch that the task draws for the state's next step."""
     size = task.train.batch_size
     if batch is not None or size is None:
         return batch
@@ -145,7 +145,7 @@ def gradient_statistics(task: Task, state: TrainState, batches: Any = None) -> M
 
 
 def trace_step(task: Task, feed: Feed | None = None) -> None:
-    """Traces the first step without computing it: raises what a model, score or loss raises."""
+    """Traces the first step without computing it, for the errors of a model, score or loss."""
     state = jax.eval_shape(functools.partial(initial_state, task))
     one_seed = functools.partial(_step, task, Layout())
     jax.eval_shape(jax.vmap(one_seed), state, batches_of_step(task, feed, 0))
@@ -224,7 +224,7 @@ def train(
             records.write("gradients", step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
-        # Where a signal stops a run, an undisturbed run neither validates nor keeps a checkpoint.
+        # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
         planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
         metric = loss if planned else None
         if rule is not None and planned:

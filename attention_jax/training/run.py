@@ -35,8 +35,7 @@ class TrainedRun:
         params: stacked over seeds.
         step: how far it was trained.
         workdir: its folder, if it has one.
-        averaged: the steps whose mean the parameters are; only `step` unless an average was asked
-            for.
+        averaged: the steps whose parameters were averaged; `step` alone without an average.
         seconds: wall time of this call of `train_run`, compilation included.
         steps_per_second: of all seeds together, compilation excluded.
         interrupted: 130 or 143, the exit status, if a signal asked to stop; else 0.
@@ -76,14 +75,14 @@ def train_run(
         task: what is learned, with all settings.
         workdir: the folder.
         resume: continue the run that is there. The settings must be those of the run, except for
-            `train.steps` where the learning rate does not depend on it: a finished run goes on, and
-            ends bit-identical to a run of so many steps if it had ended at a multiple of
-            `log_every` (with validation, of `checkpoint_every`).
-        log_gradients: log gradient statistics to gradients.jsonl every so many steps.
+            `train.steps` where the learning rate does not depend on it. A finished run then goes
+            on, and ends bit-identical to a run that had all steps from the start, if it had ended
+            at a multiple of `log_every` (with validation, of `checkpoint_every`).
+        log_gradients: steps between two lines of gradient statistics in gradients.jsonl.
         mesh: over which devices; None for one device, or for all devices in a run of many
             processes. A run may be resumed on another mesh.
-        interruption: a caller's watch for signals, one for several runs; None to watch during this
-            run.
+        interruption: the caller's own, entered, for several runs; None to watch for signals during
+            this run.
 
     Raises:
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
@@ -106,7 +105,7 @@ def train_run(
         )
         state, first = _first_state(task, layout, checkpoints)
         with processes.together():
-            # A run that begins anew writes the line of step 0 again.
+            # A run without a checkpoint starts over, and writes the line of step 0 again.
             for name in ("metrics", "gradients", "validation") if processes.is_first() else ():
                 drop_lines_after(folder / f"{name}.jsonl", first or -1)
         progress = Progress(
@@ -195,7 +194,7 @@ def load_run(workdir: Path | str, step: StepName = "newest", *, average: int = 1
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
             validation metric, or without validation the smallest loss; or a step that is kept.
-        average: parameters are the mean of those of so many of the newest checkpoints.
+        average: how many of the newest checkpoints to average the parameters of.
 
     Raises:
         ValueError: the folder holds no run of an unchanged task, or no such checkpoint, or too few

@@ -62,7 +62,7 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
     content = _read(path)
     if kept_for != {name: content.get(name) for name in kept_for}:
         content = {}
-    # By length; "" stands for the results of the task without a length.
+    # By length; the key "" has the results of the task without a length.
     results = content.get("results", {})
     missing = [length for length in ("", *map(str, lengths)) if length not in results]
     if missing:

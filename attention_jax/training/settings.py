@@ -48,7 +48,7 @@ def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Ta
 
 
 def name_of(cls: type[Task]) -> str:
-    """ "module:Name", which `task_class` reads."""
+    """The name "module:Name" of a task, from which `task_class` finds it."""
     module = cls.__module__
     if is_of_this_package(cls):
         module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
@@ -112,7 +112,7 @@ def _task_of(content: JSON) -> Task:
 
 
 def _made(cls: type[Any], content: JSON, owner: str) -> Any:
-    """A dataclass from what `dataclasses.asdict` and JSON made of it."""
+    """A dataclass from its `dataclasses.asdict`, read back from JSON."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
     values = {}
@@ -146,8 +146,8 @@ def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
         feed_of: returns its feed, or None; not called for a task of this library.
 
     Raises:
-        ValueError: in one line: a method fails, returns what it must not, or computes something
-            else in each trace.
+        ValueError: in one line: a method fails, breaks its contract, or computes something else
+            in each trace.
     """
     if is_of_this_package(type(task)):
         return {}
@@ -216,12 +216,13 @@ def _check_program(task: Task, stored: JSON, now: JSON) -> None:
 def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> None:
     """Raises ValueError unless a run may be resumed with these settings.
 
-    They must be those of the run, where settings that are newer than the run have their defaults.
-    Only `steps` may change, to no less than the run has reached, if training does not depend on it.
+    They must be those of the run. A setting that did not exist yet when the run was trained must
+    have its default. Only `steps` may change, to no less than the run has reached, if the learning
+    rate does not depend on it.
 
     Args:
-        task: the task with the settings of now.
-        settings: of now, from `settings_of`.
+        task: the task with the new settings.
+        settings: the new ones, from `settings_of`.
         folder: of the run.
         stored: the content of its config.json.
     """
@@ -230,8 +231,8 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     earlier = _task_of(stored)
     program = settings if earlier == task else _program(earlier, lambda: earlier.feed(folder))
     _check_program(earlier, stored, program)
-    # The parts and the program have not changed. With other settings they differ, which needs no
-    # second message.
+    # The parts and the program were compared above; where other settings change them too, the
+    # message names the settings alone.
     checked = ("scores", "normalizers", "program", "jax")
     old, new = (
         _flat({name: value for name, value in content.items() if name not in checked})

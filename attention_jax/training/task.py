@@ -34,8 +34,8 @@ class TrainConfig:
         seeds: runs trained at once; they differ in initial parameters, batches and dropout.
         first_seed: the seeds are first_seed, first_seed + 1, ...
         steps: optimiser steps of each seed.
-        batch_size: examples per step; None, or the most, for a task that chooses the sizes of its
-            batches.
+        batch_size: examples per step; in a task that chooses the sizes of its batches the most
+            examples, or None for no limit.
         learning_rate: Adam's highest rate.
         schedule: how the rate falls: along a cosine to 0 at the last step ("cosine"), not at all
             ("constant"), or as 1 / sqrt(updates) ("inverse-sqrt"). A run whose rate does not depend
@@ -50,9 +50,9 @@ class TrainConfig:
         log_every: steps in one compiled call, and between two lines of metrics.jsonl.
         checkpoint_every: steps between two checkpoints, a multiple of `log_every`.
         keep: how many of the newest checkpoints are kept.
-        keep_best: how many further checkpoints are kept, those with the best validation metric, or
-            without validation the smallest training loss (mean over `log_every` steps and all
-            seeds).
+        keep_best: how many of the best checkpoints are kept, whether or not they are among the
+            newest: those with the best validation metric, or without validation the smallest
+            training loss (mean over `log_every` steps and all seeds).
 
     Raises:
         ValueError: a setting is out of range.
@@ -149,7 +149,7 @@ class Result(NamedTuple):
 
 
 class Feed(NamedTuple):
-    """Batches made on the host, and what a run keeps of the data that they come from."""
+    """Batches made on the host, and digests and files of their data for the run folder."""
 
     batch: Callable[[int, int], Any]  # (seed, step) -> NumPy arrays; the step fixes their shapes
     digests: Mapping[str, Any] = MappingProxyType({})  # a run is resumed on equal digests only
@@ -162,7 +162,7 @@ class Validation(NamedTuple):
 
     metric: str  # its mean over seeds ranks checkpoints
     larger_is_better: bool
-    patience: int | None  # stop after so many checkpoints without a better metric; None for never
+    patience: int | None  # stop after this many checkpoints without a better metric; or never
 
     def loss(self, line: JSON) -> float:
         """The mean over seeds of the metric in a line of validation.jsonl; smaller is better."""
@@ -188,7 +188,7 @@ class Answers(NamedTuple):
 
 
 def undefined(task: Task, method: str) -> ValueError:
-    """The error of a task that does not define a method."""
+    """The error for a method that a task has to define."""
     return ValueError(f"task {type(task).__name__} must define {method}")
 
 
@@ -225,7 +225,7 @@ class Task:
         raise undefined(self, "loss(params, batch, rng)")
 
     def check_numbers(self) -> None:
-        """Raises ValueError if a few examples are not as they must be; asked of a user's task."""
+        """Draws a few examples of a user's task; raises ValueError if they break its contract."""
 
     def batch(self, rng: Array, *, size: int, length: int | None = None) -> Any:
         """Draws a batch on the device; with a `length`, all its examples have this length."""
@@ -295,12 +295,12 @@ class Task:
     def statistics(
         self, loss: Callable[..., Any], params: Params, batch: Any, rng: Array, /
     ) -> Metrics:
-        """What `log_gradients` logs of one seed: {name: float []}; pure."""
+        """The statistics of one seed that `log_gradients` logs: {name: float []}; pure."""
         raise undefined(self, "statistics(loss, params, batch, rng)")
 
     @property
     def label(self) -> str:
-        """What progress and tables call a run."""
+        """The name of a run in progress and tables."""
         return self.name
 
 

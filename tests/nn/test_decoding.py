@@ -227,6 +227,19 @@ def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best
     assert len(hypotheses(found, 0)) == 2
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_logits_after_pad_are_not_used(beams):
+    table = tables(1)[0, 0]
+    ruined = np.concatenate([table, np.full((1, V), np.nan, np.float32)])  # PAD = -1 reads it
+
+    def found(logits):
+        step = lambda state, tokens: (jnp.asarray(logits)[tokens], state)  # noqa: E731
+        return beam_search(step, (), beams=beams, **(NUMBERS | {"batch_size": 2}))
+
+    assert np.all(np.isfinite(found(ruined).scores))
+    jax.tree.map(np.testing.assert_array_equal, found(ruined), found(table))
+
+
 # --- samples ---
 
 

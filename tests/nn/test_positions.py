@@ -96,7 +96,7 @@ def test_what_cannot_be_rotated():
         rotary(jnp.ones((5, 3)), jnp.arange(5))
     with pytest.raises(ValueError, match=r"position_ids must be \[5\], or .*; got \[4\]"):
         rotary(jnp.ones((2, 5, 4)), jnp.arange(4))
-    of_x = r"position_ids must be \[5\], or that behind the first axes of x \[2, 5, 4\]; got "
+    of_x = r"position_ids must be \[5\], or \[\*B, 5\] .* of x \[2, 5, 4\]; got "
     for shape in ((), (3, 5), (5, 2), (1, 5), (2, 5, 5)):
         expected = of_x + rf"\[{', '.join(map(str, shape))}\]"
         with pytest.raises(ValueError, match=expected):

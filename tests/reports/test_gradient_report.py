@@ -118,6 +118,13 @@ def test_the_sweep_meets_the_model_at_scale_1(run):
         assert np.all(np.array(sweep[step]["logit_sd"]) > 0)
 
 
+def test_a_seed_that_diverged_has_no_curve(run):
+    run = copy.deepcopy(run)
+    for step in ("0", "6"):
+        run["scale_sweep"][step]["logit_sd"][0] = None
+    gradient_report.scale_curves([run])
+
+
 @pytest.fixture(scope="module")
 def other(run):
     """A run with the same label in another folder, without an encoder, and with one example."""

@@ -227,8 +227,16 @@ def test_what_cannot_be_evaluated(trained, use, message):
         use(trained.params)
 
 
-def test_learned_positions_of_drawn_ids_end_before_their_table(monkeypatch):
-    """Evaluation starts at id 16 / 8 = 2, so that 14 tokens fit: 13 letters and EOS."""
+@pytest.mark.parametrize(
+    ("model", "most"),
+    [
+        # Evaluation starts at id 16 / 8 = 2, so that 14 tokens fit: 13 letters and EOS.
+        ({"position_draw": "subset", "position_limit": 16}, 13),
+        # SOS and the source, SOS and the answer, in one sequence.
+        ({"architecture": "decoder", "position_limit": 21}, 9),
+    ],
+)
+def test_beyond_the_table_of_learned_positions_results_are_nan(monkeypatch, model, most):
     asked = []
 
     def right(task, params, lengths):
@@ -236,10 +244,9 @@ def test_learned_positions_of_drawn_ids_end_before_their_table(monkeypatch):
         return {length: SimpleNamespace(free_running_exact=np.ones(1)) for length in lengths}
 
     monkeypatch.setattr("attention_jax.tasks.sequences.accuracies", right)
-    model = ModelConfig(positions="learned", position_draw="subset", position_limit=16, dim=8)
-    task = Reversal(model=model, train=TrainConfig(seeds=1))
-    (fits,), (beyond,) = (each.by_seed for each in task.evaluate(None, [13, 14]).values())
-    assert (fits, asked) == (100, [13])
+    task = Reversal(ModelConfig(positions="learned", dim=8, **model), TrainConfig(seeds=1))
+    (fits,), (beyond,) = (each.by_seed for each in task.evaluate(None, [most, most + 1]).values())
+    assert (fits, asked) == (100, [most])
     assert np.isnan(beyond)
 
 

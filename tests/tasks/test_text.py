@@ -32,6 +32,15 @@ def test_a_text_that_was_rewritten_is_refused(tmp_path):
     assert task.examples()[0].targets.shape == (64, 19)
 
 
+def test_examples_are_asked_with_whole_characters(tmp_path):
+    path = tmp_path / "text"
+    path.write_text("ä" * 300)
+    sizes = {"dim": 8, "hidden_dim": 7, "num_heads": 2, "decoder_layers": 1}
+    task = Text(path, model=dataclasses.replace(MODEL, **sizes), length=19)
+    answers = task.answers(task.init(jax.random.key(0)))
+    assert [text for text, _, _ in answers.texts] == ["ä" * 9] * 2
+
+
 def test_learned_positions_must_hold_the_answers(tmp_path):
     path = tmp_path / "text"
     path.write_text(SENTENCE * 20)

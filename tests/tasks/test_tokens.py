@@ -106,6 +106,11 @@ def test_noisy_recall_asks_every_key_that_was_seen_before():
     assert len(set(maps)) > 100
 
 
+def test_noisy_recall_asks_nothing_at_a_blank():
+    targets = SIZES["noisy_recall"].targets(np.array([1, 5, 0, 7, 0, 1]))
+    assert targets.tolist() == [0, 0, 0, 0, 0, 5]
+
+
 # --- selective copy ---
 
 

@@ -1,5 +1,6 @@
 """A translation run in its folder: what it keeps, when it is refused, how it is loaded."""
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -142,6 +143,14 @@ def test_other_data_is_refused(copied, text, change, message, uses):
     finally:
         for path, content in saved.items():
             path.write_bytes(content)
+
+
+def test_learned_positions_must_hold_the_translations_of_validation(text, tmp_path):
+    model = {"positions": "learned", "position_limit": 40}
+    task = run_task(text, model=model, max_tokens=20)
+    with pytest.raises(ValueError, match="position_limit must hold"):
+        task.feed(tmp_path)
+    dataclasses.replace(task, validation_source=None, validation_target=None).feed(tmp_path)
 
 
 # --- loading ---

@@ -1,1 +1,1 @@
-"""A page on which one looks at captured attention; README.md describes it and its data."""
+"""A page that shows captured attention; README.md describes it and its data."""

@@ -23,8 +23,8 @@ Labels = tuple[Sequence[str], Sequence[str]]  # of queries, of keys
 Tokens = Sequence[str] | Mapping[str, Labels] | None
 
 _CAPTURED = ("weights", "logits", "dlogits")
-# With more numbers than this, they have 16 bits: the page of 12 heads with 64 tokens and three
-# matrices has numbers of 32 bits, and less than 1 MB.
+# A page with more numbers than this has them in 16 bits. Twelve heads of 64 tokens, with three
+# matrices, still have 32 bits, in less than 1 MB.
 _MOST_WIDE_NUMBERS = 160_000
 
 

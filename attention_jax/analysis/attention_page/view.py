@@ -19,7 +19,7 @@ _HEIGHT = 720  # of a notebook's frame, in pixels
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class AttentionView:
-    """A page on which one looks at attention; a notebook shows it by itself.
+    """A page that shows attention; a notebook displays it.
 
     The page draws lines between tokens, all matrices by layer and head, and the row under the
     pointer as bars with its numbers. It shows weights, logits, entropy, the gradient of the logits
@@ -78,8 +78,8 @@ class AttentionView:
         places = {tuple(each[name] for name in ("panel", "step", "example")) for each in captures}
         if len(places) < len(captures):
             raise ValueError(
-                f"captures in views must differ in more than their {field}, which a new name"
-                " replaces"
+                "captures in views must differ in panel, step or example; their"
+                f" {field} is replaced by the name of the view"
             )
         first = next(iter(views.values()))
         return cls({**first.data, "captures": captures})
@@ -138,8 +138,8 @@ def view(
 ) -> AttentionView:
     """Captured attention as a page, which a notebook displays and `save` writes as one HTML file.
 
-    Rollout is computed for self attentions whose names differ in their number alone, if each is
-    the only attention of its block, and for cross attention to such an encoder.
+    Rollout is computed for self attentions whose names differ only in the number of the layer, if
+    each is the only attention of its block, and for cross attention to such an encoder.
 
     Args:
         attentions: what `capture` or `capture_gradients` returned with matrices; or a function or
@@ -147,9 +147,9 @@ def view(
             {name: {"weights": [*B, T, S], "logits": [*B, T, S], "dlogits": [*B, T, S],
             "mask": bool [*B, T, S]}}, of which one quantity is enough.
         tokens: labels. A sequence of T for the queries and the keys of every attention; or
-            {pattern: (labels of queries, labels of keys)}, where the pattern is a name or such as
-            "encoder_*", and the first that fits counts; None for numbers. Rows and columns without
-            a label, such as padding, are left out.
+            {pattern: (labels of queries, labels of keys)}, where the pattern is a name or a
+            wildcard such as "encoder_*", and the first that matches is used; None for numbers. Rows
+            and columns without a label, such as padding, are left out.
         inputs: arguments for `capture`, if `attentions` is a function or module.
         example: the index into the first batch axis, or one index for each of the first axes, ()
             for arrays without batch axes. A slice keeps an axis. The remaining axes in front of T

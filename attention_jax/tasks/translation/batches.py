@@ -1,4 +1,4 @@
-"""Batches of sentence pairs: few shapes, and the order of an epoch depends on (seed, epoch)."""
+"""Batches of sentence pairs, of few shapes, in an order that (seed, epoch) determines."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Batches:
 
     @property
     def description(self) -> str:
-        """What a user wants to know of the batches, in one line."""
+        """The numbers of pairs, batches and shapes, in one line for the user."""
         skipped = self._pairs.skipped
         return (
             f"{len(self._pairs.source)} pairs of sentences"

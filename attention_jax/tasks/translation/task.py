@@ -21,7 +21,7 @@ from attention_jax.tasks.files import check_data
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
-from attention_jax.tasks.vocabulary import Batch, labels_of, padded_batch
+from attention_jax.tasks.vocabulary import EOS, Batch, labels_of, padded_batch
 from attention_jax.training.losses import CrossEntropySums, output_cross_entropy, real_tokens
 from attention_jax.training.task import (
     Answers,
@@ -88,7 +88,8 @@ class Translation(Task):
         label_smoothing: see `output_cross_entropy`.
         precision: dtype of products; parameters and sums are float32.
         validation_metric: the metric that chooses the best checkpoint.
-        patience: training stops after so many checkpoints without a better metric; None for never.
+        patience: training stops after this many checkpoints without a better metric; None for
+            never.
 
     Raises:
         ValueError: a setting is out of range, or two settings contradict each other.
@@ -132,7 +133,7 @@ class Translation(Task):
 
     @property
     def label(self) -> str:
-        """What progress and tables call the run."""
+        """The name of the run in progress and tables."""
         return str(self.model.label)
 
     # --- data ---
@@ -170,6 +171,12 @@ class Translation(Task):
             subwords = self.subwords(folder)
         else:
             subwords = Subwords.learned([*text.source, *text.target], self.vocabulary_size)
+        if validation is not None and self.model.positions == "learned":
+            # Validation translates all its sentences; other positions have no limit there.
+            width = translate.padded_width(
+                [[*ids, EOS] for ids in subwords.encode(validation.source)]
+            )
+            self.model.check_length(translate.longest_answer(width))
         batches = Batches(
             encode_pairs(text, subwords, self.max_tokens),
             tokens=self.batch_tokens,
@@ -241,7 +248,10 @@ class Translation(Task):
         return Validation(self.validation_metric, is_bleu, self.patience)
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
-        """Mean loss without dropout and greedy BLEU of each seed, on the validation text."""
+        """Mean loss without dropout and greedy BLEU of each seed, on the validation text.
+
+        The loss leaves out pairs longer than `max_tokens`; BLEU has all sentences.
+        """
         text, subwords, pairs = self._pairs_of_run(folder, "validation")
         batches = Batches(pairs, tokens=self.batch_tokens, buckets=3)
         line: dict[str, list[float]] = {"loss": [], "negative_log_likelihood": [], "bleu": []}
@@ -255,8 +265,10 @@ class Translation(Task):
         return line
 
     def mean_loss(self, params: Params, batches: Batches) -> dict[str, float]:
-        """Mean over all pairs, without dropout, in nats per subword: {"loss" with label smoothing,
-        "negative_log_likelihood" without it}.
+        """Means over all subwords of the targets, without dropout, in nats.
+
+        Returns:
+            {"loss": with label smoothing, "negative_log_likelihood": without it}.
         """
         sums = np.zeros(3)
         known = self.model.known(self)
@@ -314,8 +326,7 @@ class Translation(Task):
         search = translate.Search(beams=beams)
         pairs = [translate.translated_ids(translator, text, search) for text in inputs]
         source, target = ([*side] for side in zip(*pairs, strict=True))
-        width = translate.WIDTH * -(-max(map(len, source)) // translate.WIDTH)
-        batch = padded_batch(source, target, source_width=width)
+        batch = padded_batch(source, target, source_width=translate.padded_width(source))
         texts: Any = [*zip(inputs, subwords.decode(target), right, strict=True)]
         return Answers(texts, batch, self._labels(subwords, batch, len(inputs)))
 

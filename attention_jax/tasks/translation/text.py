@@ -136,7 +136,7 @@ class Subwords:
                 minloglevel=2,  # errors only
             )
         except (RuntimeError, ValueError) as error:
-            # Sentencepiece says where its check is, and which sizes are possible.
+            # The message names the failed check, "(...) [...] ", and then the possible sizes.
             reason = one_line(error).rpartition("] ")[2] or "there is none"
             raise ValueError(f"vocabulary_size must suit the text; {reason}; got {size}") from error
         return cls(written.getvalue())

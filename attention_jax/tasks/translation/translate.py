@@ -18,8 +18,7 @@ from attention_jax.tasks.vocabulary import EOS, padded_rows, up_to_eos
 Array = jax.Array
 Params = Any
 
-# Sources of several sentences are padded to a multiple of this, to compile for few shapes.
-WIDTH = 8
+_WIDTH = 8  # sources are padded to a multiple of this, so that few shapes are compiled
 _BATCH_TOKENS = 2048  # source tokens of a batch, padding included, times beams
 
 
@@ -111,7 +110,7 @@ def _answers(
 ) -> list[list[int]]:
     """The ids of the translations of rows of ids, EOS last; batches have rows of one width."""
     answers: list[list[int]] = [[] for _ in rows]
-    width_of = [-(-len(row) // WIDTH) * WIDTH for row in rows]
+    width_of = [padded_width([row]) for row in rows]
     task = translator.task.model.known(translator.task)
     for width in sorted(set(width_of)):
         members = [index for index, row_width in enumerate(width_of) if row_width == width]
@@ -125,6 +124,11 @@ def _answers(
                     answers[index] = found[row].tolist()
             progress(len(batch))
     return answers
+
+
+def padded_width(rows: Sequence[list[int]]) -> int:
+    """The width to which rows of ids, EOS last, are padded."""
+    return _WIDTH * -(-max(map(len, rows)) // _WIDTH)
 
 
 def longest_answer(width: int) -> int:
