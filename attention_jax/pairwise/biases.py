@@ -320,6 +320,8 @@ def relative_position_bucket(
     Source: Raffel et al. 2020, section 2.1, and their published code.
     """
     side = _check_buckets(buckets, max_distance, bidirectional)
+    # The least integer has no negative.
+    distances = jnp.clip(jnp.asarray(distances).astype(int), -max_distance, max_distance)
     offset = jnp.where(distances > 0, side, 0) if bidirectional else jnp.zeros_like(distances)
     sizes = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
     exact = side // 2
@@ -368,7 +370,7 @@ def as_bias(bias: Bias | Array) -> Bias:
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
     """The number of buckets for each direction."""
     buckets = check_integer("buckets", buckets, least=0)
-    max_distance = check_integer("max_distance", max_distance)
+    max_distance = check_integer("max_distance", max_distance, most=2**31 - 1)
     side = buckets // 2 if bidirectional else buckets
     if side < 2 or (bidirectional and buckets % 2):
         raise ValueError(
