@@ -269,6 +269,6 @@ def _captured_results(
     if options.normalizer.family.is_softmax:
         missing = statistics is None
         results["statistics"] = _computed(inputs, options)[1] if missing else statistics
-    else:  # gradients and statistics of captured logits are those of a softmax of them
+    else:  # `analysis` takes captured logits for those of a softmax
         results["logits"] = None
     return results

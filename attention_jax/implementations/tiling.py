@@ -1,10 +1,10 @@
-"""The inputs of tiled attention, cut into tiles of t queries and s keys, and which are visited.
+"""Cuts the inputs of tiled attention into tiles of t queries and s keys, and schedules the tiles.
 
-`prepare` cuts the inputs of one example into tiles. It does all work outside of the main loop over
-tiles. JAX differentiates that part which is not about the mask: replacing, padding, projecting and
-cutting tokens, at a cost of O(T + S). Finding the tokens that no pair uses (`used_tokens`) takes a
-loop of its own over the partly masked tiles. The results `(Plan, Arrays, Constants)` are all that
-the main loop needs. They contain no NaN that a mask hides.
+`prepare` does all work outside of the main loop over tiles, for one example. It replaces, pads,
+projects and cuts tokens, at a cost of O(T + S); JAX differentiates this. Finding the tokens that no
+allowed pair contains (`used_tokens`) takes a loop of its own over the partly masked tiles. The
+results `(Plan, Arrays, Constants)` are all that the main loop needs. They contain no NaN that a
+mask hides.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) ->
 
 
 def _even_size(length: int, block: int) -> int:
-    """The smallest size of equal tiles, of which there are as few as blocks of this size need."""
+    """The smallest size of equal tiles that are no more than the blocks of this size would be."""
     count = max(math.ceil(length / block), 1)
     size = math.ceil(length / count)
     # A multiple of 8 fills the vector registers; the padding is masked.

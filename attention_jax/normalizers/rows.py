@@ -133,7 +133,7 @@ class RowSummary(NamedTuple):
 
 
 class RowShift(NamedTuple):
-    """The numbers that are subtracted from the logits of each row, first one and then the other."""
+    """The two numbers that are subtracted from the logits of each row, one after the other."""
 
     reference: Array  # [t] near the largest logit; -inf before the first key, +inf without weights
     threshold: Array | None = None  # [t] None for 0
@@ -201,8 +201,8 @@ class RowSums(NamedTuple):
             family: makes the weights of shifted logits.
             logits: transformed logits [t, s], -inf where masked.
             values: [s, Dv].
-            factors_of_values: takes weights [t, s] and returns what multiplies the values: those
-                that dropout keeps, and damped.
+            factors_of_values: takes weights [t, s] and returns them after dropout and damping, as
+                they multiply the values.
         """
         rows = self._with_larger_shift(logits) if family.normalizer.is_softmax else self
         shifted, excess = rows.shift.shifted(logits), rows.excess
