@@ -36,9 +36,9 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
 
     The interface is that of `jax.custom_vjp`, with the twin added:
 
-        the value                             fast (fast_fwd when it is differentiated)
-        reverse mode                          fast_bwd, at every order of differentiation
-        forward mode, derivatives of fast_bwd those of plain
+        the value                              fast (fast_fwd when it is differentiated)
+        reverse mode                           fast_bwd, at every order of differentiation
+        forward mode, derivatives of fast_bwd  derivatives of plain
 
     It composes with the transformations of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
     `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, in any order and depth.

@@ -1,7 +1,8 @@
 """Matrix products with sums in at least float32; a tensor core can multiply 16-bit inputs.
 
 float32 products are as accurate as `jax.default_matmul_precision` says. XLA:CPU always multiplies
-float32 exactly. A TPU rounds to bfloat16 and a GPU to TF32, unless the caller sets "highest".
+float32 in full precision. A TPU rounds to bfloat16 and a GPU to TF32, unless the caller sets
+"highest".
 """
 
 from __future__ import annotations

@@ -84,9 +84,9 @@ class Part:
         """The result of a method that the user wrote.
 
         Args:
-            name: that of the method, for errors.
+            name: the method's name, for errors.
             method: the method.
-            arguments: those of the method.
+            arguments: its arguments.
             of: the arguments whose shapes an error shows.
             cure: how to mend a TypeError or ValueError of the user's code.
 
@@ -308,7 +308,7 @@ def _has_own_rule(program: ClosedJaxpr) -> bool:
 def _derivatives(closed: ClosedJaxpr, orders: int) -> list[ClosedJaxpr]:
     """The programs of the derivatives up to an order, as long as the user has a rule for the next.
 
-    They are those of reverse mode, or of forward mode where that alone exists. An error in a rule
+    They are of reverse mode, or of forward mode where the rule defines no other. An error in a rule
     is left to JAX, which raises it where the derivative is taken.
     """
     if orders == 0 or not _has_own_rule(closed):

@@ -160,7 +160,7 @@ def results_of(call: Call, implementation: str | None = None) -> Any:
     """The output of `attention`; or (output, statistics) if they are requested."""
     options, inputs, block_sizes = call
     implementation = checked_implementation(implementation)
-    # "cudnn" has no statistics; those that are captured come from another call then.
+    # "cudnn" returns no statistics: if they are captured, another call computes them.
     if capturing() is not None and implementation != "cudnn":
         options = dataclasses.replace(
             options, return_statistics=options.normalizer.family.is_softmax
@@ -243,7 +243,7 @@ def weights_of(options: Options, inputs: Inputs) -> Array:
 def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]:
     """Logits and weights, [*B, T, S] each, in the compute dtype.
 
-    The logits are those that the normaliser has transformed, -inf where masked.
+    The logits are transformed by the normaliser, and -inf where masked.
     """
     normalizer = options.normalizer
 

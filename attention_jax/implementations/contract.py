@@ -110,10 +110,10 @@ def results(
     """The results of an implementation, from its rows without a sink.
 
     Args:
-        options: those of the implementation.
-        inputs: those of one example.
+        options: the static options.
+        inputs: the arrays of one example.
         output: [T, Dv], in the compute dtype.
-        summary: of rows [T]; None for other weights than those of softmax.
+        summary: of rows [T]; None unless the weights are a softmax.
     """
     params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
     sink = sink_logit(options.normalizer, params)

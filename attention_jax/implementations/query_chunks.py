@@ -73,7 +73,7 @@ def attend_in_order(
 
     Args:
         score: the score; its projections run once.
-        inputs: those of one example.
+        inputs: the arrays of one example.
         compute_weights: takes a chunk and the carry, and returns the next carry, the weights [t, S]
             (0 where masked), and further results per query, [t, ...].
         carry: the carry before the first query.

@@ -68,7 +68,7 @@ class Arrays(NamedTuple):
     queries: Any  # [query_tiles, t, Fq] features from `project_query`, or a pytree of such arrays
     keys: Any  # [key_tiles, s, Fk] features from `project_key`, or a pytree of such arrays
     values: Array  # [key_tiles, s, Dv]
-    # those of the score, and what its `tile_params` adds: of `Additive` a bool, whose gradient is 0
+    # of the score, with what `tile_params` adds (for `Additive` a bool, whose gradient is 0)
     params: Any
     biases: BiasTiles
     normalizer_params: Any
@@ -166,7 +166,7 @@ def tile_inputs(
 
     Args:
         plan: the sizes and numbers of tiles.
-        inputs: those of one example.
+        inputs: the arrays of one example.
         keys_per_query: int [query_tiles * t], see `used_tokens`; None if every query has keys.
         used_keys: bool [key_tiles * s], which keys an allowed pair contains; None for all.
 
@@ -321,7 +321,7 @@ def num_keys_of_tiles(
     """The number of keys of each query, float [query_tiles, t]; None if the normaliser reads none.
 
     Args:
-        options: those of the implementation.
+        options: the static options.
         grid: the sizes and numbers of tiles.
         keys_per_query: int [query_tiles * t], from `used_tokens`; None if every query may attend
             to all keys.

@@ -89,7 +89,7 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
             close(on_numbers(method, logits)[:, 3:], on_numbers(method, logits[:, 3:])),
             f"it must have a {name} that is elementwise; it depends on other logits of the row",
         )
-    # The largest shifted logit is that of a weight of 1, where the weights of a row sum to 1.
+    # Where the weights of a row sum to 1, no shifted logit exceeds inverse(1).
     searches = num_visits(normalizer, dtype) > 0
     top = float(on_numbers(family.inverse, dtype(1.0))) if searches else 20.0
     part.require(

@@ -1,8 +1,8 @@
 """Rows of attention: their weights, the sums over keys that arrive in tiles, and the results.
 
-The weights of a row are those of logits that are shifted by two numbers of the row. Where a search
-has found the threshold, or where it is 0, the shift is known before the first key, and the sums of
-tiles add up. For softmax the shift is M, the largest of the logits x_j so far (the *online
+The weights of a row are functions of its logits after a shift by two numbers of the row. Where a
+search has found the threshold, or where it is 0, the shift is known before the first key, and the
+sums of tiles add up. For softmax the shift is M, the largest of the logits x_j so far (the *online
 softmax*), and the sums are
 
     total = sum_j exp(x_j - M),    weighted = sum_j exp(x_j - M) v_j,
@@ -49,9 +49,9 @@ class Family(NamedTuple):
     params: Any
 
     def weight(self, shifted: Array) -> Array:
-        """The weights of shifted logits; a weight of a user does not see those that are -inf.
+        """The weights of shifted logits; the `weight` of a user does not see -inf.
 
-        The derivative with respect to a parameter could be 0 * -inf, NaN.
+        Its derivative with respect to a parameter could be 0 * -inf, NaN, there.
         """
         if is_of_this_package(self.normalizer.__class__):
             return self.normalizer.weight(self.params, shifted)
@@ -150,7 +150,7 @@ class FinalRows(NamedTuple):
     """The results of t rows, and the numbers from which their weights are recomputed."""
 
     output: Array  # [t, Dv]
-    summary: RowSummary | None  # [t]; None for other weights than those of softmax
+    summary: RowSummary | None  # [t]; None unless the weights are a softmax
     shift: RowShift
     empty: Array  # bool [t], whether all weights are 0: the row then sends no gradient
     divisor: Array | None  # [t] divides the weights of shifted logits; None for 1
@@ -161,8 +161,8 @@ class RowSums(NamedTuple):
     """The sums over the keys so far, for t rows (queries)."""
 
     shift: RowShift  # [t]; of softmax the largest logit
-    # The total [t] and the weighted sum of values [t, Dv]: those of the weights, and after a search
-    # also those of their slopes, for the mean.
+    # (total [t], weighted sum of values [t, Dv]) of the weights; after a search for the threshold
+    # also of the slopes of the weights, for the mean.
     sums: tuple[tuple[Array, Array], ...]
     excess: Array | None = None  # [t] for the entropy of a softmax
 

@@ -142,7 +142,7 @@ class AlibiBias(Bias):
     slopes: Array = array_field()
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
-        # Not a `RelativeBias`: these operations, and their derivatives, can run in every kernel.
+        # Not a `RelativeBias`: a value for each pair costs no more than its distance.
         distances = jnp.abs(query_positions[:, None] - key_positions[None, :])
         slopes, sizes = same_rank(self.slopes[..., None, None], distances.astype(self.slopes.dtype))
         return -slopes * sizes
@@ -341,7 +341,8 @@ def forgetting_bias(log_gates: Array) -> Bias:
     summed in float32, so a bias has the rounding error of c, eps |c|.
 
     Args:
-        log_gates: float [*B, T], log f, such as `jax.nn.log_sigmoid` of a projection of the tokens.
+        log_gates: finite float [*B, T], log f: such as `jax.nn.log_sigmoid` of a projection of the
+            tokens.
 
     Returns:
         a `Bias`, differentiable in the gates.

@@ -1,7 +1,7 @@
 """Scores from the literature, in a few lines each, with the constants of their papers.
 
 Each one changes the logit alone. Where a paper also changes the normaliser, the values or the
-layers around attention, the docstring says so: the claims belong to the whole.
+layers around attention, the docstring says so: the paper's claims are about the whole.
 """
 
 from __future__ import annotations

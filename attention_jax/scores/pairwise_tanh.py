@@ -8,8 +8,8 @@ Where no query is large, it uses
 
 so that in each tile a token needs one exponential per feature, and a pair needs a product and half
 a division per feature, because two terms of a sum share one (`_by_two`). Its backward pass has
-three loops over tokens: over keys for the gradient of the queries [A, t], and over queries for that
-of the keys [A, s] and for that of v, [A, s] until a sum over the keys.
+three loops over tokens: one over keys, for the gradient of the queries [A, t], and two over
+queries, for the gradients of the keys [A, s] and of v (terms [A, s], then summed over the keys).
 
 An exponential overflows for features above 44 in float32, so features beyond 43 are clipped. While
 |a| <= 33, that changes nothing: tanh(a + b) is -1 or 1 for every clipped b. `is_large` says whether
@@ -251,8 +251,8 @@ def _choose(by_tanh: Callable, by_exponentials: Callable, tangent: Callable | No
     """A function that calls `by_exponentials`, or `by_tanh` if queries are large.
 
     `tangent(result, (large, *args), tangents of args)` is the tangent of the result. Without it,
-    derivatives are those by tanh: JAX's derivatives of the quotients would overflow where z is
-    large, and take twice the time.
+    JAX differentiates `by_tanh`: derivatives of the quotients would overflow where z is large, and
+    take twice the time.
     """
 
     @jax.custom_jvp

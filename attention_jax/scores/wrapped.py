@@ -23,7 +23,7 @@ class WrappedScore(Score):
 
     A subclass defines `pair`, and says what its `pair` shares with that of the inner score:
 
-        finite_slopes = WrappedScore.finite_slopes  # infinite only where those of the inner one are
+        finite_slopes = WrappedScore.finite_slopes  # infinite only where the inner score's are
         round = WrappedScore.round                  # it reads the features as the inner one does
         tile_params = WrappedScore.tile_params      # it hands its features to the inner one
 
