@@ -62,7 +62,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
         return f"takes windows that end at the query's position; got left {left}, right {right}"
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if left is not None and (padded or target_length > source_length + left):
-        return "gives NaN gradients where a window has no keys: no padding or T > S + left with it"
+        return "takes windows with no padding and T <= S + left: one without keys would give NaN"
     return None
 
 
