@@ -225,7 +225,7 @@ class _Rules:
         return dict(zip(floats, outputs, strict=True))
 
     def by_leaf(self, cotangents: Any) -> dict[int, Any]:
-        """The cotangents that `bwd` returned, by the index of the leaf; none for a None."""
+        """The cotangents that `bwd` returned, by the index of the leaf; a None has no entry."""
         given = {}
 
         def give(cotangent, place):

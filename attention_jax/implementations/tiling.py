@@ -254,7 +254,7 @@ def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) ->
 
 
 def _even_size(length: int, block: int) -> int:
-    """The smallest size of equal tiles that are no more than the blocks of this size would be."""
+    """The smallest equal size of tiles that needs no more of them than the size `block`."""
     count = max(math.ceil(length / block), 1)
     size = math.ceil(length / count)
     # A multiple of 8 fills the vector registers; the padding is masked.

@@ -233,7 +233,7 @@ class Shifted(PositionFunction):
         return self.function.at(*self.shifts.shifted(query_positions, key_positions))
 
     def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
-        """Nothing: the arrays belong to the longer sequences, and fit any T and S."""
+        """Checks nothing: the arrays fit the longer sequences, not T and S."""
 
 
 def check_batch_axes(
