@@ -1,1 +1,1 @@
-"""Arrays, integers, batches, derivatives and errors: helpers that know nothing of attention."""
+"""Helpers that know nothing of attention: arrays, checks, batches, meshes, derivatives, names."""

@@ -12,17 +12,17 @@ Tree = TypeVar("Tree")
 
 
 def float_array(name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; a ValueError names the argument unless it is float."""
+    """`value` as a JAX array; raises ValueError, with the argument's name, unless it is float."""
     return _array_of(jnp.floating, "floating-point", name, value)
 
 
 def integer_array(name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; a ValueError names the argument unless it is integer."""
+    """`value` as a JAX array; raises ValueError, with the argument's name, unless it is integer."""
     return _array_of(jnp.integer, "integers", name, value)
 
 
 def bool_array(name: str, value: Any, meaning: str) -> jax.Array:
-    """`value` as a JAX array; a ValueError says what True means unless it is boolean."""
+    """`value` as a JAX array; raises ValueError, with the meaning of True, unless it is boolean."""
     return _array_of(jnp.bool_, f"boolean, True = {meaning}", name, value)
 
 
@@ -34,7 +34,7 @@ def _array_of(kind: Any, expected: str, name: str, value: Any) -> jax.Array:
 
 
 def any_array(name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; a ValueError names the argument if that is impossible."""
+    """`value` as a JAX array; raises ValueError, with the argument's name, for no array."""
     try:
         if isinstance(value, str):  # JAX may read a string as the name of a dtype
             raise TypeError("text")

@@ -1,4 +1,4 @@
-"""Calls that JAX keeps whole: of any function, or of a linear map with a transpose of the caller's.
+"""Calls that JAX keeps whole: of a function, or of a linear map whose transpose the caller gives.
 
 Both are one primitive, `kept_call`. `jax.custom_derivatives.linear_call` is the same idea for
 linear maps, without batching and without derivatives with respect to the residuals.
@@ -30,7 +30,7 @@ def kept_call(
         function: a function of arrays, which JAX can differentiate.
         arguments: its arrays.
         types: the types of its outputs.
-        program: that of the function, whose side effects are those of the call; `shown` below.
+        program: that of the function; the call has its side effects. See `shown` in `linear_map`.
     """
     return linear_map(lambda leaves, _: function(*leaves), None, arguments, [], types, program)
 
@@ -45,7 +45,7 @@ def linear_map(
 ) -> list[Any]:
     """`evaluate(residuals, inputs)`; reverse mode transposes it by `transpose`.
 
-    It is kept whole as well.
+    JAX keeps this call whole, too.
 
     Args:
         evaluate: (residuals, inputs) -> outputs, linear in the inputs. JAX differentiates it with
@@ -56,7 +56,7 @@ def linear_map(
         inputs: floating-point arrays; none in a `kept_call`.
         types: the types of the outputs.
         shown: a program that is never run. JAX looks into it for primitives that need the devices
-            while they are lowered (cuDNN's), because it cannot find these inside of functions.
+            while they are lowered (cuDNN's), because it cannot see into `evaluate`.
     """
     leaves, structure = jax.tree.flatten(residuals)
 
@@ -147,7 +147,7 @@ def _transpose(cotangents, *operands, evaluate, transpose, linear, types, shown)
 def _batch(axis, operands, axes, **params):
     """All outputs and all inputs get a batch axis at the front."""
     size, mesh_axis = axis.size, axis.explicit_mesh_axis
-    # A function of nothing that is mapped may still ask for its place on an axis with a name.
+    # Without batched operands, a function may still read its index on a named axis.
     if all(dim is None for dim in axes) and not isinstance(axis.name, str):
         outputs = kept_call_p.bind(*operands, **params)
         return outputs, [None] * len(outputs)

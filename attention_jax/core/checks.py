@@ -38,8 +38,8 @@ def check_integer(name: str, value: Any, least: int = 1, most: int | None = None
 def check_entries(name: str, array: Array, least: int, most: int) -> None:
     """Raises ValueError unless all integers of an array are from `least` to `most`.
 
-    Nothing is checked where the host would have to wait for the values: those of a traced array, of
-    an accelerator, or of another process.
+    Nothing is checked where the host does not have the values: those of a traced array, or of an
+    array on an accelerator or in another process.
     """
     if isinstance(array, jax.core.Tracer):
         return

@@ -36,9 +36,9 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
 
     The interface is that of `jax.custom_vjp`, with the twin added:
 
-        the value                             fast (fast_fwd when it is differentiated)
-        reverse mode                          fast_bwd, at every order of differentiation
-        forward mode, derivatives of fast_bwd those of plain
+        the value                              fast (fast_fwd when it is differentiated)
+        reverse mode                           fast_bwd, at every order of differentiation
+        forward mode, derivatives of fast_bwd  derivatives of plain
 
     It composes with the transformations of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
     `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, in any order and depth.
@@ -128,8 +128,8 @@ class _Rules:
     def call(self, function: Callable[..., Any], leaves: Leaves) -> tuple[Any, core.Jaxpr]:
         """(`function(*leaves)`, its program); the function is `fun` or `fwd`.
 
-        Its derivative is `self.jvp`, which calls `fwd` in place of the function: so `fun` is
-        replaced by `fwd` where it is differentiated, and `fwd` by itself.
+        Its derivative is `self.jvp`, which calls `fwd`: so differentiation replaces `fun` by `fwd`,
+        and `fwd` by itself.
         """
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*leaves)
         if any(isinstance(const, jax.core.Tracer) for const in closed.consts):
@@ -138,7 +138,7 @@ class _Rules:
         evaluate = jax.custom_jvp(core.jaxpr_as_fun(closed))
 
         def result_of_jvp(leaves, tangents):
-            """Of `fun` only the result, which comes first; of `fwd` the residuals too."""
+            """The result, which comes first; for `fwd` the residuals too."""
             outputs, doutputs = self.jvp(leaves, tangents)
             return outputs[: len(types)], doutputs[: len(types)]
 
@@ -170,7 +170,7 @@ class _Rules:
             program: that of `fwd`.
             result: of the function.
             saved: (the leaves of the arguments, the residuals).
-            tangents: of the leaves; a `SymbolicZero` where one is not perturbed.
+            tangents: of the leaves; `SymbolicZero` for a leaf that is not perturbed.
         """
         results, structure = jax.tree.flatten(result)
         types = [jax.typeof(leaf).to_tangent_aval() for leaf in results]
@@ -225,7 +225,7 @@ class _Rules:
         return dict(zip(floats, outputs, strict=True))
 
     def by_leaf(self, cotangents: Any) -> dict[int, Any]:
-        """What `bwd` returned, by the index of the leaf; without the zeros that None stands for."""
+        """The cotangents that `bwd` returned, by the index of the leaf; a None has no entry."""
         given = {}
 
         def give(cotangent, place):

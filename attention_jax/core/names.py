@@ -25,7 +25,7 @@ _COLON = "ː"  # Python counts this character as a letter, so it reads moduleːN
 
 
 def named(given: Any, base: type, names: Mapping[str, Any], get: Callable[[str], Any]) -> Any:
-    """What a text names, or an instance of a class; anything else is returned unchanged.
+    """The object that a text or a class stands for; anything else is returned unchanged.
 
     Args:
         given: a text, a subclass of `base`, or anything else.

@@ -1,7 +1,8 @@
-"""Matrix products with at least float32 sums: on a tensor core where the inputs are 16 bits wide.
+"""Matrix products with sums in at least float32; a tensor core can multiply 16-bit inputs.
 
 float32 products are as accurate as `jax.default_matmul_precision` says. XLA:CPU always multiplies
-float32 exactly. A TPU rounds to bfloat16 and a GPU to TF32, unless the caller sets "highest".
+float32 in full precision. A TPU rounds to bfloat16 and a GPU to TF32, unless the caller sets
+"highest".
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ Array = jax.Array
 def einsum(formula: str, left: Array, right: Array) -> Array:
     """A product of two arrays, summed in float32, or in float64 if one of them is float64.
 
-    If either array is bfloat16 or float16, the other is rounded to that dtype too: the product is
-    one of a tensor core, which sums in float32. (The two 16-bit dtypes together are multiplied in
-    float32.)
+    If one array is bfloat16 or float16, the other is rounded to the same dtype, so that a tensor
+    core can multiply them. (bfloat16 and float16 together are multiplied in float32.)
 
     >>> weights, values = jnp.array([[0.25, 0.75]]), jnp.array([[4.0], [8.0]], jnp.bfloat16)
     >>> einsum("ts,sd->td", weights, values)
@@ -28,7 +28,7 @@ def einsum(formula: str, left: Array, right: Array) -> Array:
     sums = accumulator_dtype(left, right)
     narrow = {array.dtype for array in (left, right) if array.dtype.itemsize == 2}
     factors = narrow.pop() if len(narrow) == 1 and sums == jnp.float32 else sums
-    # A tensor core has one precision for 16 bits; Mosaic cannot lower the others.
+    # Other precisions have no effect on 16-bit factors, and Mosaic cannot lower them.
     precision = jax.lax.Precision.DEFAULT if factors.itemsize == 2 else None
     return jnp.einsum(
         formula,
@@ -44,7 +44,7 @@ def tall_product(left: Array, right: Array) -> Array:
 
     It is computed as (left^T right)^T. For [s, t] @ [t, d] XLA:CPU transposes the larger factor
     and takes three times as long; XLA:TPU estimates four times the cycles. Barriers keep XLA from
-    rewriting the first as the second.
+    rewriting the product in that form.
     """
     barrier = jax.lax.optimization_barrier
     return barrier(einsum("dt,ts->ds", barrier(left.T), right)).T

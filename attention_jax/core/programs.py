@@ -1,9 +1,9 @@
 """A part that a user writes (a score, a mask, a bias, a normaliser) is known by its program.
 
-Compiled programs are cached by their static arguments. An object of a user may compute something
-else although it is equal to what it was: a global, an attribute or the function's source has
-changed. So such a part is traced at each call, on shapes, and its place is taken by a `Known`,
-which is equal to another only if the two programs are equal, the numbers in them included.
+Compiled programs are cached by their static arguments. But a user's object may compute something
+else and still be equal to what it was: a global, an attribute or the source of a function has
+changed. So each call traces such a part, on shapes, and replaces it by a `Known`. Two of these are
+equal only if their programs are, including the numbers in them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CURES: list[tuple[type[Exception], str]] = [
 
 
 class Part:
-    """A part that a user wrote: calls of its methods, its program, and the words of its errors.
+    """Calls and traces the methods of a part that a user wrote, and words the errors about it.
 
     Attributes:
         name: one line for errors, such as "score Mine(size=3)".
@@ -54,9 +54,10 @@ class Part:
         self.remedy = remedy
 
     def check_signatures(self, part: Any) -> None:
-        """Raises ValueError unless each method of the user takes what the library calls it with.
+        """Raises ValueError unless each of the user's methods takes the arguments that it gets.
 
-        That is what the method that it replaces takes. What has a default there may be left out.
+        These are the arguments of the library's method that it overrides; those with a default may
+        be missing.
         """
         mro = type(part).__mro__
         own = {name for cls in mro if not is_of_this_package(cls) for name in vars(cls)}
@@ -83,15 +84,15 @@ class Part:
         """The result of a method that the user wrote.
 
         Args:
-            name: that of the method, for errors.
+            name: the method's name, for errors.
             method: the method.
-            arguments: those of the method.
-            of: a tuple of those arguments whose shapes errors show.
+            arguments: its arguments.
+            of: the arguments whose shapes an error shows.
             cure: how to mend a TypeError or ValueError of the user's code.
 
         Raises:
-            ValueError: in one line: the user's code fails. An error that only this library raises
-                stays as it is.
+            ValueError: the user's code fails; the message is one line. Errors in which no line of
+                the user's code is involved are raised unchanged.
         """
         try:
             return method(*arguments)
@@ -115,7 +116,7 @@ class Part:
         """Traces a function on shapes; nothing is computed and nothing is compiled.
 
         Returns the digest of its operations and of all numbers in them. Where the user's code has
-        a rule for derivatives (`jax.custom_jvp`, `jax.custom_vjp`), those of the first and the
+        a rule for derivatives (`jax.custom_jvp`, `jax.custom_vjp`), the programs of the first and
         second derivative count too. The digest holds for one version of JAX.
 
         Args:
@@ -132,8 +133,7 @@ class Part:
             programs = [closed, *_derivatives(closed, orders=2)]
         digest = hashlib.sha256()
         for closed in programs:
-            # A function that fills a cache leaves operations without effect where it is first
-            # traced.
+            # The first trace of a function that fills a cache has operations without effect.
             jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
             digest.update(ADDRESS.sub("", str(jaxpr)).encode())
             inner = _with_inner(closed)
@@ -150,11 +150,12 @@ class Part:
 
 
 class Known:
-    """Stands in for a part of a user; equal to another if the parts and their programs are equal.
+    """Stands in for a user's part; equal to another if the parts and their programs are equal.
 
     It has all attributes and methods of the part, and is an instance of the part's class for
-    `isinstance`. JAX may trace a method again later, for a derivative: from the object that the
-    call was given, which is why the parts are compared too, and which must not have changed.
+    `isinstance`. For a derivative JAX may trace a method again later, with the part of the original
+    call. So the parts are compared as well as the programs, and a part that has changed since is
+    refused.
 
     Args:
         part: the part.
@@ -232,7 +233,7 @@ def is_of_this_package(cls: type) -> bool:
 def users_line(error: BaseException) -> str | None:
     """The deepest line of the user's code in the traceback, as "my_scores.py, line 12".
 
-    The user's code is neither this library nor an installed package. None if it is not there.
+    The user's code is neither this library nor an installed package. None if there is no such line.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(_NOT_OF_A_USER):
@@ -307,7 +308,7 @@ def _has_own_rule(program: ClosedJaxpr) -> bool:
 def _derivatives(closed: ClosedJaxpr, orders: int) -> list[ClosedJaxpr]:
     """The programs of the derivatives up to an order, as long as the user has a rule for the next.
 
-    They are those of reverse mode, or of forward mode where that alone exists. An error in a rule
+    They are of reverse mode, or of forward mode where the rule defines no other. An error in a rule
     is left to JAX, which raises it where the derivative is taken.
     """
     if orders == 0 or not _has_own_rule(closed):

@@ -160,7 +160,7 @@ def results_of(call: Call, implementation: str | None = None) -> Any:
     """The output of `attention`; or (output, statistics) if they are requested."""
     options, inputs, block_sizes = call
     implementation = checked_implementation(implementation)
-    # "cudnn" has no statistics; those that are captured come from another call then.
+    # "cudnn" returns no statistics: if they are captured, another call computes them.
     if capturing() is not None and implementation != "cudnn":
         options = dataclasses.replace(
             options, return_statistics=options.normalizer.family.is_softmax
@@ -243,7 +243,7 @@ def weights_of(options: Options, inputs: Inputs) -> Array:
 def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]:
     """Logits and weights, [*B, T, S] each, in the compute dtype.
 
-    The logits are those that the normaliser has transformed, -inf where masked.
+    The logits are transformed by the normaliser, and -inf where masked.
     """
     normalizer = options.normalizer
 
@@ -269,6 +269,6 @@ def _captured_results(
     if options.normalizer.family.is_softmax:
         missing = statistics is None
         results["statistics"] = _computed(inputs, options)[1] if missing else statistics
-    else:  # gradients and statistics of captured logits are those of a softmax of them
+    else:  # `analysis` takes captured logits for those of a softmax
         results["logits"] = None
     return results

@@ -53,7 +53,7 @@ def reversed_centers(target_length: int, source_lengths: Array) -> Array:
     [[2, 1, 0], [1, 0, -1]]
     """
     check_integer("target_length", target_length, 0)
-    lengths = checked_lengths(source_lengths, None)
+    lengths = checked_lengths(source_lengths, None).astype(int)
     lengths, steps = same_rank(lengths[..., None], jnp.arange(target_length))
     return lengths - 1 - steps
 

@@ -61,7 +61,7 @@ class AttentionArguments(WeightsArguments, total=False):
 class Call(NamedTuple):
     """The checked arguments of an attention function."""
 
-    options: Options  # a user's score and normaliser are `Known`; the sizes of tiles are open
+    options: Options  # a user's score and normaliser are `Known`; tile sizes are not chosen yet
     inputs: Inputs
     block_sizes: BlockSizes | None
 
@@ -84,8 +84,8 @@ def checked_call(
 ) -> Call:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
-    Parts that a user wrote are traced here: see `core.programs`. `value` is None where only weights
-    are computed.
+    Parts that a user wrote are traced here: see `core.programs`. `value` is None for a call that
+    computes weights alone.
     """
     score, normalizer = get_score(score), get_normalizer(normalizer)
     query = float_array("query", query)
@@ -93,7 +93,8 @@ def checked_call(
         key = jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
     else:
         key = float_array("key", key)
-    value = jnp.zeros((*key.shape[:-1], 1)) if value is None else float_array("value", value)
+    value = jnp.zeros((*key.shape[:-1], 1), query.dtype) if value is None else value
+    value = float_array("value", value)
     *batch_axes, target_length, query_dim = check_axes("query", query, ("T", "Dq"), None).shape
     batch = tuple(batch_axes)
     source_length, key_dim = check_axes("key", key, ("S", "Dk"), batch).shape[-2:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -114,8 +115,7 @@ def coverage_attention(
     feature_dim = coverage_kernel_size(score, query_dim, key_dim, inputs.params)
     coverage_kernel = float_array("coverage_kernel", coverage_kernel)
     check_axes("coverage_kernel", coverage_kernel, (feature_dim,), tuple(batch_shape))
-    coverage = jnp.zeros(source_length) if coverage is None else float_array("coverage", coverage)
-    check_axes("coverage", coverage, (source_length,), tuple(batch_shape))
+    coverage = _checked_coverage(coverage, source_length, batch_shape)
     all_weights = return_weights or capturing_matrices()
     result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
     weights = result.weights
@@ -149,8 +149,7 @@ def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
     """
     weights = check_axes("weights", float_array("weights", weights), ("T", "S"), None)
     *batch_shape, _, source_length = weights.shape
-    coverage = jnp.zeros(source_length) if coverage is None else float_array("coverage", coverage)
-    check_axes("coverage", coverage, (source_length,), tuple(batch_shape))
+    coverage = _checked_coverage(coverage, source_length, batch_shape)
     dtype = accumulator_dtype(weights, coverage)
     weights = weights.astype(dtype)
     first = jnp.broadcast_to(coverage.astype(dtype), (*batch_shape, source_length))
@@ -192,6 +191,17 @@ def coverage_kernel_size(
             f" added; got {features} for {length} keys from score {score}"
         )
     return int(shape[1])
+
+
+def _checked_coverage(
+    coverage: Array | None, source_length: int, batch_shape: Sequence[int]
+) -> Array:
+    """The coverage [..., S] before the first query, zeros for None; ValueError for other shapes."""
+    if coverage is None:
+        return jnp.zeros(source_length, jnp.float32)
+    return check_axes(
+        "coverage", float_array("coverage", coverage), (source_length,), tuple(batch_shape)
+    )
 
 
 # --- the compiled function ---

@@ -166,8 +166,8 @@ class GaussianBias(Bias):
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
         centers = take(self.centers, query_positions, axis=-1)[..., :, None]
-        # A NaN center has an empty window. Replace it so that no NaN reaches the gradient of sigma.
-        centers = jnp.where(jnp.isnan(centers), 0, centers)
+        # A center that is NaN or infinite has an empty window, and sends no NaN to sigma.
+        centers = jnp.where(jnp.isfinite(centers), centers, 0)
         keys, centers = same_rank(key_positions.astype(centers.dtype)[None, :], centers)
         distances, sigma = same_rank(keys - centers, self.sigma[..., None, None])
         return -((distances / sigma) ** 2) / 2
@@ -179,7 +179,7 @@ def window_mask(centers: Array, radius: int) -> Mask:
     Args:
         centers: float or int [*B, T] in units of key positions; they may be fractional, and outside
             of [0, S).
-        radius: int of at least 0; the paper's D.
+        radius: the paper's D, an int from 0 to 2^31 - 1.
 
     Returns:
         a `Mask`. It is not differentiable in the centers; see `local_attention`.
@@ -190,7 +190,7 @@ def window_mask(centers: Array, radius: int) -> Mask:
     >>> window_mask(jnp.array([3, 0]), 1).materialize(2, 5).astype(int).tolist()
     [[0, 0, 1, 1, 1], [1, 1, 0, 0, 0]]
     """
-    return WindowMask(check_integer("radius", radius, 0), _checked_centers(centers))
+    return WindowMask(check_integer("radius", radius, 0, 2**31 - 1), _checked_centers(centers))
 
 
 def gaussian_bias(centers: Array, sigma: float | Array) -> Bias:
@@ -225,7 +225,9 @@ def _checked_centers(centers: Any) -> Array:
     floating = jnp.issubdtype(array.dtype, jnp.floating)
     if not (floating or jnp.issubdtype(array.dtype, jnp.integer)) or array.ndim < 1:
         raise ValueError(f"centers must be numbers [*B, T]; got {array.dtype} {list(array.shape)}")
-    return array.astype(accumulator_dtype(array) if floating else int)
+    if floating:
+        return array.astype(accumulator_dtype(array))
+    return jnp.clip(array.astype(int), -(2**30), 2**30)  # distances to positions do not overflow
 
 
 def _checked_sigma(sigma: Any) -> Array:

@@ -52,7 +52,7 @@ def remember(
 
     Returns:
         a `Memory`, its features in the compute dtype: float32, or float64 if any input is. Those of
-        16-bit keys are rounded as in a call of `attention`.
+        16-bit keys are rounded, as in a call of `attention` with queries of the same dtype.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.

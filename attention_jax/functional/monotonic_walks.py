@@ -177,7 +177,7 @@ def _checked_probabilities(probabilities: Any) -> Array:
     """Float [*B, T, S]; ValueError for another shape or dtype, or values outside [0, 1]."""
     probabilities = float_array("probabilities", probabilities)
     check_axes("probabilities", probabilities, ("T", "S"), None)
-    # A traced array has no values yet, and this process may lack those of a distributed array.
+    # A traced array has no values yet, and a process may hold only a part of a distributed array.
     if not isinstance(probabilities, jax.core.Tracer) and probabilities.is_fully_addressable:
         numbers = np.asarray(probabilities)
         rounding = 4 * float(jnp.finfo(probabilities.dtype).eps)

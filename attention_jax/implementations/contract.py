@@ -2,8 +2,8 @@
 
 An implementation is a pure, traceable function `attend(options, inputs) -> (output, statistics)` of
 ONE example. The statistics are `AttentionStatistics`, or None unless they are requested. With all
-arrays in one argument, batching is `jax.vmap` over it. Its tiles know no sink: `results` is the end
-of every implementation that serves one.
+arrays in one argument, batching is `jax.vmap` over it. The loops over keys leave out a sink, which
+`results` adds at the end.
 """
 
 from __future__ import annotations
@@ -110,10 +110,10 @@ def results(
     """The results of an implementation, from its rows without a sink.
 
     Args:
-        options: those of the implementation.
-        inputs: those of one example.
-        output: [T, Dv], not yet rounded where it may be.
-        summary: of rows [T]; None for other weights than those of softmax.
+        options: the static options.
+        inputs: the arrays of one example.
+        output: [T, Dv], in the compute dtype.
+        summary: of rows [T]; None unless the weights are a softmax.
     """
     params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
     sink = sink_logit(options.normalizer, params)

@@ -27,7 +27,7 @@ Array = jax.Array
 
 
 def attend_tiles(plan: Plan, arrays: Arrays, constants: Any) -> tuple[Array, RowSummary | None]:
-    """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as of `tiled`."""
+    """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as in `tiled`."""
 
     # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
     arrays = cast_floats(arrays, arrays.compute_dtype)

@@ -2,8 +2,8 @@
 
 A carry passes from each query to the next: a coverage, or the keys where walks have stopped. For
 the gradient, the loop over chunks saves only the carry at the start of each chunk and recomputes
-the rest. With t queries per chunk that takes memory S (T / t + c t) instead of c S T, and t grows
-as the square root of T.
+the rest. If a query saves c S numbers, t queries per chunk take memory S (T / t + c t) instead of
+c S T, and t grows as the square root of T.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def attend_in_order(
 
     Args:
         score: the score; its projections run once.
-        inputs: those of one example.
+        inputs: the arrays of one example.
         compute_weights: takes a chunk and the carry, and returns the next carry, the weights [t, S]
             (0 where masked), and further results per query, [t, ...].
         carry: the carry before the first query.

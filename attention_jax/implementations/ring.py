@@ -2,9 +2,9 @@
 
 Every device keeps its queries. The keys and values go round the ring of devices, one device's share
 per round. The work on a tile and its gradients are those of `tiled`, since each row saves its
-largest logit and its normaliser over the keys of all devices. In the backward pass keys and values
-travel together with their gradients. Each device needs the memory of `tiled` for T / n queries and
-S / n keys. Tokens are projected before the first round, so that features travel.
+largest logit and its sum of exponentials over the keys of all devices. In the backward pass keys
+and values travel together with their gradients. Each device needs the memory of `tiled` for T / n
+queries and S / n keys. Tokens are projected before the first round, so that features travel.
 
 With a causal mask, late queries attend to more keys than early ones. So each device first exchanges
 the second half of its tokens with its mirror image, device p with device n - 1 - p. Then each

@@ -20,7 +20,7 @@ def replace_and_pad(tokens: Array, length: int, used: Array | None, filler: Arra
 
     Args:
         tokens: at most `length` of them.
-        length: that of whole tiles.
+        length: the length of whole tiles.
         used: bool, for each of these tokens and perhaps for padding; None if all are used, and
             nothing is padded.
         filler: what stands in.

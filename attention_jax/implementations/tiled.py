@@ -52,12 +52,12 @@ def attend_tiles(
 ) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t] of softmax.
 
-    It is that without a sink, and has an entropy if statistics are requested.
+    The summary leaves out a sink. It has an entropy if statistics are requested.
 
     Args:
         plan: the sizes and numbers of tiles, and the ring if the keys are on many devices.
         arrays: the differentiable arrays.
-        constants: those of a ring are of its first round, with the schedules of all rounds.
+        constants: in a ring those of the first round, with the schedules of all rounds.
     """
     rows = _forward(plan, arrays, constants)
     return rows.output, rows.summary

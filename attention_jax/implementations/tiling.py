@@ -1,10 +1,10 @@
-"""The inputs of tiled attention, cut into tiles of t queries and s keys, and which are visited.
+"""Cuts the inputs of tiled attention into tiles of t queries and s keys, and schedules the tiles.
 
-`prepare` cuts the inputs of one example into tiles. It does all work outside of the main loop over
-tiles. JAX differentiates that part which is not about the mask: replacing, padding, projecting and
-cutting tokens, at a cost of O(T + S). Finding the tokens that no pair uses (`used_tokens`) takes a
-loop of its own over the partly masked tiles. The results `(Plan, Arrays, Constants)` are all that
-the main loop needs. They contain no NaN that a mask hides.
+`prepare` does all work outside of the main loop over tiles, for one example. It replaces, pads,
+projects and cuts tokens, at a cost of O(T + S); JAX differentiates this. Finding the tokens that no
+allowed pair contains (`used_tokens`) takes a loop of its own over the partly masked tiles. The
+results `(Plan, Arrays, Constants)` are all that the main loop needs. They contain no NaN that a
+mask hides.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Arrays(NamedTuple):
     queries: Any  # [query_tiles, t, Fq] features from `project_query`, or a pytree of such arrays
     keys: Any  # [key_tiles, s, Fk] features from `project_key`, or a pytree of such arrays
     values: Array  # [key_tiles, s, Dv]
-    # those of the score, and what its `tile_params` adds: of `Additive` a bool, whose gradient is 0
+    # of the score, with what `tile_params` adds (for `Additive` a bool, whose gradient is 0)
     params: Any
     biases: BiasTiles
     normalizer_params: Any
@@ -166,7 +166,7 @@ def tile_inputs(
 
     Args:
         plan: the sizes and numbers of tiles.
-        inputs: those of one example.
+        inputs: the arrays of one example.
         keys_per_query: int [query_tiles * t], see `used_tokens`; None if every query has keys.
         used_keys: bool [key_tiles * s], which keys an allowed pair contains; None for all.
 
@@ -254,7 +254,7 @@ def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) ->
 
 
 def _even_size(length: int, block: int) -> int:
-    """The smallest size of equal tiles, of which there are as few as blocks of this size need."""
+    """The smallest equal size of tiles that needs no more of them than the size `block`."""
     count = max(math.ceil(length / block), 1)
     size = math.ceil(length / count)
     # A multiple of 8 fills the vector registers; the padding is masked.
@@ -321,7 +321,7 @@ def num_keys_of_tiles(
     """The number of keys of each query, float [query_tiles, t]; None if the normaliser reads none.
 
     Args:
-        options: those of the implementation.
+        options: the static options.
         grid: the sizes and numbers of tiles.
         keys_per_query: int [query_tiles * t], from `used_tokens`; None if every query may attend
             to all keys.

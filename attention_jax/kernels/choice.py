@@ -52,8 +52,8 @@ CUDNN_GENERATION = 8.0
 def current_backend() -> str:
     """The platform of `jax.default_device` if it is set, otherwise `jax.default_backend()`.
 
-    One of "cpu", "gpu" and "tpu". Arrays that were put on another device, and programs that
-    `jax.export` makes for another platform, are not seen.
+    One of "cpu", "gpu" and "tpu". It does not see arrays that were put on another device, nor the
+    platform of `jax.export`.
 
     >>> with jax.default_device(jax.devices("cpu")[0]):
     ...     current_backend()

@@ -7,7 +7,7 @@ NotImplementedError before anything compiles: `reason_against` lists it.
 cuDNN never sees what the mask hides. Tokens in no allowed pair are replaced before it runs, an
 example without keys attends to one stand-in key, and the rows without keys are replaced outside:
 their output is 0, and so is their cotangent. So every row that cuDNN computes has a key, and all
-numbers are finite. The derivatives of derivatives, and forward mode, are those of `tiled`.
+numbers are finite. Forward mode and higher derivatives are those of `tiled`.
 
 cuDNN takes a batch of heads, [B, T, N, H], with N = 1 here: all batch axes become B. Keys and
 values that several heads share are copied for each of them.
@@ -62,7 +62,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
         return f"takes windows that end at the query's position; got left {left}, right {right}"
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if left is not None and (padded or target_length > source_length + left):
-        return "gives NaN gradients where a window has no keys: no padding or T > S + left with it"
+        return "takes windows with no padding and T <= S + left: one without keys would give NaN"
     return None
 
 

@@ -29,7 +29,7 @@ LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 class Sums(NamedTuple):
-    """What a forward kernel saves of each row: arrays, or a kernel's references to them."""
+    """What a forward kernel saves for each row: arrays, or a kernel's references to them."""
 
     largest: Any  # [T] M; `LOWEST` without keys: -inf minus -inf would be NaN
     total: Any  # [T]; 0 without keys
@@ -37,7 +37,7 @@ class Sums(NamedTuple):
 
 
 class RowTerms(NamedTuple):
-    """What a backward kernel reads of each row: arrays, or the kernel's references to them."""
+    """What a backward kernel reads for each row: arrays, or the kernel's references to them."""
 
     reference: Any  # [T] subtracted from the logits; +inf for a row without keys
     scale: Any  # [T] 1 / total, which multiplies dO; 0 for a row without keys

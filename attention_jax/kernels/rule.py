@@ -56,7 +56,7 @@ class Kernels(NamedTuple):
     tile: Callable[[Options, int, int], tuple[int, int]]  # the tile of these lengths
     # -> output [T, Dv], and sums or None; the windows are None if each query sees each key.
     forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums | None]]
-    # (..., `RowTerms` or None, the cotangent of the output) -> those of the operands
+    # (..., `RowTerms` or None, the cotangent of the output) -> cotangents of the operands
     backward: Callable[[Call, Operands, Windows | None, Any, Array], Operands]
 
 

@@ -35,7 +35,7 @@ def reason_against(options: Options, inputs: Inputs, *, segments: bool = False) 
     """Why no kernel can compute this; None if that depends on the kernel alone.
 
     Args:
-        options: those of the call.
+        options: the static options.
         inputs: with or without batch axes.
         segments: whether the kernel takes a mask of segments.
     """
@@ -69,8 +69,8 @@ def operands_of(
     """The tokens of one example, projected, as the kernel reads them.
 
     Args:
-        options: those of the call.
-        inputs: those of one example.
+        options: the static options.
+        inputs: the arrays of one example.
         windows: of its mask; None if every query sees every key, and nothing is padded.
         target_length: T, to which queries are padded.
         source_length: S, to which keys are padded.

@@ -82,7 +82,7 @@ def bounds_of(mask: Mask | None) -> Bounds:
 
 
 def hides_tokens(mask: Mask | None, target_length: int, source_length: int) -> bool:
-    """Whether a query may see no key, or a key be seen by no query."""
+    """Whether some query may see no key, or some key be seen by no query."""
     left, right, padded = bounds_of(mask)
     if padded or any(isinstance(part, SegmentMask) for part in parts_of(mask)):
         return True
@@ -139,7 +139,7 @@ def used_tokens(windows: Windows, source_length: int) -> tuple[Array, Array]:
 
 
 def padded_windows(windows: Windows, target_length: int, source_length: int) -> Windows:
-    """The windows of longer sequences: further queries see what the last one sees."""
+    """The windows of padded sequences, in which the added queries see what the last one sees."""
 
     def pad(length: int) -> Callable[[Array], Array]:
         return lambda row: jnp.pad(row, (0, length - row.shape[0]), mode="edge")

@@ -100,7 +100,7 @@ class Normalizer:
 
     @property
     def family(self) -> Normalizer:
-        """The normaliser whose `weight` and `inverse` these are; another one in `LogScaled`."""
+        """The normaliser whose `weight` and `inverse` are used: itself, except in `LogScaled`."""
         return self
 
     def family_params(self, params: Params) -> Params:

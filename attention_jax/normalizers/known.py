@@ -89,7 +89,7 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
             close(on_numbers(method, logits)[:, 3:], on_numbers(method, logits[:, 3:])),
             f"it must have a {name} that is elementwise; it depends on other logits of the row",
         )
-    # The largest shifted logit is that of a weight of 1, where the weights of a row sum to 1.
+    # Where the weights of a row sum to 1, no shifted logit exceeds inverse(1).
     searches = num_visits(normalizer, dtype) > 0
     top = float(on_numbers(family.inverse, dtype(1.0))) if searches else 20.0
     part.require(
@@ -98,7 +98,7 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
         " sums_to_one = False if no weight reaches 1",
     )
     shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
-    # As the user wrote it: the library itself takes the weight of a masked key for 0.
+    # The user's own method: `Family.weight` gives a masked key the weight 0 without asking it.
     weights = on_numbers(lambda x: family.normalizer.weight(family.params, x), shifted)
     for wrong, problem in (
         (np.isnan(weights), "must be numbers"),

@@ -1,8 +1,8 @@
 """Rows of attention: their weights, the sums over keys that arrive in tiles, and the results.
 
-The weights of a row are those of logits that are shifted by two numbers of the row. Where a search
-has found the threshold, or where it is 0, the shift is known before the first key, and the sums of
-tiles add up. For softmax the shift is M, the largest of the logits x_j so far (the *online
+The weights of a row are functions of its logits after a shift by two numbers of the row. Where a
+search has found the threshold, or where it is 0, the shift is known before the first key, and the
+sums of tiles add up. For softmax the shift is M, the largest of the logits x_j so far (the *online
 softmax*), and the sums are
 
     total = sum_j exp(x_j - M),    weighted = sum_j exp(x_j - M) v_j,
@@ -49,9 +49,9 @@ class Family(NamedTuple):
     params: Any
 
     def weight(self, shifted: Array) -> Array:
-        """The weights of shifted logits; a weight of a user does not see those that are -inf.
+        """The weights of shifted logits; the `weight` of a user does not see -inf.
 
-        The derivative with respect to a parameter could be 0 * -inf, NaN.
+        Its derivative with respect to a parameter could be 0 * -inf, NaN, there.
         """
         if is_of_this_package(self.normalizer.__class__):
             return self.normalizer.weight(self.params, shifted)
@@ -133,7 +133,7 @@ class RowSummary(NamedTuple):
 
 
 class RowShift(NamedTuple):
-    """The numbers that are subtracted from the logits of each row, first one and then the other."""
+    """The two numbers that are subtracted from the logits of each row, one after the other."""
 
     reference: Array  # [t] near the largest logit; -inf before the first key, +inf without weights
     threshold: Array | None = None  # [t] None for 0
@@ -150,7 +150,7 @@ class FinalRows(NamedTuple):
     """The results of t rows, and the numbers from which their weights are recomputed."""
 
     output: Array  # [t, Dv]
-    summary: RowSummary | None  # [t]; None for other weights than those of softmax
+    summary: RowSummary | None  # [t]; None unless the weights are a softmax
     shift: RowShift
     empty: Array  # bool [t], whether all weights are 0: the row then sends no gradient
     divisor: Array | None  # [t] divides the weights of shifted logits; None for 1
@@ -161,8 +161,8 @@ class RowSums(NamedTuple):
     """The sums over the keys so far, for t rows (queries)."""
 
     shift: RowShift  # [t]; of softmax the largest logit
-    # The total [t] and the weighted sum of values [t, Dv]: those of the weights, and after a search
-    # also those of their slopes, for the mean.
+    # (total [t], weighted sum of values [t, Dv]) of the weights; after a search for the threshold
+    # also of the slopes of the weights, for the mean.
     sums: tuple[tuple[Array, Array], ...]
     excess: Array | None = None  # [t] for the entropy of a softmax
 
@@ -201,8 +201,8 @@ class RowSums(NamedTuple):
             family: makes the weights of shifted logits.
             logits: transformed logits [t, s], -inf where masked.
             values: [s, Dv].
-            factors_of_values: takes weights [t, s] and returns what multiplies the values: those
-                that dropout keeps, and damped.
+            factors_of_values: takes weights [t, s] and returns them after dropout and damping, as
+                they multiply the values.
         """
         rows = self._with_larger_shift(logits) if family.normalizer.is_softmax else self
         shifted, excess = rows.shift.shifted(logits), rows.excess

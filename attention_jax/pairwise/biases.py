@@ -142,7 +142,7 @@ class AlibiBias(Bias):
     slopes: Array = array_field()
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
-        # Not a `RelativeBias`: these operations, and their derivatives, can run in every kernel.
+        # Not a `RelativeBias`: a value for each pair costs no more than its distance.
         distances = jnp.abs(query_positions[:, None] - key_positions[None, :])
         slopes, sizes = same_rank(self.slopes[..., None, None], distances.astype(self.slopes.dtype))
         return -slopes * sizes
@@ -320,6 +320,8 @@ def relative_position_bucket(
     Source: Raffel et al. 2020, section 2.1, and their published code.
     """
     side = _check_buckets(buckets, max_distance, bidirectional)
+    # The least integer has no negative.
+    distances = jnp.clip(jnp.asarray(distances).astype(int), -max_distance, max_distance)
     offset = jnp.where(distances > 0, side, 0) if bidirectional else jnp.zeros_like(distances)
     sizes = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
     exact = side // 2
@@ -339,7 +341,8 @@ def forgetting_bias(log_gates: Array) -> Bias:
     summed in float32, so a bias has the rounding error of c, eps |c|.
 
     Args:
-        log_gates: float [*B, T], log f, such as `jax.nn.log_sigmoid` of a projection of the tokens.
+        log_gates: finite float [*B, T], log f: such as `jax.nn.log_sigmoid` of a projection of the
+            tokens.
 
     Returns:
         a `Bias`, differentiable in the gates.
@@ -368,7 +371,7 @@ def as_bias(bias: Bias | Array) -> Bias:
 def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
     """The number of buckets for each direction."""
     buckets = check_integer("buckets", buckets, least=0)
-    max_distance = check_integer("max_distance", max_distance)
+    max_distance = check_integer("max_distance", max_distance, most=2**31 - 1)
     side = buckets // 2 if bidirectional else buckets
     if side < 2 or (bidirectional and buckets % 2):
         raise ValueError(

@@ -29,7 +29,7 @@ _TILE = (3, 5)  # the queries and keys of the traced tile
 
 @position_dataclass
 class _KnownPart(PositionFunction):
-    """A user's mask or bias with the digest of its program, a static option that compiles it anew.
+    """A user's mask or bias with the digest of its program, a static option: a new one recompiles.
 
     Its methods raise ValueError unless the program is still that of the call.
     """
@@ -104,7 +104,7 @@ def _digest(function: PositionFunction) -> str:
     def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
         dtype = jnp.result_type(leaf)
         if jnp.issubdtype(dtype, jnp.floating):
-            dtype = jnp.result_type(float)  # tiles have other floats than a call
+            dtype = jnp.result_type(float)  # its arrays are cast before tiles read them
         return jax.ShapeDtypeStruct(jnp.shape(leaf)[jnp.ndim(leaf) - ndim :], dtype)
 
     def program(function: Any, *positions: Array) -> Any:

@@ -42,7 +42,7 @@ def array_field(*core_axes: str | int) -> Any:
 
 
 def part_field() -> Any:
-    """A leaf that is itself a function of positions."""
+    """A field that holds another function of positions, whose arrays are leaves."""
     return dataclasses.field(metadata={_CORE_AXES: None})
 
 
@@ -233,7 +233,7 @@ class Shifted(PositionFunction):
         return self.function.at(*self.shifts.shifted(query_positions, key_positions))
 
     def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
-        """The arrays fit the longer sequences, and any T and S."""
+        """Checks nothing: the arrays fit the longer sequences, not T and S."""
 
 
 def check_batch_axes(

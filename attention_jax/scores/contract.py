@@ -40,8 +40,8 @@ class Score:
         operations in the program of `pair` decide.
 
     `pair_vjp`, `round`, `tile_params` and `finite_slopes` describe a `pair`. A class that replaces
-    the `pair` of a base class, and inherits one of them from it, is a TypeError; the message names
-    the line to add.
+    the `pair` of a base class and inherits one of them from it raises a TypeError, which names the
+    line to add.
 
     >>> import jax.numpy as jnp
     >>> @dataclasses.dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Score:
     needs_equal_dims: ClassVar[bool] = False
     tile_cost: ClassVar[TileCost] = "materialized"
     finite_slopes: ClassVar[bool | None] = None
-    own_params: ClassVar[Params] = {}  # where no params are given; of `CallableScore` alone
+    own_params: ClassVar[Params] = {}  # the default of `params`; see `CallableScore`
 
     def __init_subclass__(cls) -> None:
-        """TypeError if the class has a new `pair`, and inherits what describes that of a base."""
+        """Raises TypeError if the class replaces `pair` and inherits what describes the old one."""
         owners = {
             name: next(base for base in cls.__mro__ if name in vars(base))
             for name in ("pair", *_DESCRIBE_PAIR)
@@ -112,9 +112,9 @@ class Score:
 
         `side` is "query" or "key".
 
-        Features of float32 stay float32 by default. A `pair` that multiplies matrices rounds them
-        to `dtype`, for a tensor core; of rounded features it must give nearly the same logits.
-        Rounded features stay as they are: `remember` keeps rounded ones.
+        By default they stay float32. A score whose `pair` multiplies matrices rounds them to
+        `dtype`, for a tensor core; that must hardly change the logits. Rounding twice must equal
+        rounding once, because `remember` keeps rounded features.
         """
         del side, dtype
         return features
@@ -151,5 +151,5 @@ def init_shapes(part: Any, *sizes: int) -> Params:
 
 @functools.lru_cache(maxsize=256)
 def _init_shapes(part: Any, *sizes: int) -> Params:
-    # The key is made inside: outside it would be computed in each call, for a part of a user.
+    # Here the PRNG key is traced; outside, each call with a part of a user would compute it.
     return jax.eval_shape(lambda: part.init(jax.random.key(0), *sizes))

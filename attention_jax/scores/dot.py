@@ -108,5 +108,5 @@ class General(Dot):
 
 
 def is_dot_product(score: Score) -> bool:
-    """Whether `pair` is the dot product of two arrays of features, that is inherited from `Dot`."""
+    """Whether a score inherits the `pair` of `Dot`, and so is a dot product of features."""
     return isinstance(score, Dot) and type(score).pair is Dot.pair

@@ -27,9 +27,9 @@ class FunctionScore(Score):
     and k [s, Dk] in the compute dtype, and returns their logits [t, s]. It is also called with
     tokens that no allowed pair contains; their logits are masked afterwards.
 
-    The function is traced in each call of `attention`, so that numbers of its closure and globals
-    are those of now; it compiles again only when they have changed, or when the function is another
-    object. A `lambda` inside a loop is a new object in every call: define the function once.
+    Each call of `attention` traces the function, and so reads the current values of its closure and
+    globals. It compiles again only when these have changed, or when the function is another object.
+    A `lambda` inside a loop is a new object in every step: define the function once.
 
     Params: {} for (q, k); for (params, q, k) any pytree of float arrays, which the whole batch
     shares. (`Score.init` tells which axes of a parameter are batch axes, and a function has no
@@ -106,8 +106,8 @@ class CallableScore(FunctionScore):
     """The score of a callable pytree, whose floating-point leaves are its parameters
 
     An `nnx.Module`, an Equinox module or a `jax.tree_util.Partial` with a method
-    `__call__(q, k) -> logits`. `get_score` wraps it. Its arrays are read anew in each call of
-    `attention`, are differentiable, and do not compile again when they change.
+    `__call__(q, k) -> logits`. `get_score` wraps it. Each call of `attention` reads its arrays
+    again. They are differentiable, and new values compile nothing.
 
     Params: {path: leaf} of the floating-point leaves; the other leaves are constants. Where no
     params are given, those of the pytree are taken.
@@ -123,7 +123,7 @@ class CallableScore(FunctionScore):
     """
 
     function: Any = dataclasses.field(compare=False)
-    structure: Any = None  # with which `function` is compared, in place of its leaves
+    structure: Any = None  # compared in place of `function`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "structure", jax.tree.structure(self.function))

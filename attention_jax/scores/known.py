@@ -35,7 +35,7 @@ def known_score(
 
     Args:
         score: from `get_score`.
-        params: its parameters, of which only the shapes are read; None for those of `init`.
+        params: its parameters, of which only the shapes are read; None for those that `init` makes.
         query_dim: Dq.
         key_dim: Dk.
         dtype: float32 or float64, in which the score computes.

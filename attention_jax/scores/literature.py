@@ -1,7 +1,7 @@
 """Scores from the literature, in a few lines each, with the constants of their papers.
 
 Each one changes the logit alone. Where a paper also changes the normaliser, the values or the
-layers around attention, the docstring says so: the claims belong to the whole.
+layers around attention, the docstring says so: the paper's claims are about the whole.
 """
 
 from __future__ import annotations
@@ -283,7 +283,8 @@ class Indexer(Score):
     def project_query(self, params: Params, query: Array) -> tuple[Array, Array]:
         queries = matmul(query, params["query_kernel"]).astype(query.dtype)
         weights = matmul(query, params["weight_kernel"]).astype(query.dtype)
-        return queries.reshape(len(query), weights.shape[-1], -1), weights
+        heads = weights.shape[-1]
+        return queries.reshape(len(query), heads, queries.shape[-1] // heads), weights
 
     def project_key(self, params: Params, key: Array) -> Array:
         return matmul(key, params["key_kernel"]).astype(key.dtype)

@@ -8,8 +8,8 @@ Where no query is large, it uses
 
 so that in each tile a token needs one exponential per feature, and a pair needs a product and half
 a division per feature, because two terms of a sum share one (`_by_two`). Its backward pass has
-three loops over tokens: over keys for the gradient of the queries [A, t], and over queries for that
-of the keys [A, s] and for that of v, [A, s] until a sum over the keys.
+three loops over tokens: one over keys, for the gradient of the queries [A, t], and two over
+queries, for the gradients of the keys [A, s] and of v (terms [A, s], then summed over the keys).
 
 An exponential overflows for features above 44 in float32, so features beyond 43 are clipped. While
 |a| <= 33, that changes nothing: tanh(a + b) is -1 or 1 for every clipped b. `is_large` says whether
@@ -37,8 +37,7 @@ from attention_jax.core.meshes import varying_as
 
 Array = jax.Array
 
-# Terms of a sum in one pass of its loop: with 4 the exponentials take a tenth longer, with 16 as
-# long.
+# Terms that one pass of a loop adds. With 4 the exponentials take a tenth longer, with 16 as long.
 _TERMS_PER_PASS = 8
 _SMALL = 2**14  # t s A up to which the materialised expression is as fast as a loop
 
@@ -52,11 +51,10 @@ def is_large(a: Array) -> Array:
 def weighted_tanh(v: Array, a: Array, b: Array, large: Array | None = None) -> Array:
     """logits_ij = sum_f v_f tanh(a_if + b_jf): (v [A], a [t, A], b [s, A]) -> [t, s]
 
-    `large` is that of `is_large` for queries that contain `a`; None for `a` alone.
+    `large` is the result of `is_large` for all queries of the batch; None asks it for `a` alone.
 
-    In float32 the absolute error is at most 5e-7 sum_f |v_f|, for inputs of any size; a sum of tiny
-    tanh is no more exact than that. It has every derivative. First derivatives keep no [t, s, A] in
-    memory, and nor do second ones.
+    In float32 the absolute error is at most 5e-7 sum_f |v_f|, for inputs of any size, also where
+    every tanh is tiny. It has every derivative. The first two keep no [t, s, A] in memory.
     """
     if _is_small(a, b):
         return _materialized(v, a, b)
@@ -121,7 +119,7 @@ def _exponentials(x: Array) -> Array:
 
 
 def _one_plus(z: Array) -> Array:
-    """d = 1 + min(z, 2^30), or 2^59 in float64: tanh is 1, and a product of two stays finite."""
+    """d = 1 + min(z, 2^30), in float64 2^59: there tanh is 1, and a product of two d is finite."""
     top = jnp.asarray(_largest_z(z.dtype), z.dtype)
     return 1 + jnp.where(z > top, top, z)  # keeps NaN, in one instruction (jnp.minimum: three)
 
@@ -250,11 +248,11 @@ def _entries(array: Array, first: Array, count: int) -> list[Array]:
 
 
 def _choose(by_tanh: Callable, by_exponentials: Callable, tangent: Callable | None = None):
-    """By exponentials unless queries are large.
+    """A function that calls `by_exponentials`, or `by_tanh` if queries are large.
 
     `tangent(result, (large, *args), tangents of args)` is the tangent of the result. Without it,
-    derivatives are those by tanh: JAX's derivatives of the quotients would overflow where z is
-    large, and take twice the time.
+    JAX differentiates `by_tanh`: derivatives of the quotients would overflow where z is large, and
+    take twice the time.
     """
 
     @jax.custom_jvp

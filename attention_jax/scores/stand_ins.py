@@ -34,7 +34,7 @@ _FINITE_SLOPES = """
     reduce_max reduce_min reduce_or reduce_sum reshape rev round select_n sign sin slice split
     square squeeze stop_gradient sub tanh transpose
 """
-# Not "custom_jvp_call": the slope that its rule gives is not that of its program.
+# Not "custom_jvp_call": its rule may give another slope than its program has.
 _CALLS = frozenset(["jit", "pjit", "closed_call", "core_call", "checkpoint"])
 
 

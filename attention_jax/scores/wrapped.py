@@ -21,13 +21,13 @@ def _of_inner(name: str) -> Any:
 class WrappedScore(Score):
     """The parameters, features and cost of an inner score; a subclass changes its logits.
 
-    A subclass defines `pair`, and says what holds for it:
+    A subclass defines `pair`, and says what its `pair` shares with that of the inner score:
 
-        finite_slopes = WrappedScore.finite_slopes  # infinite only where those of the inner one are
+        finite_slopes = WrappedScore.finite_slopes  # infinite only where the inner score's are
         round = WrappedScore.round                  # it reads the features as the inner one does
         tile_params = WrappedScore.tile_params      # it hands its features to the inner one
 
-    or `Score.finite_slopes`, ... where that does not hold. It sets its own `tile_cost` if its
+    or `Score.finite_slopes`, ... where it does not. It sets its own `tile_cost` if its
     `pair` costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
     `project_key` if its parameters differ from those of the inner score.
 

@@ -25,7 +25,7 @@ from conformance import (
 )
 from score_cases import slow_unless
 
-from attention_jax import attention, causal_mask, padding_mask
+from attention_jax import attention, attention_weights, causal_mask, padding_mask
 
 # The fast tests: each rule for tiles of a mask, and each form of a tile's gradient, once.
 FAST = [("tiled", score) for score in ("additive", "dot", "general", "scaled", "own")]
@@ -112,6 +112,15 @@ def test_mixed_dtypes(implementation, wide):
     for name, statistic in statistics._asdict().items():
         assert statistic.dtype == jnp.float64
         assert_close(name, statistic, expected[name], 1e-13)
+
+
+def test_weights_do_not_depend_on_x64():
+    inputs = inputs_of("scaled")
+    query, key = (jnp.asarray(inputs[name], jnp.float32) for name in ("query", "key"))
+    expected = attention_weights(query, key)
+    with jax.enable_x64(True):
+        weights = attention_weights(query, key)
+    np.testing.assert_array_equal(weights, expected)
 
 
 @dataclasses.dataclass(frozen=True)

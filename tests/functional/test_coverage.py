@@ -80,3 +80,7 @@ def test_bfloat16_computes_in_float32():
     np.testing.assert_array_equal(result.coverage, same.coverage)
     np.testing.assert_array_equal(result.loss, same.loss)
     assert jax.eval_shape(coverage_loss, result.weights).dtype == jnp.float32
+    with jax.enable_x64(True):
+        result = jax.eval_shape(functools.partial(coverage_attention, score="additive"), **narrow)
+        assert result.coverage.dtype == result.loss.dtype == jnp.float32
+        assert jax.eval_shape(coverage_loss, result.weights).dtype == jnp.float32

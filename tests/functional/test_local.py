@@ -145,6 +145,7 @@ def test_known_alignments():
     assert monotonic_centers(4).tolist() == [0, 1, 2, 3]
     centers = reversed_centers(3, np.array([[5], [2]]))
     assert centers.tolist() == [[[4, 3, 2]], [[1, 0, -1]]]
+    assert reversed_centers(2, np.array([0], np.uint8)).tolist() == [[-1, -2]]
     # Radius 0 around the anti-diagonal turns a string around.
     value = np.arange(7, dtype=np.float32)[:, None]
     output = local_attention(value, value, value, centers=reversed_centers(7, 5), radius=0)
@@ -201,6 +202,23 @@ def test_centers_beyond_the_range_of_a_narrow_dtype():
         assert len(keys) == 5
     narrow = np.array([256], jnp.bfloat16)  # where bfloat16 knows every second number
     assert window_mask(narrow, 1).materialize(1, 300).sum() == 3
+
+
+def test_centers_far_from_all_keys_see_nothing_and_send_nothing():
+    extremes = np.iinfo(np.int32)
+    mask = window_mask(np.array([extremes.min, extremes.min + 3, extremes.max]), 1)
+    assert not np.any(mask.materialize(3, S))
+    tokens = narrow_normal(4, 3)
+
+    def total(sigma, centers):
+        options = {"centers": centers, "sigma": sigma, "implementation": "reference"}
+        return jnp.sum(local_attention(tokens, tokens, tokens, radius=RADIUS, **options) ** 2)
+
+    gradient = quick_jit(jax.grad(total, (0, 1)))
+    dsigma, dcenters = gradient(1.3, np.array([1.5, np.inf, 2.0, -np.inf], np.float32))
+    expected, _ = gradient(1.3, np.array([1.5, -9.0, 2.0, 99.0], np.float32))
+    np.testing.assert_allclose(dsigma, expected, rtol=1e-6)
+    assert np.nonzero(np.asarray(dcenters))[0].tolist() == [0, 2]
 
 
 def test_arguments_without_effect_are_refused():

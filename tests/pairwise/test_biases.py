@@ -12,6 +12,7 @@ import pytest
 from conformance import ALL_IMPLEMENTATIONS, TILE, assert_close, quick_jit
 
 import attention_jax as aj
+from attention_jax.pairwise.biases import relative_position_bucket
 from attention_jax.pairwise.position_functions import array_field, same_rank
 
 B, N, T, S, D = 2, 3, 5, 7, 4
@@ -144,6 +145,16 @@ def test_a_sum_of_biases_is_its_stored_table(implementation):
     np.testing.assert_allclose(got, expected, rtol=1e-12)
     assert_close("query", dquery, np.asarray(dquery_stored), 1e-11)
     assert_gradients_of_tables(darrays, np.asarray(dtable))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32])
+def test_the_largest_distances_share_the_last_buckets(dtype):
+    extremes = np.iinfo(dtype)
+    distances = np.array([extremes.min, extremes.min + 1, extremes.max], dtype)
+    buckets = relative_position_bucket(distances, buckets=8, max_distance=20)
+    assert buckets.tolist() == [3, 3, 7]
+    causal = relative_position_bucket(distances, buckets=8, max_distance=20, bidirectional=False)
+    assert causal.tolist() == [7, 7, 0]
 
 
 def test_slopes_for_any_number_of_heads():

@@ -94,6 +94,15 @@ def test_fixed_scales_and_their_dtype(scale):
         assert score(scale).init(RNG, DK, DK) == {}
 
 
+@pytest.mark.parametrize("name", SCORE_CASES)
+def test_logits_without_queries_or_keys(name):
+    case = SCORE_CASES[name]
+    params = case.score.init(RNG, case.query_dim, DK)
+    for sizes in ((0, S), (T, 0)):
+        query, key = np.ones((sizes[0], case.query_dim)), np.ones((sizes[1], DK))
+        assert jax.eval_shape(case.score, params, query, key).shape == sizes
+
+
 # --- initialisation ---
 
 

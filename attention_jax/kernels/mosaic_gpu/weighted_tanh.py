@@ -28,7 +28,7 @@ FEATURES_PER_STEP = 4  # of a loop over features: two reciprocals for each pair
 _LARGEST_SUM = 21.8
 _LARGEST_WEIGHT = 2.0**60
 _SATURATED = 10.0  # tanh(10) is 1 in float32
-_WHOLE_COPY = 32  # floats of which a copy into a program's memory is a multiple
+_WHOLE_COPY = 32  # a copy into a program's memory is a multiple of so many floats
 
 
 def token_features(v: Array, a: Array, b: Array) -> tuple[Array, Array, Array, Array]:

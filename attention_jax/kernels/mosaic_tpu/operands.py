@@ -1,8 +1,8 @@
 """The operands of the Pallas TPU kernels: arrays in tiles, and how each grid step reads them.
 
-A kernel reads blocks whose last two axes are whole or multiples of 8 and 128. A number for each
-query or key of a tile is therefore a row [1, t], which takes no padding in memory; a column [t, 1]
-would take 128 times its size.
+The last two axes of a block are whole axes of the array, or multiples of 8 and 128. A number for
+each query or key of a tile is therefore a row [1, t], which takes no padding in memory; a column
+[t, 1] would take 128 times its size.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def blocks_of(call: Call, operands: Operands, windows: Windows | None) -> Blocks
 
 
 def key_tile(schedule: Schedule | None, i: Any, n: Any) -> Any:
-    """The tile of keys that step n reads; that of the step before if it visits nothing."""
+    """The tile of keys that step n reads; if it visits nothing, that of the last step that does."""
     if schedule is None:
         return n
     return jnp.clip(schedule.first[i] + n, 0, jnp.maximum(schedule.end[i] - 1, 0))

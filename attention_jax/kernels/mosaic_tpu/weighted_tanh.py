@@ -155,7 +155,7 @@ def _tile(part: Array, rows: int, columns: int) -> Array:
 
 
 def _fold(terms: Array, size: int, axis: int) -> Array:
-    """The sum of all parts of `size` along an axis, of which only registers are added."""
+    """The sum of all parts of `size` along an axis; it adds whole registers only."""
     parts = range(0, terms.shape[axis], size)
     return functools.reduce(
         jnp.add, (jax.lax.slice_in_dim(terms, n, n + size, axis=axis) for n in parts)
