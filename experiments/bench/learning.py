@@ -36,7 +36,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from attention_jax.core.names import did_you_mean
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import check_folder, make_folder
 from attention_jax.scores import SCORES, score_folder
@@ -100,10 +99,8 @@ class Config:
         lab.check_least(self, seeds=2, rates=1e-9, factors=1e-9, budget=1e-9)
         if not self.scores:
             raise ValueError("scores must be one or more; got none")
+        lab.check_names("tasks", self.tasks, TASKS)
         for task in self.tasks:
-            if task not in TASKS:
-                hint = did_you_mean(task, TASKS)
-                raise ValueError(f"tasks must be of {', '.join(TASKS)}; got {task!r}{hint}")
             for score in self.scores:
                 self.task(task, score)
         check_folder("workdir", self.workdir)
