@@ -35,17 +35,9 @@ def in_float64(kernel, bias):
 @pytest.mark.parametrize(("implementation", "axes"), [("tiled", (B, 1)), ("reference", (N,))])
 def test_parameters_of_each_head_or_example(implementation, axes):
     kernel = normal(*axes, DQ, DK)
-
-    def run(kernel):
-        output = aj.attention(
-            QUERY, KEY, VALUE, score="general", params={"kernel": kernel},
-            implementation=implementation,
-        )  # fmt: skip
-        return output.sum(), output
-
-    (_, output), gradient = quick_jit(jax.value_and_grad(run, has_aux=True))(kernel)
+    options = {"score": "general", "params": {"kernel": kernel}, "implementation": implementation}
+    output = aj.attention(QUERY, KEY, VALUE, **options)
     assert_close("output", output, in_float64(kernel, 0)[1], 2e-6)
-    assert gradient.shape == kernel.shape
 
 
 BIAS_SHAPES = [

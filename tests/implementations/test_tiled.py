@@ -13,15 +13,11 @@ from score_cases import slow_unless
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes
 
-B, N = 2, 3
-
 
 def test_vmaps_around_it_nested_and_of_some_arguments_and_axes():
-    with jax.enable_x64(True):
-        query, key, value = normal(3, T, 3, 4), normal(3, S, 3), normal(S, 3, DV)
-        lengths, rngs = jnp.array([2, 7, 5]), jax.random.split(jax.random.key(2), 4)
-
-        def gradient(implementation):
+    @quick_jit
+    def gradients(*tokens):
+        def of(implementation):
             def loss(query, key, value, length, rng):
                 return numbers_of(
                     aj.attention(
@@ -31,14 +27,18 @@ def test_vmaps_around_it_nested_and_of_some_arguments_and_axes():
                     )
                 )  # fmt: skip
 
-            def total(query, key, value):
+            def total(*tokens):
                 inner = jax.vmap(jax.checkpoint(loss), (0, 0, 1, 0, None))
                 outer = jax.vmap(inner, (3, None, None, None, 0))
-                return outer(query, key, value, lengths, rngs).sum()
+                rngs = jax.random.split(jax.random.key(2), 4)
+                return outer(*tokens, jnp.array([2, 7, 5]), rngs).sum()
 
-            return jax.grad(total, (0, 1, 2))(query, key, value)
+            return jax.grad(total, (0, 1, 2))(*tokens)
 
-        agree(*quick_jit(lambda: [gradient(name) for name in ("tiled", "reference")])())
+        return of("tiled"), of("reference")
+
+    with jax.enable_x64(True):
+        agree(*gradients(normal(3, T, 3, 4), normal(3, S, 3), normal(S, 3, DV)))
 
 
 @dataclasses.dataclass(frozen=True)
