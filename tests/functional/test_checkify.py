@@ -36,7 +36,8 @@ def attend(implementation, mask=MASK, **options):
             query, key, value, mask=mask, implementation=implementation,
             block_sizes=aj.BlockSizes(2, 3), **options,
         )  # fmt: skip
-        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(results))
+        output, *statistics = jax.tree.leaves(results)
+        return jnp.sum(output**2) + sum(jnp.sum(entropy) for entropy in statistics[1:2])
 
     return jax.value_and_grad(loss, argnums=(0, 1, 2))
 
@@ -58,6 +59,6 @@ def test_tiles_with_nan_in_padding():
 def test_the_reference_is_clean_and_a_nan_of_the_user_is_reported():
     query = QUERY.copy()
     query[1, 2] = np.nan
-    program = checked(attend("reference", bias=BIAS, **DROPOUT))
+    program = checked(attend("reference", bias=BIAS, return_statistics=True, **DROPOUT))
     assert program(QUERY, KEY, VALUE)[0].get() is None
     assert "nan" in program(query, KEY, VALUE)[0].get()

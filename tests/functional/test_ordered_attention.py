@@ -105,7 +105,7 @@ def covered_output(*tokens, **options):
 @pytest.mark.parametrize("attend", [monotonic_output, covered_output])
 def test_memory_is_far_from_quadratic(attend):
     """The gradient, lowered and compiled; nothing runs."""
-    target, source = 2048, 256
+    target, source = 8192, 256
     query, key = (jax.ShapeDtypeStruct((length, 8), jnp.float32) for length in (target, source))
     gradient = jax.grad(lambda *tokens: (attend(*tokens) ** 2).sum(), (0, 1, 2))
     compiled = quick_jit(gradient).lower(query, key, key).compile()
