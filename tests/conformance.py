@@ -23,14 +23,7 @@ import numpy as np
 from normalizer_cases import NORMALIZER_CASES
 from oracles import complex_step
 from quick_compilation import quick_jit
-from score_cases import (  # noqa: F401  some are taken from here
-    DK,
-    DQ,
-    SCORE_CASES,
-    OwnCosine,
-    _general,
-    each_score,
-)  # fmt: skip
+from score_cases import DK, DQ, SCORE_CASES, OwnCosine  # noqa: F401  some are taken from here
 
 import attention_jax as aj
 from attention_jax.implementations import PORTABLE
@@ -350,7 +343,6 @@ def assert_close(name: str, got: Any, expected: Any, tolerance: float, terms: fl
 
 
 ALL_IMPLEMENTATIONS = list(PORTABLE)
-ALL_SCORES = each_score()
 ALL_MASKS = list(MASK_CASES)
 # Every score meets the tables of all masks, in one compiled program, and its own mask as it is.
 MASK_OF_SCORE = {name: case.mask for name, case in SCORE_CASES.items()}

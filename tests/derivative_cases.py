@@ -1,11 +1,9 @@
-"""Inputs in float64, and a loss of all results of attention, for comparing derivatives."""
+"""Inputs in float64, and a number of all results of attention, for comparing derivatives."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conformance import SCORE_CASES, TILE, assert_close, named
-
-import attention_jax as aj
+from conformance import SCORE_CASES, assert_close, named
 
 T, S, DV = 5, 7, 2
 RNG = np.random.default_rng(12)
@@ -39,18 +37,6 @@ def numbers_of(output_and_statistics):
         weights = np.cos(np.arange(array.size)).reshape(array.shape).astype(array.dtype)
         total = total + (jnp.sin(array) * weights).sum().astype(wide)
     return total
-
-
-def loss_of(score_name, implementation, block_sizes=TILE, **options):
-    def loss(point, mask):
-        return numbers_of(
-            aj.attention(
-                **point, mask=mask, score=SCORE_CASES[score_name].score, return_statistics=True,
-                implementation=implementation, block_sizes=block_sizes, **options,
-            )
-        )  # fmt: skip
-
-    return loss
 
 
 def agree(got, expected, tolerance=1e-11):

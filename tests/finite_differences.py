@@ -1,23 +1,47 @@
-"""First and second derivatives against central differences, by `jax.test_util.check_grads`."""
+"""First and second derivatives of a function in every mode, against central differences."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jax.test_util import check_grads
+from oracles import assert_leaves_close
+from quick_compilation import quick_jit
 
 
-def check_derivatives(functions, *point, forward=True):
-    """Asserts that the derivatives of each function at the point equal central differences.
-
-    To be used under `enable_x64`.
+def check_derivatives(function, *point):
+    """Asserts that all modes give the differences along one direction; under `enable_x64`.
 
     Args:
-        functions: a function of `*point` that returns a tree of float64 arrays, or
-            {name: function}.
+        function: of `*point`; returns a tree of float64 arrays.
         point: trees of arrays.
-        forward: True checks reverse mode, forward mode and the four compositions of two of them.
-            False checks reverse mode and reverse over reverse mode.
     """
     point = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), point)
-    modes = ["fwd", "rev"] if forward else ["rev"]
-    for function in [functions] if callable(functions) else functions.values():
-        check_grads(jax.jit(function), point, order=2, modes=modes, atol=1e-6, rtol=1e-6, eps=3e-5)
+    direction = jax.tree.map(np.cos, point)
+
+    def loss(point):
+        leaves = jax.tree.leaves(function(*point))
+        return sum(jnp.vdot(x, np.cos(np.arange(x.size).reshape(x.shape))) for x in leaves)
+
+    def along(function):
+        return lambda point: jax.jvp(function, (point,), (direction,))[1]
+
+    def product(tree):
+        return sum(jax.tree.leaves(jax.tree.map(lambda x, d: (x * d).sum(), tree, direction)))
+
+    @quick_jit
+    def derivatives(point):
+        slope, gradient = along(loss), jax.grad(loss)
+        products = jax.grad(slope), along(gradient), jax.grad(lambda x: product(gradient(x)))
+        second = [*(of(point) for of in products), along(slope)(point)]
+        return (loss(point), gradient(point)), (slope(point), product(gradient(point))), second
+
+    def at(size):
+        return jax.device_get(
+            derivatives(jax.tree.map(lambda x, d: x + size * d, point, direction))
+        )
+
+    step = 1e-5
+    (below, _, _), (_, first, second), (above, _, _) = map(at, (-step, 0, step))
+    slope, curvature = jax.tree.map(lambda x, y: (y - x) / (2 * step), below, above)
+    expected = [slope] * 2, [curvature] * 3 + [product(curvature)]
+    assert_leaves_close([*first], expected[0], rtol=1e-6, atol=1e-6)
+    assert_leaves_close(second, expected[1], rtol=1e-6, atol=1e-6)

@@ -50,11 +50,11 @@ def draw(score: Any, lengths: tuple[int, int], dims: tuple[int, int, int], dtype
         dims: (Dq, Dk, Dv).
         dtype: of all arrays.
     """
-    rngs = jax.random.split(jax.random.key(3), 5)
+    rng = np.random.default_rng(3)
     shapes = zip((lengths[0], lengths[1], lengths[1], lengths[0]), (*dims, dims[2]), strict=True)
-    arrays = [jax.random.normal(rng, (2, *shape)) for rng, shape in zip(rngs, shapes, strict=False)]
-    arrays.insert(3, score.init(rngs[4], *dims[:2]))
-    *arrays, doutput = jax.tree.map(lambda leaf: leaf.astype(dtype), arrays)
+    arrays = [rng.normal(size=(2, *shape)) for shape in shapes]
+    arrays.insert(3, score.init(jax.random.key(3), *dims[:2]))
+    *arrays, doutput = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), arrays)
     return tuple(arrays), doutput
 
 

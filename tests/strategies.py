@@ -148,7 +148,7 @@ def biases(draw, batch: Shape, length: int, keys: int, depth: int = 1) -> tuple[
         both, table = draw(st.booleans()), array(draw(st.sampled_from([4, 8])))
         most = draw(st.sampled_from([8, 128]))
         bias = aj.t5_bias(table, bidirectional=both, max_distance=most)
-        numbers = [_bucket(d, table.shape[-1], both, most) for d in distance.reshape(-1)]
+        numbers = [bucket_of(d, table.shape[-1], most, both) for d in distance.reshape(-1)]
         values = table.astype(float)[..., np.array(numbers, int).reshape(distance.shape)]
     else:
         centers, sigma = array(length, filling="zeros"), draw(st.sampled_from([1.0, 0.5, 3.0]))
@@ -157,7 +157,7 @@ def biases(draw, batch: Shape, length: int, keys: int, depth: int = 1) -> tuple[
     return bias, np.broadcast_to(values, (*batch, length, keys))
 
 
-def _bucket(distance: int, buckets: int, both: bool, max_distance: int) -> int:
+def bucket_of(distance: int, buckets: int, max_distance: int, both: bool) -> int:
     """The bucket of one distance, by Raffel et al. 2020."""
     n = buckets // 2 if both else buckets
     first = n if both and distance > 0 else 0

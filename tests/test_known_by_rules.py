@@ -43,9 +43,9 @@ def test_the_rule_of_a_derivative_is_that_of_now(kind, implementation):
 
         return jax.grad(loss)(X)
 
-    of_two = gradient(lambda q, k: 2 * (q @ k.T))
-    for slope in (2.0, 6.0):
-        np.testing.assert_allclose(gradient(score), slope / 2 * of_two, rtol=2e-5, atol=1e-5)
+    of_two = gradient(score)
+    slope = 6.0
+    np.testing.assert_allclose(gradient(score), 3 * of_two, rtol=2e-5, atol=1e-5)
 
 
 def test_the_rule_of_a_second_derivative_is_that_of_now():
@@ -66,15 +66,15 @@ def test_the_rule_of_a_second_derivative_is_that_of_now():
     def score(q, k):
         return double(q @ k.T)
 
-    def second_derivative(score):
+    def second_derivative():
         def loss(scale):
             return jnp.sum(attention(scale * X, X, X, score=score) ** 2)
 
-        return jax.grad(jax.grad(loss))(1.0)
+        return jax.jit(jax.grad(jax.grad(loss)))(1.0)
 
-    of_line = second_derivative(lambda q, k: 2 * (q @ k.T))
-    for curvature in (0.0, 3.0):
-        assert np.isclose(second_derivative(score), of_line) == (curvature == 0)
+    of_line = second_derivative()
+    curvature = 3.0
+    assert not np.isclose(second_derivative(), of_line)
 
 
 def test_rules_that_cannot_be_differentiated_are_no_errors_in_a_call():
@@ -90,7 +90,8 @@ def test_rules_that_cannot_be_differentiated_are_no_errors_in_a_call():
     def score(q, k):
         return double(q @ k.T)
 
-    got, of_two = (attention(X, X, X, score=each) for each in (score, lambda q, k: 2 * (q @ k.T)))
-    np.testing.assert_allclose(got, of_two, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(
+        attention(X, X, X, score=score), attention(2 * X, X, X, score="dot"), rtol=2e-5, atol=2e-6
+    )
     with pytest.raises(TypeError, match="a rule of the user"):
         jax.grad(lambda query: attention(query, X, X, score=score).sum())(X)

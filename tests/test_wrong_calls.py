@@ -326,7 +326,7 @@ ALSO_NAMED = {
 
 
 @pytest.mark.parametrize("number", range(len(WRONG)), ids=[entry[0].__name__ for entry in WRONG])
-@examples(6)
+@examples(4)
 @given(data=st.data())
 def test_a_wrong_argument_is_named_in_one_line(number, data):
     function, right, wrong = WRONG[number]

@@ -29,7 +29,7 @@ from attention_jax import attention, attention_weights, causal_mask, padding_mas
 
 # The fast tests: each rule for tiles of a mask, and each form of a tile's gradient, once.
 FAST = [("tiled", score) for score in ("additive", "dot", "general", "scaled", "own")]
-FAST += [("reference", score) for score in ("additive", "own")]
+FAST += [("reference", "own")]
 CASES = itertools.product(ALL_IMPLEMENTATIONS, SCORE_CASES)
 
 
@@ -61,18 +61,8 @@ def test_tables_of_all_masks_and_minus_infinity_in_the_bias(implementation):
     assert not np.any(gradients["query"][0, 2])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mask", ALL_MASKS)
-@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
-def test_every_mask_in_float64(implementation, mask):
-    check_conformance(implementation, "dot", mask, jnp.float64, poison=True)
-
-
 NARROW_SCORES, DTYPES = ("additive", "scaled", "general"), (jnp.bfloat16, jnp.float16)
-NARROW = [
-    *(("tiled", "additive", jnp.bfloat16), ("reference", "scaled", jnp.bfloat16)),
-    ("tiled", "general", jnp.float16),
-]
+NARROW = [("tiled", "additive", jnp.bfloat16), ("reference", "general", jnp.float16)]
 
 
 @pytest.mark.parametrize(

@@ -32,22 +32,12 @@ def in_float64(kernel, bias):
     return weights, weights @ value
 
 
-@pytest.mark.parametrize(
-    ("implementation", "axes"), [("tiled", (B, 1)), ("tiled", (N,)), ("reference", (B, N))]
-)
+@pytest.mark.parametrize(("implementation", "axes"), [("tiled", (B, 1)), ("reference", (N,))])
 def test_parameters_of_each_head_or_example(implementation, axes):
     kernel = normal(*axes, DQ, DK)
-
-    def run(kernel):
-        output = aj.attention(
-            QUERY, KEY, VALUE, score="general", params={"kernel": kernel},
-            implementation=implementation,
-        )  # fmt: skip
-        return output.sum(), output
-
-    (_, output), gradient = quick_jit(jax.value_and_grad(run, has_aux=True))(kernel)
+    options = {"score": "general", "params": {"kernel": kernel}, "implementation": implementation}
+    output = aj.attention(QUERY, KEY, VALUE, **options)
     assert_close("output", output, in_float64(kernel, 0)[1], 2e-6)
-    assert gradient.shape == kernel.shape
 
 
 BIAS_SHAPES = [
@@ -56,10 +46,7 @@ BIAS_SHAPES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "implementation", ["tiled", pytest.param("reference", marks=pytest.mark.slow)]
-)
-def test_bias_of_every_shape_and_its_gradient(implementation):
+def test_bias_of_every_shape_and_its_gradient():
     """A sum of biases of all shapes, each an argument of its own."""
     biases = [normal(*shape) / 4 for shape in BIAS_SHAPES]
     kernel = normal(DQ, DK)
@@ -70,8 +57,8 @@ def test_bias_of_every_shape_and_its_gradient(implementation):
         def attend(biases):
             bias = functools.reduce(operator.add, map(as_bias, biases))
             return aj.attention(
-                QUERY, KEY, VALUE, score="general", params={"kernel": kernel},
-                bias=bias, implementation=implementation,
+                QUERY, KEY, VALUE, score="general", params={"kernel": kernel}, bias=bias,
+                implementation="tiled",
             )  # fmt: skip
 
         output, pull_back = jax.vjp(attend, biases)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conformance import assert_close, named, quick_jit
 from derivative_compositions import COMPOSITIONS, K, Q, V
-from score_cases import CORE_SCORES, SCORE_CASES
+from score_cases import SCORE_CASES, slow_unless
 
 import attention_jax as aj
 
@@ -64,30 +64,26 @@ def function_of(score_name, option, implementation):
     return f
 
 
+# Compositions that no other contains, with scores that compile in little time.
+FAST = [
+    ("grad of grad", "general", "statistics", "tiled"),
+    ("jvp of while_loop", "own", "bias", "tiled"),
+    ("linearize", "softcap", "none", "ring"),
+]
+
+
 def sample():
-    """Each composition with each option in tiles, with other scores, and with one in a ring.
-
-    Fast tests are compositions that no other contains, each with one option, and one in a ring. The
-    scores of literature.py are in slow tests only.
-    """
-    fast_ones = (
-        *("linearize", "grad of grad", "grad of vmap at the end", "vmap of jvp of grad"),
-        "jvp of while_loop",
-    )
+    """Each composition with each option in tiles, with other scores, and with one in a ring."""
     for (c, name), (o, option) in itertools.product(enumerate(COMPOSITIONS), enumerate(OPTIONS)):
-
-        def case(implementation, fast, number=2 * o + c, name=name, option=option):
-            scores = CORE_SCORES if fast else list(SCORES)
-            score = scores[number % len(scores)]
-            marks = [] if fast else pytest.mark.slow
-            return pytest.param(name, score, option, implementation, marks=marks)
-
-        yield case("tiled", o == c % len(OPTIONS) and name in fast_ones)
+        score = list(SCORES)[(2 * o + c) % len(SCORES)]
+        yield name, score, option, "tiled"
         if o == (c + 1) % len(OPTIONS) and not name.startswith("third"):
-            yield case("ring", name == "linearize")
+            yield name, score, option, "ring"
 
 
-@pytest.mark.parametrize(("name", "score_name", "option", "implementation"), [*sample()])
+@pytest.mark.parametrize(
+    ("name", "score_name", "option", "implementation"), slow_unless(FAST, [*FAST, *sample()])
+)
 def test_compositions(name, score_name, option, implementation):
     @quick_jit
     def run(q, k, v):

@@ -16,7 +16,6 @@ from conformance import (
     numpy_side,
     poisoned,
 )
-from jax.test_util import check_grads
 from score_cases import each_score
 
 from attention_jax.analysis import attention_gradients
@@ -56,7 +55,7 @@ def check(score_name, mask_name, dtype, tolerance):
         assert not np.any(np.asarray(getattr(got, name))[~allowed]), name
 
 
-@pytest.mark.parametrize("score_name", each_score(fast=("additive", "own")))
+@pytest.mark.parametrize("score_name", each_score(fast=["own"]))
 def test_every_score_with_nan_padding(score_name):
     with jax.enable_x64(True):
         check(score_name, MASK_OF_SCORE[score_name], jnp.float64, 1e-12)
@@ -65,13 +64,3 @@ def test_every_score_with_nan_padding(score_name):
 def test_narrower_floats_come_back_in_float32():
     """The inputs are exact in bfloat16, and nothing on the way is rounded to it."""
     check("general", "dense", jnp.bfloat16, 2e-5)
-
-
-def test_derivatives_of_the_gradients():
-    with jax.enable_x64(True):
-        rng = np.random.default_rng(7)
-        point = tuple(rng.normal(size=(n, 2)) for n in (2, 3, 3, 2))
-        check_grads(
-            jax.jit(lambda *point: attention_gradients(*point)[:5]), point, order=1, atol=1e-6,
-            rtol=1e-6,
-        )  # fmt: skip

@@ -83,7 +83,7 @@ def loss_of(attend, score_name, **options):
     return loss
 
 
-FAST = ("additive", ("combination",), 4)
+FAST = ("general", ("combination",), 4)
 CASES = [FAST, *((score, MASKS, 2) for score in CORE_SCORES), ("own", MASKS, 1), ("own", MASKS, 3)]
 CASES += [("dot", (mask,), devices) for mask in MASKS for devices in (2, 8)]
 
@@ -116,27 +116,12 @@ def test_output_statistics_and_gradients(score_name, mask_names, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "rounding"), [(jnp.bfloat16, 2**-7), (jnp.float32, 0.0)])
-def test_narrow_dtypes_are_within_the_bounds_of_the_contract(dtype, rounding):
-    point = point_of("general", *lengths_of(3))
-    point = {name: point[name] for name in ("query", "key", "value", "params")}
-    exact = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(np.float64), point)
-
-    def both(attend, point):
-        def forward(point):
-            return attend(**point, score="general", mask=aj.causal_mask(1))
-
-        output, pull_back = jax.vjp(forward, point)
-        return {"output": output, **pull_back(jnp.cos(output))[0]}
-
-    with jax.enable_x64(True):
-        expected = named(quick_jit(functools.partial(both, reference))(exact))
-    point = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), exact)
-    got = quick_jit(functools.partial(both, ring_of(3)))(point)
-    for name, array in named(jax.device_get(got)).items():
-        bound = 2e-6 if "output" in name else 2e-5
-        assert_close(name, array, expected[name], bound + rounding)
-        assert array.dtype == dtype, name
+def test_16_bits_accumulate_in_float32():
+    query, key = np.random.default_rng(1).normal(size=(2, 96, 3)).astype(jnp.bfloat16)
+    narrow = ring_of(3)(query, key, key, mask=aj.causal_mask())
+    wide = [np.float32(x) for x in (query, key, key)]
+    assert narrow.dtype == jnp.bfloat16
+    assert_close("output", narrow, np.asarray(reference(*wide, mask=aj.causal_mask())), 2**-7)
 
 
 def test_one_token_per_device_is_enough():
@@ -179,12 +164,11 @@ def test_a_batch_over_other_devices(kind):
 
     def gradients(attend):
         def loss(arrays, params, slope, lengths):
-            output, statistics = attend(
+            output = attend(
                 *arrays, score="general", params=params, bias=aj.alibi_bias(slope),
-                mask=aj.causal_mask(2) & aj.padding_mask(lengths), return_statistics=True,
-                **DROPOUT,
+                mask=aj.causal_mask(2) & aj.padding_mask(lengths), **DROPOUT,
             )  # fmt: skip
-            return jnp.sum(jnp.sin(output)) + jnp.sum(statistics.entropy)
+            return jnp.sum(jnp.sin(output))
 
         return jax.grad(loss, (0, 1, 2))
 

@@ -7,43 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import TILE, OwnCosine, quick_jit
-from derivative_cases import DROPOUT, DV, S, T, agree, loss_of, normal, numbers_of, point_of
+from derivative_cases import DROPOUT, DV, S, T, agree, normal, numbers_of, point_of
 from score_cases import slow_unless
 
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes
 
-B, N = 2, 3
 
-
-# Tiles of (8, 16) are of whole eights: the last is mostly padding.
-FAST = [(19, 17, (8, 16))]
-SLOW = [(T, S, (1, 1)), (1, S, (1, 3)), (T, 1, (2, 1)), (19, 17, (9, 9)), (T, S, (2, 64))]
-
-
-@pytest.mark.parametrize(("target", "source", "blocks"), slow_unless(FAST, FAST + SLOW))
-def test_block_sizes_change_nothing(target, source, blocks):
-    point = point_of("own", target, source)
-    with jax.enable_x64(True):
-        mask = aj.local_mask(3, 2)
-
-        @quick_jit
-        def both(point):
-            options = [("reference", None), ("tiled", BlockSizes(*blocks))]
-            losses = [loss_of("own", *two, **DROPOUT) for two in options]
-            return [jax.value_and_grad(loss)(point, mask) for loss in losses]
-
-        expected, got = both(point)
-    np.testing.assert_allclose(got[0], expected[0], rtol=1e-13)
-    agree(got[1], expected[1], 1e-12)
-
-
-def test_vmaps_around_it_nested_and_of_some_arguments():
-    with jax.enable_x64(True):
-        query, key, value = normal(4, 3, T, 3), normal(3, S, 3), normal(3, S, DV)
-        lengths, rngs = jnp.array([2, 7, 5]), jax.random.split(jax.random.key(2), 4)
-
-        def gradient(implementation):
+def test_vmaps_around_it_nested_and_of_some_arguments_and_axes():
+    @quick_jit
+    def gradients(*tokens):
+        def of(implementation):
             def loss(query, key, value, length, rng):
                 return numbers_of(
                     aj.attention(
@@ -53,15 +27,18 @@ def test_vmaps_around_it_nested_and_of_some_arguments():
                     )
                 )  # fmt: skip
 
-            def total(query, key, value):
-                inner = jax.vmap(jax.checkpoint(loss), (0, 0, 0, 0, None))
-                outer = jax.vmap(inner, (0, None, None, None, 0))
-                return outer(query, key, value, lengths, rngs).sum()
+            def total(*tokens):
+                inner = jax.vmap(jax.checkpoint(loss), (0, 0, 1, 0, None))
+                outer = jax.vmap(inner, (3, None, None, None, 0))
+                rngs = jax.random.split(jax.random.key(2), 4)
+                return outer(*tokens, jnp.array([2, 7, 5]), rngs).sum()
 
-            return quick_jit(jax.grad(total, (0, 1, 2)))(query, key, value)
+            return jax.grad(total, (0, 1, 2))(*tokens)
 
-        got, expected = gradient("tiled"), gradient("reference")
-    agree(got, expected)
+        return of("tiled"), of("reference")
+
+    with jax.enable_x64(True):
+        agree(*gradients(normal(3, T, 3, 4), normal(3, S, 3), normal(S, 3, DV)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,23 +60,30 @@ class Distance(OwnCosine):
         return logits - params["temperature"] * jnp.abs(distance).astype(logits.dtype)
 
 
-def test_gradients_of_a_score_of_ones_own():
-    score = Distance()
-    arrays = [np.float32(normal(*shape)) for shape in ((T, 3), (S, 11), (S, DV))]
-    params = score.init(jax.random.key(0), 3, 11)
+# Tiles of (8, 16) are of whole eights: the last is mostly padding.
+FAST = [(19, 17, (8, 16))]
+SLOW = [(T, S, (1, 1)), (1, S, (1, 3)), (T, 1, (2, 1)), (19, 17, (9, 9)), (T, S, (2, 64))]
 
-    def gradient(implementation):
-        def loss(arrays, params):
+
+@pytest.mark.parametrize(("target", "source", "blocks"), slow_unless(FAST, FAST + SLOW))
+def test_block_sizes_change_nothing(target, source, blocks):
+    @quick_jit
+    def both(point):
+        def loss(point, implementation, blocks):
             return numbers_of(
                 aj.attention(
-                    *arrays, params=params, score=score, implementation=implementation,
-                    block_sizes=TILE, mask=aj.causal_mask(1), return_statistics=True,
+                    **point, score=Distance(), mask=aj.local_mask(3, 2), block_sizes=blocks,
+                    implementation=implementation, return_statistics=True, **DROPOUT,
                 )
             )  # fmt: skip
 
-        return quick_jit(jax.grad(loss, (0, 1)))(arrays, params)
+        options = [("reference", None), ("tiled", BlockSizes(*blocks))]
+        return [jax.value_and_grad(loss)(point, *two) for two in options]
 
-    agree(gradient("tiled"), gradient("reference"), 2e-5)
+    with jax.enable_x64(True):
+        expected, got = both(point_of("own", target, source))
+    np.testing.assert_allclose(got[0], expected[0], rtol=1e-13)
+    agree(got[1], expected[1], 1e-12)
 
 
 def test_float16_gradients_of_long_rows():

@@ -6,6 +6,7 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from oracles import normal
+from score_cases import slow_unless
 
 from attention_jax.kernels.mosaic_tpu.weighted_tanh import weighted_tanh, weighted_tanh_vjp
 
@@ -26,7 +27,7 @@ def in_kernel(function, *args):
 
 @pytest.mark.parametrize(
     ("t", "s", "features"),
-    [(256, 384, 6), (128, 256, 1), pytest.param(128, 128, 130, marks=pytest.mark.slow)],
+    slow_unless([(128, 256, 6)], [(128, 256, 6), (256, 384, 1), (128, 128, 130)]),
 )
 def test_against_float64(t, s, features):
     arrays = [normal(*shape) for shape in ((features,), (t, features), (s, features), (t, s))]

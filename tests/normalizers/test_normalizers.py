@@ -6,22 +6,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import ALL_IMPLEMENTATIONS, ALL_MASKS, check_conformance
+from conformance import ALL_MASKS, check_conformance
 from normalizer_cases import NORMALIZER_CASES, sparsemax_by_sorting
 from oracles import normal, softmax
 from quick_compilation import quick_jit
 
 import attention_jax as aj
 
-every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
 # In tiles: a softmax with all that a normaliser can add, a search for a threshold, a plain sum. The
 # formulas of the others are tested once, in the cheaper implementation.
 IN_TILES = ("scaled_sink", "log_scaled", "own_power")
 IN_REFERENCE = ("ssmax", "sigmoid", "sparsemax", "entmax")
-
-
-def case(name, implementation, fast):
-    return pytest.param(name, implementation, marks=[] if fast else pytest.mark.slow)
 
 
 T, S, D = 5, 11, 3
@@ -48,7 +43,7 @@ def params_of(normalizer):
 @pytest.mark.parametrize(
     ("name", "implementation"),
     [
-        case(name, implementation, name in names)
+        pytest.param(name, implementation, marks=[pytest.mark.slow] * (name not in names))
         for implementation, names in (("tiled", IN_TILES), ("reference", IN_REFERENCE))
         for name in NORMALIZER_CASES
     ],
@@ -60,17 +55,6 @@ def test_all_masks_with_poisoned_padding(name, implementation):
             implementation, score, mask, jnp.float64, normalizer_name=name, poison=True,
             as_table=True,
         )  # fmt: skip
-
-
-@pytest.mark.slow
-@every_implementation
-@pytest.mark.parametrize("name", NORMALIZER_CASES)
-@pytest.mark.parametrize("score_name", ["scaled", "additive", "general"])
-def test_scores_and_masks(score_name, name, implementation):
-    for mask in ALL_MASKS:
-        check_conformance(
-            implementation, score_name, mask, jnp.float64, normalizer_name=name, as_table=True
-        )
 
 
 # --- identities ---
@@ -161,45 +145,25 @@ def test_thresholds_of_hard_rows(name):
 # --- dtypes, batches, rings ---
 
 
-@pytest.mark.parametrize("name", ["entmax", "softmax(sink=True)"])
-def test_narrow_dtypes(name):
+@pytest.mark.parametrize(
+    ("name", "dtype", "implementation"),
+    [("entmax", jnp.bfloat16, "tiled"), ("softmax(sink=True)", jnp.float16, "reference")],
+)
+def test_narrow_dtypes(name, dtype, implementation):
+    """As the weights of the same numbers in float32."""
     normalizer = aj.get_normalizer(name)
+    options = {"mask": TABLE, "normalizer": normalizer, "normalizer_params": params_of(normalizer)}
 
-    def output(dtype, implementation):
-        result = aj.attention(
-            *arrays(dtype), mask=TABLE, normalizer=normalizer, block_sizes=BLOCKS,
-            normalizer_params=jax.tree.map(lambda leaf: leaf.astype(dtype), params_of(normalizer)),
-            implementation=implementation,
-        )  # fmt: skip
-        assert result.dtype == dtype
-        return np.asarray(result, np.float32)
+    @quick_jit
+    def both(*tokens):
+        wide = [token.astype(jnp.float32) for token in tokens]
+        tiles = {"implementation": implementation, "block_sizes": BLOCKS}
+        return aj.attention(*tokens, **options, **tiles), aj.attention_weights(*wide[:2], **options)
 
-    expected = output(jnp.float32, "reference")
-    np.testing.assert_allclose(output(jnp.bfloat16, "tiled"), expected, atol=0.05)
-    np.testing.assert_allclose(output(jnp.float16, "reference"), expected, atol=0.01)
-    weights = aj.attention_weights(*arrays()[:2], mask=TABLE, normalizer=normalizer,
-                                   normalizer_params=params_of(normalizer))  # fmt: skip
-    np.testing.assert_allclose(weights @ VALUE.astype(np.float32), expected, atol=1e-6)
-    assert np.all(np.asarray(weights)[~TABLE] == 0)
-
-
-def test_batch_axes_of_params_and_vmap():
-    """One sink per head: a batch axis of the parameter; and `vmap` over a loop's examples."""
-    tokens = [normal(2, 3, n, D, seed=i) for i, n in enumerate((T, S, S))]
-    sinks = np.float32([-1.0, 0.0, 2.0])
-
-    def attend(query, key, value, sink, implementation="tiled"):
-        return aj.attention(
-            query, key, value, normalizer="softmax(sink=True)", block_sizes=BLOCKS,
-            normalizer_params={"sink": sink}, implementation=implementation,
-        )  # fmt: skip
-
-    by_vmap = jax.vmap(jax.vmap(attend), (0, 0, 0, None))(*tokens, sinks)
-    one = attend(*(x[1, 2] for x in tokens), sinks[2], "reference")
-    np.testing.assert_allclose(by_vmap[1, 2], one, atol=1e-6)
-    for implementation in ALL_IMPLEMENTATIONS:
-        at_once = attend(*tokens, sinks, implementation)
-        np.testing.assert_allclose(at_once, by_vmap, atol=1e-6)
+    output, weights = both(*arrays(dtype))
+    assert output.dtype == dtype
+    assert not np.any(np.asarray(weights)[~TABLE])
+    np.testing.assert_allclose(output.astype(np.float32), weights @ VALUE, atol=0.05)
 
 
 def test_ring_attention():

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, DK, DV, S, T, quick_jit
 from oracles import assert_leaves_close, normal
+from score_cases import slow_unless
 
 from attention_jax import attention, padding_mask
 from attention_jax.pairwise.dropout import drop_features, keep_mask
@@ -83,7 +84,7 @@ def test_features_and_their_gradient_are_dropped_by_the_mask():
 # --- in attention ---
 
 
-@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", slow_unless(["tiled"], ALL_IMPLEMENTATIONS))
 def test_output_and_gradient_are_those_of_the_kept_weights(implementation):
     tokens = tuple(normal(size, dim, dtype=float) for size, dim in ((T, DK), (S, DK), (S, DV)))
     with jax.enable_x64(True):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from oracles import normal
+from score_cases import slow_unless
 
 from attention_jax.scores import pairwise_tanh
 
@@ -84,16 +85,18 @@ def test_absolute_error_of_inputs_of_any_magnitude(weight, magnitude):
     assert error.max() <= 5e-7 * np.abs(v).sum()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", slow_unless([np.float32], LIMITS))
 @pytest.mark.parametrize("nudge", [1 - 1e-4, 1 + 1e-4])
 @pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, -1)])
 def test_both_sides_of_the_guard(signs, nudge, dtype):
     """The keys are just saturated for the largest query, just not, or larger than any exponent."""
+    with jax.enable_x64(True):
+        for each, limit in LIMITS.items():
+            assert bool(pairwise_tanh.is_large(each([nudge * limit]))) == (nudge > 1)
     with jax.enable_x64(dtype is np.float64):
         v, a, b, dlogits = inputs(*LOOP, dtype)
         limit = signs[0] * nudge * LIMITS[dtype]
         a[2], b[3:6] = limit, signs[1] * np.multiply.outer([1, 1.32, 1e30], np.abs(limit * v**0))
-        assert bool(pairwise_tanh.is_large(a)) == (nudge > 1)
         tolerance = 1e-6 if dtype is np.float32 else 1e-14
         check(v, a, b, dlogits, tolerance=tolerance, slope_tolerance=5 * tolerance)
 

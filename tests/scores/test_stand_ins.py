@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from oracles import assert_leaves_close, normal
+from score_cases import slow_unless
 
 import attention_jax as aj
 from attention_jax.scores.stand_ins import needs_stand_ins
@@ -61,14 +62,11 @@ def of_attention(implementation, score, params, tokens, mask):
 CAPPED = aj.SoftCap(Euclidean(), 1.5)
 
 
+FAST = [(Euclidean(), "tiled", 1), (Euclidean(), "ring", 1), (CAPPED, "reference", 2)]
+
+
 @pytest.mark.parametrize(
-    ("score", "implementation", "order"),
-    [
-        (Euclidean(), "tiled", 1),
-        (Euclidean(), "ring", 1),
-        (CAPPED, "reference", 2),
-        pytest.param(CAPPED, "tiled", 2, marks=pytest.mark.slow),
-    ],
+    ("score", "implementation", "order"), slow_unless(FAST, [*FAST, (CAPPED, "tiled", 2)])
 )
 def test_hidden_pairs_send_no_nan(score, implementation, order):
     """In gradients, and in a second derivative."""
@@ -92,7 +90,7 @@ def test_hidden_pairs_send_no_nan(score, implementation, order):
     assert_leaves_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("attend", ["coverage", "monotonic"])
+@pytest.mark.parametrize("attend", slow_unless(["monotonic"], ["coverage", "monotonic"]))
 def test_hidden_pairs_of_other_forms_of_attention(attend):
     def loss(params, tokens, apart):
         """With `apart` > 0 the keys differ from the queries, so that no pair is singular."""
