@@ -81,14 +81,15 @@ def head_projection(params, x):
 
 
 def multi_head(
-    score, params, x, y, allowed=True, bias=0.0, wavelength=None, at=None, weigh=softmax_where
-):
+    score, params, x, y, allowed=True, bias=0.0, wavelength=None, at=None, weigh=softmax_where,
+    values=None,
+):  # fmt: skip
     """Returns output [T, output_dim] and weights [N, T, S], to which the masks broadcast.
 
     `at` are the position ids of x and of y, a list of one or two arrays each.
     """
-    query = head_projection(params["query"], x)
-    key, value = head_projection(params["key"], y), head_projection(params["value"], y)
+    query, key = head_projection(params["query"], x), head_projection(params["key"], y)
+    value = head_projection(params["value"], y if values is None else values)
     if "query_norm" in params:
         query, key = normed(params["query_norm"], query), normed(params["key_norm"], key)
     if wavelength is not None:

@@ -181,7 +181,7 @@ def beam_search(
     >>> numbers = dict(batch_size=1, max_length=2, sos=3, eos=0, pad=0)
     >>> greedy_search(chain, (), **numbers).tolist()
     [[1, 0]]
-    >>> result = beam_search(chain, (), beams=2, **numbers)
+    >>> result = jax.jit(lambda: beam_search(chain, (), beams=2, **numbers))()
     >>> result.tokens.tolist(), result.scores.round(2)  # log 0.36 and log 0.24
     ([[[2, 0], [1, 0]]], Array([[-1.02, -1.43]], dtype=float32))
 

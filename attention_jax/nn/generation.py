@@ -21,9 +21,11 @@ class Decoded(NamedTuple):
     """A generated answer.
 
     >>> from attention_jax.nn import Model, ModelConfig
-    >>> model = Model(ModelConfig(), 11, rngs=nnx.Rngs(0))
-    >>> source, lengths = jnp.ones((2, 5), int), jnp.array([3, 5])
-    >>> model.greedy_decode(source, lengths, max_length=4, sos=1, eos=2, pad=0).tokens.shape
+    >>> model = Model(ModelConfig("decoder", dim=8), 11, rngs=nnx.Rngs(0))
+    >>> @jax.jit
+    ... def decode(source, lengths):
+    ...     return model.greedy_decode(source, lengths, max_length=4, sos=1, eos=2, pad=0)
+    >>> decode(jnp.ones((2, 5), int), jnp.array([3, 5])).tokens.shape
     (2, 4)
     """
 

@@ -124,7 +124,7 @@ class LocalPAttention(_LocalAttention):
         ValueError: there is no such score, or a size is below 1.
 
     >>> layer = LocalPAttention("general", 4, 6, radius=2, rngs=nnx.Rngs(0))
-    >>> layer(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
+    >>> jax.jit(layer)(jnp.ones((3, 5, 4)), jnp.ones((3, 7, 6))).shape
     (3, 5, 6)
 
     Source: Luong, Pham and Manning 2015, section 3.2, "predictive alignment (local-p)".

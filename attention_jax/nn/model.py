@@ -55,11 +55,9 @@ class Model(Generator):
     Raises:
         ValueError: a score cannot have these sizes.
 
-    >>> model = Model(ModelConfig(score="additive"), 11, rngs=nnx.Rngs(0))
-    >>> model(jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)).shape
-    (2, 7, 11)
-    >>> model = Model(ModelConfig("decoder", score="additive"), 11, rngs=nnx.Rngs(0))
-    >>> model(None, None, jnp.ones((2, 7), int)).shape
+    >>> model = Model(ModelConfig(score="additive", dim=8), 11, rngs=nnx.Rngs(0))
+    >>> source, lengths, inputs = jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)
+    >>> jax.jit(model)(source, lengths, inputs).shape
     (2, 7, 11)
     """
 

@@ -78,7 +78,7 @@ class MultiHeadAttention(Heads):
         ValueError: there is no such score, sizes do not divide, or `rngs` lacks a stream.
 
     >>> from flax import nnx
-    >>> attend = MultiHeadAttention("additive", 12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
+    >>> attend = MultiHeadAttention("dot", 12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
     >>> attend(jnp.ones((2, 5, 12)), mask=causal_mask()).shape
     (2, 5, 12)
 
@@ -242,10 +242,10 @@ class MultiHeadAttention(Heads):
 
         >>> from flax import nnx
         >>> attend = MultiHeadAttention("dot", 4, num_heads=2, rngs=nnx.Rngs(0))
-        >>> tokens, cache = jnp.eye(3, 4), attend.empty_cache((), max_length=3)
-        >>> for token in tokens:
-        ...     output, cache = attend.extend(token[None], cache)
-        >>> at_once = attend(tokens, mask=causal_mask())
+        >>> cache, extend = attend.empty_cache((), max_length=3), jax.jit(attend.extend)
+        >>> for token in jnp.eye(3, 4):
+        ...     output, cache = extend(token[None], cache)
+        >>> at_once = jax.jit(attend)(jnp.eye(3, 4), mask=causal_mask())
         >>> int(cache.length), bool(jnp.allclose(output, at_once[-1:], atol=1e-6))
         (3, True)
         """

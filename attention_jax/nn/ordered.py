@@ -38,10 +38,11 @@ class CoverageAttention(ScoreModule):
             not one array [S, Fk].
 
     >>> layer = CoverageAttention("additive", 4, 6, rngs=nnx.Rngs(0))
-    >>> attended = layer.attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6)))
+    >>> attend, memory = jax.jit(layer.attend), jnp.ones((2, 7, 6))
+    >>> attended = attend(jnp.ones((2, 5, 4)), memory)
     >>> attended.output.shape, attended.carry.shape
     ((2, 5, 6), (2, 7))
-    >>> attended = layer.attend(jnp.ones((2, 1, 4)), jnp.ones((2, 7, 6)), carry=attended.carry)
+    >>> attended = attend(jnp.ones((2, 1, 4)), memory, carry=attended.carry)
 
     Source: See, Liu and Manning 2017, equations 10-13 (their w_c is `coverage_kernel`).
     """

@@ -21,9 +21,9 @@ def initial_params(config: ModelConfig, vocabulary_size: int, rng: Array) -> Any
         config, vocabulary_size: as in `Model`.
         rng: one PRNG key.
 
-    >>> params = initial_params(ModelConfig(dim=4), 11, jax.random.key(0))
-    >>> params["source_embedding"]["embedding"].shape
-    (11, 4)
+    >>> init = jax.jit(initial_params, static_argnums=(0, 1))
+    >>> init(ModelConfig("decoder", dim=4), 11, jax.random.key(0))["logits"]["kernel"].shape
+    (4, 11)
     """
     model = Model(config, vocabulary_size, rngs=nnx.Rngs(params=rng))
     return nnx.to_pure_dict(nnx.state(model, nnx.Param))
@@ -32,9 +32,10 @@ def initial_params(config: ModelConfig, vocabulary_size: int, rng: Array) -> Any
 def bind(config: ModelConfig, params: Any, vocabulary_size: int) -> Model:
     """The model with the parameters `params`, the pure dict of a checkpoint.
 
-    >>> config = ModelConfig(dim=4)
-    >>> bind(config, initial_params(config, 11, jax.random.key(0)), 11).config == config
-    True
+    >>> config = ModelConfig("decoder", dim=4)
+    >>> params = jax.jit(initial_params, static_argnums=(0, 1))(config, 11, jax.random.key(0))
+    >>> bind(config, params, 11).logits.kernel.shape
+    (4, 11)
     """
     return nnx.merge(_graphdef(config.known(), vocabulary_size), params)
 

@@ -64,7 +64,7 @@ def log_probabilities(forward, row, tokens, first=SOS):
 
 # With the first bias the model never generates EOS; with the second it does in some rows.
 @pytest.mark.parametrize("bias", [-9.0, 2.0])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ["decoder", pytest.param("coverage", marks=pytest.mark.slow)])
 def test_searches_are_naive_loops(name, bias):
     searches, forward = functions(name)
     forward = functools.partial(forward, bias)

@@ -35,50 +35,30 @@ def examples(*arrays):
 # --- against Flax ---
 
 
-def flax_peer(ours, **options):
-    """Flax's module with our parameters."""
-    peer = nnx.eval_shape(
-        lambda: nnx.MultiHeadAttention(ours.num_heads, **options, decode=False, rngs=nnx.Rngs(9))
-    )
-    pairs = [("query", "query"), ("key", "key"), ("value", "value"), ("output", "out")]
-    pairs += [("query_norm", "query_ln"), ("key_norm", "key_ln")]
-    for name, theirs in pairs:
-        if getattr(ours, name) is not None:
-            nnx.update(getattr(peer, theirs), nnx.state(getattr(ours, name)))
-    return peer
+def test_grouped_scaled_is_flax():
+    """And so is its gradient; test_nn_dtypes.py compares self attention with biases."""
+    make = functools.partial(MultiHeadAttention, "scaled", DX, **SIZES, normalize_qk=True)
+    module, _ = scrambled(lambda: make(rngs=nnx.Rngs(0)))
+    options = {"in_kv_features": DY, "qkv_features": N * D, "out_features": DO, "num_kv_heads": K}
+    options |= {"normalize_qk": True, "use_bias": False, "decode": False}
+    peer = nnx.eval_shape(lambda: nnx.MultiHeadAttention(N, DX, **options, rngs=nnx.Rngs(9)))
+    for name, theirs in (
+        ("query", "query"), ("key", "key"), ("value", "value"), ("output", "out"),
+        ("query_norm", "query_ln"), ("key_norm", "key_ln"),
+    ):  # fmt: skip
+        nnx.update(getattr(peer, theirs), nnx.state(getattr(module, name)))
+    mask = np.random.default_rng(5).random((B, N, T, S)) < 0.6
+    mask[..., 0] = True  # no row without keys: there the two differ
 
-
-@pytest.mark.parametrize(
-    ("ours", "theirs", "mask"),
-    [
-        ({"num_heads": 3, "use_bias": True, "qkv_dim": 21, "output_dim": DO},
-         {"use_bias": True, "qkv_features": 21, "out_features": DO}, "causal"),
-        ({**SIZES, "normalize_qk": True},
-         {"in_kv_features": DY, "qkv_features": N * D, "out_features": DO, "num_kv_heads": K,
-          "normalize_qk": True, "use_bias": False}, "heads"),
-    ],
-    ids=["self", "grouped_cross"],
-)  # fmt: skip
-def test_scaled_is_flax(ours, theirs, mask):
-    """And so is its gradient."""
-    module, _ = scrambled(lambda: MultiHeadAttention("scaled", DX, **ours, rngs=nnx.Rngs(0)))
-    peer = flax_peer(module, in_features=DX, **theirs)
-    x, y = tokens()
-    allowed = np.random.default_rng(5).random((B, N, T, S)) < 0.6
-    allowed[..., 0] = True  # no row without keys: there the two differ
-    our_mask, their_mask = allowed, allowed
-    if mask == "causal":
-        y, our_mask, their_mask = x, causal_mask(), np.tril(np.ones((B, 1, T, T), bool))
-
-    def gradient(attend, mask):
+    def gradient(attend):
         def loss(x, y):
             output = attend(x, y, mask=mask)
             return jnp.sum(jnp.sin(output)), output
 
-        return jax.grad(loss, argnums=(0, 1), has_aux=True)(x, y)
+        return jax.grad(loss, argnums=(0, 1), has_aux=True)(*tokens())
 
     with jax.numpy_rank_promotion("allow"):
-        found, expected = run_jit(lambda: (gradient(module, our_mask), gradient(peer, their_mask)))
+        found, expected = run_jit(lambda: (gradient(module), gradient(peer)))
     assert expected[1].shape == (B, T, DO)
     for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         np.testing.assert_allclose(one, other, atol=5e-5)
@@ -87,29 +67,29 @@ def test_scaled_is_flax(ours, theirs, mask):
 # --- against NumPy ---
 
 
-QUICK = ("additive", "general")  # attention itself meets every score in conformance.py
+QUICK = ("general",)  # attention itself meets every score in conformance.py
 
 
 @pytest.mark.parametrize(
     "score", [pytest.param(x, marks=[pytest.mark.slow] * (x not in QUICK)) for x in sorted(SCORES)]
 )
 def test_every_score_with_lengths_and_what_stands_beyond(score):
+    """Values may be other tokens than keys."""
     module, params = make(score, num_key_heads=K if len(score) % 2 else N)
-    x, y = tokens()
+    (x, y), value = tokens(), normal(B, S, DY, seed=4)
     for row, length in enumerate(LENGTHS):
-        y[row, length:] = np.nan
+        y[row, length:] = value[row, length:] = np.nan
 
     @jax.jit
-    def call(x, y, lengths):
-        mask = padding_mask(lengths)
-        remembered = module(x, module.remember(y), mask=mask, return_weights=True)
-        return module(x, y, mask=mask, return_weights=True), remembered
+    def call(x, y, value, lengths):
+        options = {"mask": padding_mask(lengths), "return_weights": True}
+        return module(x, y, value, **options), module(x, module.remember(y, value), **options)
 
-    (output, weights), remembered = call(x, y, jnp.array(LENGTHS))
+    (output, weights), remembered = call(x, y, value, jnp.array(LENGTHS))
     assert weights.shape == (B, N, T, S)
-    for row, (x_row, y_row) in enumerate(examples(x, y)):
+    for row, (x_row, y_row, values) in enumerate(examples(x, y, value)):
         allowed = np.arange(S) < LENGTHS[row]
-        expected, expected_weights = multi_head(score, params, x_row, y_row, allowed)
+        expected, expected_weights = multi_head(score, params, x_row, y_row, allowed, values=values)
         np.testing.assert_allclose(output[row], expected, atol=2e-5)
         np.testing.assert_allclose(weights[row], expected_weights, atol=1e-5)
         np.testing.assert_allclose(remembered[0][row], expected, atol=2e-5)
@@ -129,55 +109,42 @@ ALIBI = [2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3]  # of six heads, 
 SHORT = np.arange(S) < np.array(LENGTHS)[:, None, None, None]  # [B, 1, 1, S]
 SHORT_HEADS = np.arange(S) < HEAD_LENGTHS[:, :, None, None]
 # What is given as mask and bias, and what both are for each pair: broadcastable to [B, N, T, S].
-PAIR_CASES = {
-    "masks_and_alibi": (
+PAIR_CASES = (
+    (lambda: TABLE, TABLE[:, None], lambda: BIASES, BIASES),
+    (
         lambda: padding_mask(jnp.array(LENGTHS)) & causal_mask(2),
         SHORT & CAUSAL,
         lambda: alibi_bias(alibi_slopes(N)),
         -np.array(ALIBI)[:, None, None] * np.abs(DISTANCES),
     ),
-    "array": (lambda: TABLE, TABLE[:, None], lambda: BIASES, BIASES),
-    "heads": (
+    (
         lambda: padding_mask(jnp.array(HEAD_LENGTHS)) & HEAD_TABLE, SHORT_HEADS & HEAD_TABLE,
         lambda: relative_bias(jnp.array(RELATIVE)), RELATIVE_TABLE,
     ),
-    "shared": (lambda: CAUSAL, CAUSAL, lambda: BIASES[0, 0], BIASES[0, 0]),
-}  # fmt: skip
+    (lambda: CAUSAL, CAUSAL, lambda: BIASES[0, 0], BIASES[0, 0]),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize("case", PAIR_CASES)
-def test_masks_and_biases(case):
-    mask, allowed, bias, added = PAIR_CASES[case]
+def test_masks_and_biases():
     module, params = make("dot", use_bias=True)
     x, y = tokens()
-    call = jax.jit(functools.partial(module, return_weights=True))
-    output, weights = call(x, y, mask=mask(), bias=bias())
-    allowed, added = (np.broadcast_to(table, (B, N, T, S)) for table in (allowed, added))
-    for row, (x_row, y_row) in enumerate(examples(x, y)):
-        expected = multi_head("dot", params, x_row, y_row, allowed[row], added[row])
-        np.testing.assert_allclose(output[row], expected[0], atol=2e-5)
-        np.testing.assert_allclose(weights[row], expected[1], atol=1e-5)
-    if case == "array":  # nothing to attend to: nothing but the last vector is left
-        np.testing.assert_array_equal(output[0, 2], module.output.bias[...])
-        np.testing.assert_array_equal(weights[0, :, 2], 0)
-
-
-def test_values_of_their_own():
-    module, params = make("dot")
-    x, y = tokens()
-    value = normal(B, S, DY, seed=4)
-
-    @jax.jit
-    def both(x, y, value):
-        return module(x, y, value), module(x, module.remember(y, value))
-
-    output, remembered = both(x, y, value)
-    for row, (x_row, y_row, v_row) in enumerate(examples(x, y, value)):
-        _, weights = multi_head("dot", params, x_row, y_row)
-        values = np.einsum("sd,dnh->nsh", v_row, params["value"]["kernel"]).repeat(N // K, axis=0)
-        expected = np.einsum("nts,nsh,nho->to", weights, values, params["output"]["kernel"])
-        np.testing.assert_allclose(output[row], expected, atol=2e-5)
-    np.testing.assert_array_equal(remembered, output)
+    found = run_jit(
+        lambda x, y: [
+            module(x, y, mask=mask(), bias=bias(), return_weights=True)
+            for mask, _, bias, _ in PAIR_CASES
+        ],
+        x,
+        y,
+    )
+    for (output, weights), (_, allowed, _, added) in zip(found, PAIR_CASES, strict=True):
+        allowed, added = (np.broadcast_to(table, (B, N, T, S)) for table in (allowed, added))
+        for row, (x_row, y_row) in enumerate(examples(x, y)):
+            expected = multi_head("dot", params, x_row, y_row, allowed[row], added[row])
+            np.testing.assert_allclose(output[row], expected[0], atol=2e-5)
+            np.testing.assert_allclose(weights[row], expected[1], atol=1e-5)
+    output, weights = found[0]  # nothing to attend to: nothing but the last vector is left
+    np.testing.assert_array_equal(output[0, 2], module.output.bias[...])
+    np.testing.assert_array_equal(weights[0, :, 2], 0)
 
 
 # --- parameters ---

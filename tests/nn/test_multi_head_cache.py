@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from numpy_model import multi_head, normal, scrambled
+from numpy_model import normal, scrambled
 
 from attention_jax import alibi_bias, alibi_slopes, causal_mask, local_mask, padding_mask
 from attention_jax.nn import MultiHeadAttention
@@ -33,12 +33,12 @@ def pairs(length):
     }
 
 
-def in_chunks(module, x, sizes, **options):
+def in_chunks(module, x, sizes):
     @jax.jit
     def extend(x):
         cache, outputs, start = module.empty_cache((B,), ROOM), [], 0
         for size in sizes:
-            output, cache = module.extend(x[:, start : start + size], cache, **options)
+            output, cache = module.extend(x[:, start : start + size], cache)
             outputs.append(output)
             start += size
         return jnp.concatenate(outputs, axis=1), cache
@@ -81,25 +81,11 @@ def test_token_by_token_is_one_call_with_all():
     np.testing.assert_array_equal(found[1][:, 2], 0)  # nothing to attend to
 
 
-def test_chunks_are_the_formula():
-    module, params = make("additive", rotary_wavelength=50.0, normalize_qk=True)
-    x = normal(B, T, DIM)
-    distances = np.arange(T)[None, :] - np.arange(T)[:, None]
-    slopes = np.array([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])
-    bias = STORED[:, :T, :T] - slopes[:, None, None] * np.abs(distances)
-    output, cache = in_chunks(module, x, [2, 3], **pairs(ROOM))
-    assert int(cache.length) == T
-    for row, length in enumerate(LENGTHS):
-        allowed = (np.arange(T) < length) & (distances <= 0) & (distances >= -2)
-        allowed = allowed & TABLE[row, :T, :T]
-        wide = x[row].astype(np.float64)
-        expected, _ = multi_head("additive", params, wide, wide, allowed, bias, wavelength=50.0)
-        np.testing.assert_allclose(output[row], expected, atol=2e-5)
-
-
-def test_beyond_the_room_there_is_no_number():
+def test_a_chunk_is_one_call_and_beyond_the_room_there_is_no_number():
     module, _ = make("dot")
-    output, cache = in_chunks(module, normal(B, ROOM + 2, DIM), [ROOM - 1, 2, 1])
-    assert np.all(np.isfinite(output[:, : ROOM - 1]))
-    assert np.all(np.isnan(output[:, ROOM - 1 :]))  # a part of the second chunk would fit
+    tokens = normal(B, ROOM + 2, DIM)
+    output, cache = in_chunks(module, tokens, [2, ROOM - 3, 2, 1])
+    at_once = jax.jit(module)(tokens, mask=causal_mask())
+    np.testing.assert_allclose(output[:, : ROOM - 1], at_once[:, : ROOM - 1], atol=2e-5)
+    assert np.all(np.isnan(output[:, ROOM - 1 :]))  # a part of the third chunk would fit
     assert int(cache.length) == ROOM + 2

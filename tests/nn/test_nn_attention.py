@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import run_jit
+from numpy_model import normal, run_jit, scrambled, softmax_where, weights_of
 
 from attention_jax import Score
 from attention_jax.nn import (
@@ -40,71 +40,39 @@ class Scaled(Score):
 
 
 def inputs(query_dim, key_dim):
-    rng = np.random.default_rng(3)
-    return (
-        rng.normal(size=(B, T, query_dim)).astype(np.float32),
-        rng.normal(size=(B, S, key_dim)).astype(np.float32),
-        rng.normal(size=(B, S, DV)).astype(np.float32),
-    )
-
-
-def numpy_logits(score, params, query, key):
-    """The books' formulas in float64, a pair at a time; params by name."""
-    logits = np.zeros((*query.shape[:-1], key.shape[-2]))
-    for index in np.ndindex(logits.shape):
-        *batch, i, j = index
-        q, k = query[*batch, i].astype(np.float64), key[*batch, j].astype(np.float64)
-        if score == "additive":
-            stacked = np.concatenate([params["query_kernel"], params["key_kernel"]])
-            logits[index] = np.tanh(np.concatenate([q, k]) @ stacked) @ params["v"]
-        elif score == "general":
-            logits[index] = q @ params["kernel"] @ k
-        elif score == "scaled":
-            logits[index] = q @ k / np.sqrt(k.size)
-        else:
-            logits[index] = q @ k
-    return logits
-
-
-def numpy_softmax(logits):
-    exps = np.exp(logits - logits.max(-1, keepdims=True))
-    return exps / exps.sum(-1, keepdims=True)
-
-
-def numpy_params(module):
-    return jax.tree.map(
-        lambda leaf: np.asarray(leaf, np.float64), nnx.to_pure_dict(nnx.state(module))
-    ).get("params", {})
+    return normal(B, T, query_dim), normal(B, S, key_dim, seed=3), normal(B, S, DV, seed=4)
 
 
 @pytest.mark.parametrize("score", MODULES)
 def test_a_named_module_is_the_formula(score):
     module_class, query_dim, key_dim = MODULES[score]
-    module = module_class(query_dim, key_dim, rngs=nnx.Rngs(5))
+    module, params = scrambled(lambda: module_class(query_dim, key_dim, rngs=nnx.Rngs(5)))
     query, key, value = inputs(query_dim, key_dim)
-    params = numpy_params(module)
-    weights = numpy_softmax(numpy_logits(score, params, query, key))
+    weights = [
+        weights_of(score, params.get("params", {}), *map(np.float64, row))
+        for row in zip(query, key, strict=True)
+    ]
 
     def calls(query, key, value):
         return module(query, key, value), module(query, key)
 
     output, of_keys = run_jit(calls, query, key, value)
-    np.testing.assert_allclose(output, weights @ value, atol=3e-6)
+    np.testing.assert_allclose(output, np.stack(weights) @ value, atol=3e-6)
     # The key is the value when none is given.
-    np.testing.assert_allclose(of_keys, weights @ key, atol=3e-6)
+    np.testing.assert_allclose(of_keys, np.stack(weights) @ key, atol=3e-6)
 
 
 def test_a_users_score_with_nested_parameters():
-    module = Attention(Scaled(0.25), 11, 11, rngs=nnx.Rngs(2))
+    module, wide = scrambled(lambda: Attention(Scaled(0.25), 11, 11, rngs=nnx.Rngs(2)))
     query, key, value = inputs(11, 11)
-    params = numpy_params(module)
+    params = wide["params"]
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 22
-    scales, bonus = jax.tree.leaves(params["query"])[0], jax.tree.leaves(params["key"])[0]
+    scales, bonus = (jax.tree.leaves(params[side])[0] for side in ("query", "key"))
     # Out to a pure dict and back, with new values in it.
     graph, state = nnx.split(module)
-    doubled = jax.tree.map(lambda leaf: 2 * leaf, nnx.to_pure_dict(state))
+    doubled = jax.tree.map(lambda leaf: 2 * np.asarray(leaf), nnx.to_pure_dict(state))
     output = run_jit(
         lambda params, *tokens: nnx.merge(graph, params)(*tokens), doubled, query, key, value
     )
     logits = 0.25 * (query * 2 * scales) @ key.transpose(0, 2, 1) + (key @ (2 * bonus))[:, None, :]
-    np.testing.assert_allclose(output, numpy_softmax(logits) @ value, atol=3e-6)
+    np.testing.assert_allclose(output, softmax_where(logits) @ value, atol=3e-6)

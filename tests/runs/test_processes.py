@@ -121,7 +121,7 @@ def test_two_train_as_one_does_and_one_of_them_writes(tmp_path, start):
     assert "toy: step 12/12" in "\n".join(first)
     assert (rows, second) == ("0 6", "6 12\n")
     two_processes.train(one)
-    # As sharding_checks.py says.
+    # As training/test_sharding.py says.
     np.testing.assert_allclose(losses(two), losses(one), rtol=3e-6)
     assert len(read_lines(two / "timing.jsonl")) == 1
     assert json.loads((two / "env.json").read_text())["devices"] == 2

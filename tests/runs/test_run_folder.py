@@ -197,30 +197,6 @@ def test_of_two_starts_at_one_instant_one_succeeds(tmp_path):
         assert [config for config in started if config] == [read_config(folder)]
 
 
-HOLD = """
-import pathlib, sys, time
-from attention_jax.runs.run_folder import begun
-with begun(pathlib.Path(sys.argv[1]), {}, resume=False, check_same=bool, files={}):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_a_killed_trainer_holds_nothing(tmp_path):
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, text=True
-    ) as holder:
-        try:
-            assert holder.stdout.readline() == "held\n"
-            (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-            with pytest.raises(ValueError, match=rf"is in use: process {holder.pid} on"):
-                begin(tmp_path, resume=True)
-        finally:
-            holder.kill()
-    begin(tmp_path, resume=True)
-    assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
-
-
 def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):
     def unsupported(*_):
         raise OSError(95, "Operation not supported")

@@ -185,17 +185,6 @@ def test_all_seeds_take_the_buckets_in_the_same_turns():
     assert turns(0, 0) not in (turns(0, 1), sorted(turns(0, 0)))
 
 
-def test_a_step_needs_none_before_it():
-    pairs = numbered(some_lengths(61))
-    options = {"tokens": 83, "buckets": 3, "multiple_of": 2}
-    walked = Batches(pairs, **options)
-    steps = range(3 * walked.steps_per_epoch)
-    in_order = [walked.batch(7, step) for step in steps]
-    for step in reversed(steps):
-        for one, other in zip(in_order[step], walked.batch(7, step), strict=True):
-            np.testing.assert_array_equal(one, other)
-
-
 def test_the_order_of_an_epoch_is_pinned():
     """A run that goes on under another NumPy must meet the same batches."""
     lengths = [(2 + number % 5, 2 + number % 3) for number in range(17)]

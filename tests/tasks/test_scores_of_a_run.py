@@ -6,29 +6,17 @@ import json
 import re
 import sys
 import types
-from pathlib import Path
 
 import jax
 import pytest
-from command_lines import call, load
 
 from attention_jax import Entmax, LogScaled, Score, nn
 from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import Additive, SoftCap
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.tasks.translation.task import Translation
 from attention_jax.training.run import train_run
 from attention_jax.training.settings import settings_of, task_in
 
-SCRIPTS = {
-    name: load(f"scripts/{name}.py")
-    for name in ("train", "evaluate", "answers", "translate", "analyze_gradients")
-}
-TEXTS = Path(__file__).parents[1] / "parallel_text"
-TASKS = {
-    "reversal": Reversal(),
-    "translation": Translation(TEXTS / "train.de", TEXTS / "train.en", vocabulary_size=400),
-}
 OLD, NEW = "Temperature(temperature=4.0)", "Temperature(temperature=2.0)"
 CHANGE = re.escape(f"'my_scores:MINE' was {OLD}") + ".* and is " + re.escape(NEW) + ".*; restore"
 
@@ -54,11 +42,9 @@ def mine(monkeypatch):
     return change
 
 
-def begun(folder, name="reversal", **scores):
+def begun(folder, **scores):
     """A run folder with the config.json that `train_run` writes."""
-    task = TASKS[name]
-    task = dataclasses.replace(task, model=dataclasses.replace(task.model, **scores))
-    folder.mkdir(exist_ok=True)
+    task = Reversal(ModelConfig(**scores))
     (folder / "config.json").write_text(json.dumps(settings_of(task)))
     return task
 
@@ -125,22 +111,3 @@ def test_another_name_is_one_difference(mine, tmp_path):
         train_run(other, tmp_path, resume=True)
     assert "another configuration: model.score was 'my_scores:MINE'," in str(raised.value)
     assert "scores." not in str(raised.value)
-
-
-def test_every_command_line_refuses_it_in_one_line(mine, tmp_path, monkeypatch, capsys):
-    for name in TASKS:
-        begun(tmp_path / name, name, score="my_scores:MINE")
-    mine(Temperature(2.0))
-    for name, task, options in (
-        ("train", "reversal", ["--resume", "--score", "my_scores:MINE"]),
-        ("evaluate", "reversal", []),
-        ("evaluate", "translation", []),
-        ("answers", "reversal", ["--inputs", "word"]),
-        ("translate", "translation", ["--source", TEXTS / "train.de"]),
-        ("analyze_gradients", "reversal", []),
-    ):
-        words = ["--workdir", tmp_path / task, *options]
-        assert call(SCRIPTS[name], *words, monkeypatch=monkeypatch) == 2
-        printed = capsys.readouterr().err
-        assert printed.count("\n") == 1
-        assert re.search(f"score {CHANGE}", printed)

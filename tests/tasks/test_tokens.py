@@ -162,7 +162,9 @@ def test_the_answer_of_least_squares_stands_beside_a_prediction():
 # --- the loss ---
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize(
+    "name", ["recall", "regression", pytest.param("noisy_recall", marks=pytest.mark.slow)]
+)
 def test_the_loss_is_the_mean_where_something_is_asked(name):
     task, batch = SIZES[name], batch_of(name, 20)
 

@@ -49,24 +49,32 @@ def initial_params():
     return jax.jit(task().init)(jax.random.key(0))
 
 
-@functools.cache
-def forward(settings):
-    return jax.jit(lambda params, *given: settings.bind(params)(*given))
+@jax.jit
+def forward(params, *inputs):
+    return task().bind(params)(*inputs)
 
 
-@functools.cache
-def gradient_of(settings):
-    """A compiled function of (params, batch, rng) -> ((loss, metrics), dparams)."""
-    return jax.jit(jax.value_and_grad(settings.loss, has_aux=True))
+SMOOTHED = task(label_smoothing=0.25, model={"dropout_rate": 0.3})
 
 
-def sums_by_hand(settings, batch):
+@jax.jit
+def losses(params, batch):
+    """((loss, metrics), dparams) without dropout; losses with that of the seeds 0, 1 and 0."""
+
+    def dropped(seed):
+        return SMOOTHED.loss(params, batch, jax.random.key(seed))[0]
+
+    gradient = jax.value_and_grad(SMOOTHED.loss, has_aux=True)
+    return gradient(params, batch, None), jax.vmap(dropped)(jnp.array([0, 1, 0]))
+
+
+def sums_by_hand(batch):
     """(smoothed loss, negative log-likelihood, right, tokens), in float64 from the logits."""
-    logits = forward(task())(initial_params(), *batch.inputs)
-    sums, smoothing = np.zeros(4), settings.label_smoothing
+    logits = np.float64(forward(initial_params(), *batch.inputs))
+    sums, smoothing = np.zeros(4), SMOOTHED.label_smoothing
     for row, length in enumerate(batch.target_lengths):
         for position in range(length):
-            at = np.asarray(logits[row, position], np.float64)
+            at = logits[row, position]
             log_p, target = at - np.log(np.sum(np.exp(at))), batch.targets[row, position]
             wanted = np.full(V, smoothing / V)
             wanted[target] += 1 - smoothing
@@ -75,26 +83,21 @@ def sums_by_hand(settings, batch):
 
 
 def test_the_loss_is_the_smoothed_cross_entropy_of_real_subwords():
-    settings, batch = task(label_smoothing=0.1), some_batch()
-    (loss, metrics), _ = gradient_of(settings)(initial_params(), batch, jax.random.key(2))
-    smoothed, nats, right, tokens = sums_by_hand(settings, batch)
+    """And its rng is for dropout."""
+    batch = some_batch()
+    ((loss, metrics), _), dropped = losses(initial_params(), batch)
+    smoothed, nats, right, tokens = sums_by_hand(batch)
     assert tokens == 4 + 6 + 2
     np.testing.assert_allclose(loss, smoothed / tokens, rtol=1e-5)
     assert set(metrics) == {"negative_log_likelihood", "accuracy"}
     np.testing.assert_allclose(metrics["negative_log_likelihood"], nats / tokens, rtol=1e-5)
     np.testing.assert_allclose(metrics["accuracy"], right / tokens, rtol=1e-6)
     assert abs(smoothed - nats) > 1e-3
-
-
-def test_the_rng_is_for_dropout():
-    loss = jax.jit(task(model={"dropout_rate": 0.3}).loss)
-    losses = [float(loss(initial_params(), some_batch(), jax.random.key(n))[0]) for n in (0, 1, 0)]
-    assert losses[0] == losses[2] != losses[1]
+    assert dropped[0] == dropped[2] != dropped[1]
 
 
 def test_what_stands_in_padding_is_not_seen():
-    settings, batch = task(), some_batch()
-    changed = {}
+    batch, changed = some_batch(), {}
     for name, lengths in (
         ("source", batch.source_lengths),
         ("target_inputs", batch.target_lengths),
@@ -104,9 +107,9 @@ def test_what_stands_in_padding_is_not_seen():
         padding = np.arange(array.shape[1])[None, :] >= lengths[:, None]
         changed[name] = np.where(padding, 5, array)
         assert (changed[name] != array).any()
-    given, rng = initial_params(), jax.random.key(0)
-    plain = gradient_of(settings)(given, batch, rng)
-    spoiled = gradient_of(settings)(given, batch._replace(**changed), rng)
+    plain, spoiled = (
+        losses(initial_params(), each)[0] for each in (batch, batch._replace(**changed))
+    )
     for one, other in zip(*map(jax.tree.leaves, (plain, spoiled)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
@@ -127,12 +130,11 @@ def test_bfloat16_is_what_products_are_computed_in():
 
 
 def test_the_mean_loss_is_that_of_each_pair_alone():
-    settings = task(label_smoothing=0.25, model={"dropout_rate": 0.9})
     rng = np.random.default_rng(3)
     sides = [[ids(rng, length) for length in rng.integers(1, 6, 13)] for _ in range(2)]
-    found = settings.mean_loss(initial_params(), Batches(Pairs(*sides, 0), tokens=40, buckets=2))
+    found = SMOOTHED.mean_loss(initial_params(), Batches(Pairs(*sides, 0), tokens=40, buckets=1))
     sums = np.zeros(4)
     for source, target in zip(*sides, strict=True):
-        sums += sums_by_hand(settings, padded_batch([source], [target], 5, 7, 6))
+        sums += sums_by_hand(padded_batch([source], [target], 5, 7, 6))
     assert found["loss"] == pytest.approx(sums[0] / sums[3], rel=1e-5)
     assert found["negative_log_likelihood"] == pytest.approx(sums[1] / sums[3], rel=1e-5)

@@ -14,7 +14,7 @@ from toy_task import Toy, toy, train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.training.loop import TrainState, initial_state, train_step, train_steps
+from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Feed
 
@@ -45,25 +45,6 @@ def descent(w, batches):
 
 
 # --- one step, and many ---
-
-
-def test_a_step_is_the_formula_and_pure():
-    task = toy()
-    w = np.array([0.5, 0.25, -1.0], np.float32)
-    params = {"w": jnp.asarray(w)}
-    start = TrainState(jnp.int32(4), jnp.int32(9), params, task.optimizer().init(params))
-    batch = task.batch(jax.random.key(0), size=B)
-    step = jax.jit(functools.partial(train_step, task))
-    state, before = start, jax.tree.map(np.array, start)
-    expected_w, lines = descent(np.float64(w), [batch] * 3)
-    for line in lines:
-        state, metrics = step(state, batch, jax.random.key(8))
-        assert metrics.keys() == line.keys()
-        for name, number in line.items():
-            np.testing.assert_allclose(metrics[name], number, rtol=1e-5)
-    np.testing.assert_allclose(state.params["w"], expected_w, rtol=1e-5, atol=1e-6)
-    assert (int(state.step), int(state.seed)) == (7, 9)
-    assert_bits_equal(before, jax.tree.map(np.asarray, start))
 
 
 def test_the_largest_seed():

@@ -102,15 +102,15 @@ def lettered(steps, schedule="constant", letters=26):
 def extended(tmp_path_factory):
     folder = tmp_path_factory.mktemp("extended")
     for steps in (4, 6, 12):
-        assert train_run(lettered(steps), folder, resume=True).step == steps
+        assert train_run(lettered(steps), folder, resume=True, log_gradients=2).step == steps
         assert task_in(folder).train.steps == steps
     return folder
 
 
 def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
-    train_run(lettered(12), tmp_path)
+    train_run(lettered(12), tmp_path, log_gradients=2)
     assert_bits_equal(*(load_states(folder)[1][12] for folder in (tmp_path, extended)))
-    for name in ("config.json", "metrics.jsonl"):
+    for name in ("config.json", "metrics.jsonl", "gradients.jsonl"):
         assert (tmp_path / name).read_bytes() == (extended / name).read_bytes()
     sessions = read_lines(extended / "timing.jsonl")
     assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 4), (4, 6), (6, 12)]
