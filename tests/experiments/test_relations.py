@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import quick_jit
 
 from attention_jax import SCORES
 from experiments.bench import relations
@@ -14,14 +13,13 @@ from experiments.bench.expression import EXPRESSION
 from experiments.bench.relations import MATRIX, RELATIONS
 
 DIM, KEYS = 16, 8
-measure = quick_jit(relations.measure, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
 def batches():
     """500 samples of each relation, in float64: some weights are near a limit."""
     with jax.enable_x64(True):
-        arrays = quick_jit(lambda rng: relations.samples(rng, 500, KEYS))(jax.random.key(1))
+        arrays = relations.samples(jax.random.key(1), 500, KEYS)
         assert arrays[0].dtype == jnp.float64
         return {name: [np.asarray(x[i]) for x in arrays] for i, name in enumerate(RELATIONS)}
 
@@ -69,10 +67,10 @@ def test_a_tie_counts_as_a_share_and_nan_as_wrong():
     )
     params = relations.init(score, jax.random.key(0), DIM)
     batch = query, keys, np.array([3])
-    loss, share = measure(score, params, jnp.float32(1), batch)
+    loss, share = relations.measure(score, params, jnp.float32(1), batch)
     assert float(share) == pytest.approx(1 / 8)
     assert float(loss) == pytest.approx(np.log(8), rel=1e-5)
-    assert float(measure(score, params, jnp.float32(np.nan), batch)[1]) == 0
+    assert float(relations.measure(score, params, jnp.float32(np.nan), batch)[1]) == 0
 
 
 # --- what can be expressed: weights by hand ---
@@ -273,7 +271,7 @@ def test_weights_by_hand_express_each_relation_that_has_a_plus(batches, score):
         for relation, sign in zip(RELATIONS, EXPRESSION[score], strict=True):
             if sign == "+":
                 params, batch = by_hand(score, relation), batches[relation]
-                measured = measure(SCORES[score], params, np.float64(1), batch)
+                measured = relations.measure(SCORES[score], params, np.float64(1), batch)
                 assert float(measured[1]) >= 0.99, relation
 
 
@@ -292,18 +290,12 @@ BITS_OF_4 = np.array([[a, b, 0, 0] for a, b in ((1, 1), (-1, -1), (1, -1), (-1, 
 @functools.cache
 def logits_at(score):
     """Logits [1 + 4, 3 * 200 + 4] in float64, with fresh parameters and random biases."""
-
-    @quick_jit
-    def logits(queries, keys):
+    queries, keys = (np.concatenate([each, BITS_OF_4]) for each in (QUERY[None], LINES))
+    with jax.enable_x64(True):
         params = relations.init(SCORES[score], jax.random.key(2), DIM)
         for index, name in enumerate(("query", "key")):
             params[name]["bias"] = jax.random.normal(jax.random.key(index), (DIM,))
-        of_query = functools.partial(relations.logits_of, SCORES[score], params)
-        return jax.vmap(of_query, (0, None))(queries, keys)
-
-    with jax.enable_x64(True):
-        queries, keys = (np.concatenate([each, BITS_OF_4]) for each in (QUERY[None], LINES))
-        return np.asarray(logits(queries, keys))
+        return np.stack([relations.logits_of(SCORES[score], params, q, keys) for q in queries])
 
 
 @pytest.mark.parametrize("score", dict.fromkeys([*NO_PEAK, *NO_DIP]))
