@@ -95,8 +95,8 @@ def test_python_of_the_guide():
     attentions = variables["attentions"]
     assert attentions.keys() == set(names)
     assert attentions[names[2]].weights.shape == (2, 8, 7)
-    allowed = np.broadcast_to(np.tri(8, dtype=bool), (2, 8, 8))
-    np.testing.assert_array_equal(attentions[names[1]].mask, allowed)
+    causal = np.broadcast_to(np.tri(8, dtype=bool), (2, 1, 8, 8))  # one head
+    np.testing.assert_array_equal(attentions[names[1]].mask, causal)
     dlogits = variables["captured"].gradients["attention"].dlogits
     assert dlogits.shape == (2, 5, 7)
     assert float(jnp.abs(dlogits).max()) > 0
