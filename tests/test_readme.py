@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 from command_line import parse
 from command_lines import load
+from stand_in_training import scaled_at_each_step
 
 import attention_jax
+from attention_jax.training.loop import trace_step
 from experiments import lab
 
 ROOT = Path(__file__).parent.parent
@@ -90,11 +92,15 @@ def test_python_of_the_guide():
 
     blocks_of_model = ("encoder_0/self", "decoder_0/self", "decoder_0/cross")
     names = [f"{block}_attention" for block in blocks_of_model]
-    captured = variables["captured"]
-    assert captured.attentions.keys() == captured.gradients.keys() == set(names)
-    assert captured.attentions[names[2]].weights.shape == (2, 8, 7)
-    assert float(jnp.abs(captured.gradients[names[0]].dlogits).max()) > 0
-    assert 0 < float(variables["statistics"][f"{names[2]}/jacobian_norm"]) <= 0.5
+    attentions = variables["attentions"]
+    assert attentions.keys() == set(names)
+    assert attentions[names[2]].weights.shape == (2, 8, 7)
+    causal = np.broadcast_to(np.tri(8, dtype=bool), (2, 1, 8, 8))  # one head
+    np.testing.assert_array_equal(attentions[names[1]].mask, causal)
+    dlogits = variables["captured"].gradients["attention"].dlogits
+    assert dlogits.shape == (2, 5, 7)
+    assert float(jnp.abs(dlogits).max()) > 0
+    assert 0 < float(variables["statistics"]["attention/jacobian_norm"]) <= 0.5
     assert float(variables["edges"](variables["params"]).largest) > 0
     assert variables["rollout"].shape == (2, 7, 7)
     np.testing.assert_allclose(np.sum(variables["rollout"], -1), np.ones((2, 7)), atol=1e-6)
@@ -128,9 +134,15 @@ def test_users_own_task_is_trained_and_answered_by_the_commands(tmp_path, comman
     (tmp_path / "my_tasks.py").write_text(MY_FILES["my_tasks"])
     monkeypatch.chdir(tmp_path)
     ((_, _, *words),) = (w for w in commands(README) if w[1:4:2] == ["scripts/train.py", TASK])
-    short = ["--dim", 8, "--hidden-dim", 7, "--steps", 2, "--log-every", 1, "--seeds", 1]
-    short += ["--checkpoint-every", 1, "--batch-size", 3]
+    short = ["--dim", 8, "--hidden-dim", 7, "--steps", 6, "--log-every", 2, "--seeds", 1]
+    short += ["--checkpoint-every", 2, "--batch-size", 3]
     short += ["--encoder-layers", 0, "--no-decoder-self-attention"]
+
+    def traced(task, feed, *arguments):
+        trace_step(task, feed)
+        return scaled_at_each_step(task, feed, *arguments)
+
+    monkeypatch.setattr("attention_jax.training.run.train", traced)
     assert command("train", *words, *short)[0] == 0
     status, out, _ = command("answers", "--workdir", "runs/recall")
     assert (status, Path("runs/recall/figures/answers.png").exists()) == (0, True)

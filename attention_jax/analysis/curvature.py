@@ -108,7 +108,8 @@ def hessian_spectrum_edges(
 
     >>> def loss(x):  # a saddle
     ...     return jnp.sum(jnp.array([-1.0, 2.0, 5.0]) * x**2) / 2
-    >>> edges = hessian_spectrum_edges(loss, jnp.ones(3), jax.random.key(0))
+    >>> rng = jax.random.key(0)
+    >>> edges = jax.jit(lambda x: hessian_spectrum_edges(loss, x, rng))(jnp.ones(3))
     >>> edges.ritz_values.round(4).tolist()
     [-1.0, 2.0, 5.0]
 
@@ -141,7 +142,9 @@ def hessian_trace(loss: Loss, params: Any, rng: Array, *, samples: int = 32) -> 
         ValueError: an argument has the wrong structure, dtype or value, or the loss is not one
             float.
 
-    >>> estimate = hessian_trace(lambda x: jnp.sum(x**3), jnp.array([1.0, 2.0]), jax.random.key(0))
+    >>> rng = jax.random.key(0)
+    >>> trace = jax.jit(lambda x: hessian_trace(lambda x: jnp.sum(x**3), x, rng))
+    >>> estimate = trace(jnp.array([1.0, 2.0]))
     >>> float(estimate.mean), float(estimate.standard_error)  # H = diag(6 x_i)
     (18.0, 0.0)
 

@@ -120,7 +120,7 @@ def capture_gradients(
     >>> from attention_jax import attention
     >>> def loss(query):
     ...     return attention(query, jnp.eye(2), jnp.eye(2), score="dot")[0, 0]
-    >>> captured = capture_gradients(loss, jnp.zeros((1, 2)))
+    >>> captured = jax.jit(lambda query: capture_gradients(loss, query))(jnp.zeros((1, 2)))
     >>> captured.gradients["attention"].dlogits.tolist(), captured.dparams.tolist()
     ([[0.25, -0.25]], [[0.25, -0.25]])
 
@@ -283,7 +283,8 @@ def logit_scale_sweep(
         ValueError: an argument has the wrong shape, dtype or structure.
 
     >>> query, key, value = jnp.ones((1, 1)), jnp.array([[0.0], [1.0]]), jnp.eye(2)
-    >>> sweep = logit_scale_sweep(query, key, value, jnp.array([[0.0, 1.0]]), jnp.array([0.0, 9.0]))
+    >>> doutput, scales = jnp.array([[0.0, 1.0]]), jnp.array([0.0, 9.0])
+    >>> sweep = jax.jit(logit_scale_sweep)(query, key, value, doutput, scales)
     >>> sweep.entropy.round(3).tolist(), sweep.jacobian_norm.round(3).tolist()
     ([0.6930000185966492, 0.0010000000474974513], [0.5, 0.0])
 

@@ -132,7 +132,9 @@ def learning_statistics(
     >>> from attention_jax import attention
     >>> def loss(params):
     ...     return attention(params["query"], jnp.eye(2), jnp.eye(2))[0, 0]
-    >>> statistics = learning_statistics(loss, {"query": jnp.zeros((1, 2))})
+    >>> statistics = jax.jit(lambda params: learning_statistics(loss, params))(
+    ...     {"query": jnp.zeros((1, 2))}
+    ... )
     >>> statistics["gradient_norm/query"].round(4), statistics["attention/largest_weight"]
     (Array(0.25, dtype=float32), Array(0.5, dtype=float32))
     """

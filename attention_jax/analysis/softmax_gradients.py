@@ -69,7 +69,8 @@ def softmax_jacobian_norm(weights: Array) -> Array:
     Raises:
         ValueError: weights are not floating-point, or have no axis.
 
-    >>> softmax_jacobian_norm(jnp.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 1e-20, 0.0]]))
+    >>> weights = jnp.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [1.0, 1e-20, 0.0]])
+    >>> jax.jit(softmax_jacobian_norm)(weights)
     Array([5.e-01, 0.e+00, 2.e-20], dtype=float32)
 
     Source: the norm of the Jacobian in Dao et al. 2022, appendix B.2.

@@ -14,8 +14,6 @@ from attention_jax import nn
 from attention_jax.analysis import capture, capture_gradients
 
 B, T, S, D = 2, 5, 7, 6
-LENGTHS = jnp.array([7, 4])
-NAMES = ["encoder_0/self_attention", "decoder_0/self_attention", "decoder_0/cross_attention"]
 
 
 close = functools.partial(assert_leaves_close, rtol=1e-6, atol=1e-6)
@@ -96,25 +94,3 @@ def test_local_p_is_seen_before_its_gaussian():
     close(seen.weights.sum(-1), np.ones((B, T)))
     assert np.all(weights.sum(-1) < 0.99)
     close(found.gradients["attention"].dlogits, found.dparams)  # a bias gets that of the logits
-
-
-# --- models ---
-
-
-def test_seq2seq():
-    config = nn.ModelConfig(score="additive", num_heads=2, dim=D, hidden_dim=3)
-    seq2seq, names = nn.Model(config, 11, rngs=nnx.Rngs(0)), []
-    source, target = np.random.default_rng(3).integers(1, 11, (2, B, S))
-
-    @quick_jit
-    def captured_with_names(*batch):
-        found = capture(seq2seq, *batch, return_weights=True)
-        names.extend(found.attentions)
-        return found
-
-    (_, weights), attentions = captured_with_names(source, LENGTHS, target[:, :T])
-    assert names == NAMES  # in the order of computation, which `jax.jit` does not keep
-    # The module gives means over heads, of each layer.
-    close(attentions[NAMES[2]].weights.mean(1), weights[0])
-    allowed = np.broadcast_to(np.tri(T, dtype=bool), (B, 2, T, T))
-    np.testing.assert_array_equal(attentions[NAMES[1]].mask, allowed)

@@ -161,13 +161,19 @@ def test_narrow_parameters_give_wide_numbers():
 
 
 def test_the_spectrum_of_a_loss_through_attention():
-    """Against `jax.hessian` of the same loss, in additive's parameters."""
-    score = aj.Additive(hidden_dim=2)
+    """Against `jax.hessian` of additive's formula, in its parameters."""
+    score, seen = aj.Additive(hidden_dim=2), np.tri(5, 7, 1, dtype=bool)
     query, key, value = (normal(*shape) for shape in ((5, 2), (7, 3), (7, 2)))
 
     def loss(params):
         output = aj.attention(query, key, value, score=score, params=params, mask=aj.causal_mask(1))
         return jnp.sum(jnp.sin(output))
+
+    def by_formula(params):
+        q, k = query @ params["query_kernel"], key @ params["key_kernel"]
+        logits = jnp.tanh(q[:, None] + k[None]) @ params["v"]
+        weights = jax.nn.softmax(jnp.where(seen, logits, -jnp.inf))
+        return jnp.sum(jnp.sin(weights @ value))
 
     with jax.enable_x64(True):
         params = jax.tree.map(np.float64, score.init(jax.random.key(1), 2, 3))
@@ -176,7 +182,7 @@ def test_the_spectrum_of_a_loss_through_attention():
         @quick_jit
         def all_of_it(params):
             return (
-                jax.hessian(lambda flat: loss(restore(flat)))(flat),
+                jax.hessian(lambda flat: by_formula(restore(flat)))(flat),
                 hessian_spectrum_edges(loss, params, RNG, iterations=len(flat)).ritz_values,
             )
 

@@ -1,4 +1,8 @@
-"""Mistaken arguments of the analysis: each raises a ValueError that names the argument."""
+"""Mistaken arguments of the analysis: each raises a ValueError that names the argument.
+
+Those of most statistics, of `attention_rollout` and of `attention_gradients` are in
+`test_wrong_calls.py`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +15,6 @@ from attention_jax import analysis, nn
 
 T, S = 5, 7
 PAIRS = np.full((2, T, S), 1 / S, np.float32)
-ROWS, KEYS = np.ones((2, T), bool), np.ones((2, T), int)
 LAYERS = np.full((3, 2, T, T), 1 / T, np.float32)  # three layers, two heads
 TOKENS = (np.ones((T, 4)), np.ones((S, 4)), np.ones((S, 3)))
 PAGE = {"weights": np.ones((1, T, S))}
@@ -34,7 +37,6 @@ MISTAKES = [
     (analysis.capture_gradients, (lambda x: [cube(x)], jnp.ones(3)), {}, "loss must be one float"),
     (analysis.capture_gradients, (cube, {"n": jnp.arange(3)}), {}, "params n must be floating"),
     # gradients
-    (analysis.attention_gradients, (*TOKENS, np.ones((S, 3))), {}, "doutput"),
     (analysis.logit_scale_sweep, (*TOKENS, np.ones((T, 3)), np.ones((2, 2))), {}, "scales"),
     (analysis.logit_scale_sweep, (*TOKENS, np.ones((T, 3)), np.arange(3)), {}, "scales"),
     (analysis.softmax_jacobian_norm, (np.float32(1),), {}, "weights .*got a scalar"),
@@ -43,22 +45,8 @@ MISTAKES = [
     (analysis.gradient_signal_to_noise, ({"a": jnp.ones((1, 2))},), {}, "gradients .*at least 2"),
     (analysis.gradient_signal_to_noise, ([jnp.ones(3), jnp.ones(2)],), {}, "gradients .*the same"),
     # statistics
-    (analysis.normalized_entropy, (PAIRS, PAIRS), {}, "mask must be boolean"),
-    (analysis.normalized_entropy, (PAIRS, ROWS[:, :3, None]), {}, "mask must broadcast"),
-    (analysis.logit_variance, (PAIRS > 0,), {}, "logits"),
-    (analysis.alignment_error, (PAIRS, KEYS.astype(float)), {}, "alignment must be integers"),
-    (analysis.expected_distance, (PAIRS, KEYS[:, :3]), {}, "alignment"),
-    (analysis.expected_distance, (PAIRS, None), {}, "alignment must be"),
-    (analysis.jensen_shannon, (PAIRS, PAIRS[0]), {}, "weights_b"),
     (analysis.attention_summary, (PAIRS,), {"bound": 2}, "bound"),
     # rollout
-    (analysis.attention_rollout, (LAYERS[..., :3],), {}, "weights"),
-    (analysis.attention_rollout, (LAYERS[0],), {}, "weights"),
-    (analysis.attention_rollout, (LAYERS[:0],), {}, "weights .*at least one layer"),
-    (analysis.attention_rollout, ([],), {}, "weights"),
-    (analysis.attention_rollout, ([LAYERS[0], LAYERS[0, :1]],), {}, "weights"),
-    (analysis.attention_rollout, (LAYERS,), {"residual": 1}, "residual"),
-    (analysis.attention_rollout, (LAYERS,), {"head_reduction": "sum"}, "head_reduction"),
     (analysis.cross_rollout, (LAYERS[0], LAYERS[0]), {}, "encoder_rollout"),
     (analysis.cross_rollout, (LAYERS[0, 0], LAYERS[0, 0]), {}, "cross_weights"),
     # curvature

@@ -1,4 +1,6 @@
-"""The softmax's Jacobian, its norm and vector products, against NumPy, JAX and by hand."""
+"""The softmax's Jacobian, its norm and vector products, against NumPy and by hand."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,17 +39,13 @@ def jacobian_by_loops(row):
 # --- the Jacobian ---
 
 
-def test_jacobian_against_loops_and_jax():
+def test_jacobian_against_loops():
     weights = softmax(normal(B, T, S))
     weights[1, 2] = 0  # a query without keys
     got = np.asarray(softmax_jacobian(weights.astype(np.float32)))
     assert got.shape == (B, T, S, S)
     for index in np.ndindex(B, T):
         np.testing.assert_allclose(got[index], jacobian_by_loops(weights[index]), atol=1e-7)
-    with jax.enable_x64(True):
-        logits = normal(S, dtype=float)
-        expected = quick_jit(jax.jacrev(jax.nn.softmax))(logits)
-        np.testing.assert_allclose(softmax_jacobian(softmax(logits)), expected, atol=1e-15)
     np.testing.assert_allclose(np.sum(got, -1), np.zeros((B, T, S)), atol=1e-7)
     np.testing.assert_array_equal(got, np.swapaxes(got, -1, -2))
 
@@ -95,7 +93,7 @@ def test_a_cotangent_of_a_masked_weight_may_be_anything():
 # --- over the scale of the logits: NumPy and limits ---
 
 
-SCALES = np.array([0.0, 0.3, 1.0, 7.0])
+SCALES = np.array([0.0, 0.3, 1.0, 7.0, 1e4])  # of uniform weights, and of one key
 
 
 def test_against_numpy_a_row_at_a_time():
@@ -124,28 +122,19 @@ def test_against_numpy_a_row_at_a_time():
     with jax.enable_x64(True):
         dirty = poisoned({**inputs, "bias": np.zeros(allowed.shape)}, allowed)
         dirty.pop("bias")
-        got = logit_scale_sweep(
-            **dirty,
-            doutput=doutput,
-            scales=SCALES,
+        sweep = functools.partial(
+            logit_scale_sweep,
             score=SCORE_CASES[score_name].score,
             mask=MASK_CASES[mask_name].build(),
         )
+        got = quick_jit(sweep)(**dirty, doutput=doutput, scales=SCALES)
         for name, array in zip(got._fields[1:], expected, strict=True):
             assert_close(name, getattr(got, name), array, 1e-12)
         np.testing.assert_array_equal(got.scales, SCALES)
 
 
-def test_limits():
-    # Scale 0 is uniform; a large scale leaves one key.
-    query, key = jnp.ones((1, 1)), jnp.array([[0.0], [1.0], [2.0], [3.0]])
-    scales = jnp.array([0.0, 1e4])
-    got = logit_scale_sweep(query, key, jnp.eye(4), jnp.eye(4)[:1], scales, score="dot")
-    np.testing.assert_allclose(got.entropy, [np.log(4), 0], atol=1e-6)
-    np.testing.assert_allclose(got.jacobian_norm, [np.sqrt(3) / 4, 0], atol=1e-7)
-    # Of a uniform row, J e_1 = (e_1 - 1/4) / 4.
-    np.testing.assert_allclose(got.gradient_norm, [np.sqrt(12) / 16, 0], atol=1e-7)
-    nothing = logit_scale_sweep(
-        query, key, jnp.eye(4), jnp.eye(4)[:1], scales, mask=np.zeros((1, 4), bool)
-    )
-    assert not any(np.any(array) for array in nothing[1:])
+def test_a_sweep_without_keys_is_0():
+    nothing = np.zeros((T, S), bool)
+    tokens = normal(T, 3), normal(S, 3), normal(S, 2), normal(T, 2, seed=1)
+    found = quick_jit(logit_scale_sweep)(*tokens, np.float32(SCALES), mask=nothing)
+    assert not any(np.any(array) for array in found[1:])

@@ -46,22 +46,6 @@ def test_it_holds_no_absolute_path(path):
     assert not re.search(r"/(root|home|tmp|work|Users)/", path.read_text())
 
 
-def test_the_tour_shows_figures_and_a_page():
-    outputs = [output for cell in code_of(NOTEBOOKS[-1]) for output in cell["outputs"]]
-    figures = [output for output in outputs if "image/png" in output.get("data", {})]
-    assert len(figures) == 3
-    pages = [output for output in outputs if "text/html" in output.get("data", {})]
-    assert len(pages) == 1
-    assert "".join(pages[0]["data"]["text/html"]).startswith("<iframe ")
-
-
-def test_the_formula_by_hand_and_the_library_agree():
-    code = code_of(NOTEBOOKS[-1])
-    cell = next(cell for cell in code if "by_hand" in "".join(cell["source"]))
-    _, by_hand, by_library = re.findall(r"\[\[(.*?)\]\]", printed(cell["outputs"]))
-    assert float(by_hand) == pytest.approx(float(by_library), rel=1e-4)
-
-
 @pytest.mark.slow
 @every_notebook
 def test_it_runs_from_top_to_bottom(path, tmp_path, monkeypatch):

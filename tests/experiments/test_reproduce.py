@@ -156,10 +156,3 @@ def test_claims_bind_the_default_settings_alone(tmp_path):
 )  # fmt: skip
 def test_verdicts(measured, source, denies, verdict):
     assert lab.Claim("", measured, 0, 1, source, denies).verdict == verdict
-
-
-def test_parts_of_a_docstring():
-    module = stand_in("mine", [])
-    assert lab.labelled(module) == "What is mine?"
-    assert lab.labelled(module, "Answer") == "about 1, as expected."
-    assert lab.labelled(module, "Expected") == ""

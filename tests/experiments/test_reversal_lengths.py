@@ -127,24 +127,19 @@ def by_loops(trained, batch, tokens_of):
     return np.array(shares).T
 
 
-def test_letters_right_by_loops(monkeypatch):
-    trained = untrained()
+def test_letters_right_by_loops_and_of_subsets_of_positions(monkeypatch):
+    trained, subsets = untrained(), untrained("subset")
     monkeypatch.setattr(length_evaluation, "LETTERS_PER_CALL", 2 * 63)  # two strings a call
-    found = length_evaluation.measured(length_evaluation.letters_right, trained, {5: 5})[5]
+    both = length_evaluation.measured(length_evaluation.letters_right, trained, {5: 5, 40: 40})
+    of_subsets = length_evaluation.measured(length_evaluation.letters_right, subsets, {40: 40})
+    assert np.any(np.abs(both[40] - of_subsets[40]) > 1e-3)
+    found = both[5]
     batch = length_evaluation.random_strings(trained.task, 5, 63, 5)
     assert set(np.asarray(batch.source)[:, :5].ravel()) == {FIRST, FIRST + 1}
     assert np.all(np.asarray(batch.source)[:, 5:] == PAD)
     letters, _ = by_loops(trained, batch, lambda model: jnp.argmax(model(*batch[:3]), axis=-1))
     np.testing.assert_allclose(found, letters, atol=1e-6)
     assert 0.2 < found.min() < found.max() < 0.9
-
-
-def test_a_model_trained_on_subsets_of_positions_gets_a_subset():
-    plain, subset = (
-        length_evaluation.measured(length_evaluation.letters_right, untrained(draw), {40: 40})
-        for draw in ("none", "subset")
-    )
-    assert np.any(np.abs(plain[40] - subset[40]) > 1e-3)
 
 
 def test_strings_right_by_loops():

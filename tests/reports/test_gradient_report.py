@@ -3,51 +3,28 @@
 import copy
 import json
 import re
+import shutil
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_lines import call, load
 from conformance import quick_jit
 from html_reader import Reader
-from stand_in_training import scaled_at_each_step
+from stand_in_training import TASK, run_of_two_seeds
 
 from attention_jax.analysis import capture
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
-from attention_jax.nn.config import ModelConfig
-from attention_jax.reports import gradient_report
+from attention_jax.analysis.curvature import Estimate, SpectrumEdges
+from attention_jax.tasks import gradients
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
-from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.run import load_states, train_run
-from attention_jax.training.task import TrainConfig
+from attention_jax.training.run import load_states
 
 script = load("scripts/analyze_gradients.py")
 CROSS = "decoder_0/cross_attention"
-
-
-TASK = Reversal(
-    ModelConfig(
-        score="general",
-        dim=8,
-        hidden_dim=12,
-        positions="learned",
-        position_limit=13,
-        encoder_layers=0,
-        decoder_self_attention=False,
-    ),
-    TrainConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2, batch_size=3),
-)
 LABEL = "general, softmax, positions learned position_limit=13"
-
-
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
-        train_run(TASK, folder)
-    return folder
-
 
 # The model has no encoder; the line that was logged has numbers of one.
 ENCODER = "encoder_0/self_attention"
@@ -62,11 +39,24 @@ LOGGED = {
 
 
 @pytest.fixture(scope="module")
+def workdir(tmp_path_factory):
+    folder = shutil.copytree(run_of_two_seeds(), tmp_path_factory.mktemp("run") / "run")
+    (folder / "gradients.jsonl").write_text(json.dumps({"step": 2, **LOGGED}) + "\n")
+    return folder
+
+
+def quick_curvature(loss, params, rngs, iterations, samples):
+    """Stands for products with the Hessian, which take long to compile: the loss and settings."""
+    ends = jnp.array([-loss(params), loss(params)])
+    return SpectrumEdges(*ends, ends, jnp.array([1.0, iterations])), Estimate(1.5, samples)
+
+
+@pytest.fixture(scope="module")
 def run(workdir):
-    (workdir / "gradients.jsonl").write_text(json.dumps({"step": 2, **LOGGED}) + "\n")
     analysis = GradientAnalysis(iterations=3, samples=2)
     lines = []
-    numbers = analyze_run(load_analyzed_run(workdir), analysis, progress=lines.append)
+    with mock.patch.object(gradients, "edges_and_trace", quick_curvature):
+        numbers = analyze_run(load_analyzed_run(workdir), analysis, progress=lines.append)
     assert len(lines) == 4
     assert all("general" in line for line in lines)
     return json.loads(json.dumps(numbers))  # it is JSON
@@ -107,8 +97,8 @@ def test_examples_show_the_models_own_weights(workdir, run):
         assert np.abs(table["dlogits"]).max() > 0
 
 
-def test_the_sweep_meets_the_model_at_scale_1(run):
-    sweep = run["scale_sweep"]
+def test_the_sweep_meets_the_model_at_scale_1_and_curvature_is_that_of_the_loss(run):
+    sweep, curvature = run["scale_sweep"], run["curvature"]
     middle = int(np.argmin(np.abs(np.log(sweep["scales"]))))
     assert sweep["scales"][middle] == pytest.approx(1)
     for step in ("0", "6"):
@@ -116,6 +106,11 @@ def test_the_sweep_meets_the_model_at_scale_1(run):
         assert np.all(np.diff(entropy, axis=1) <= 1e-5)  # larger logits, less entropy
         assert np.all(entropy[:, middle] < np.log(8))
         assert np.all(np.array(sweep[step]["logit_sd"]) > 0)
+        found = {name: by_seed[0] for name, by_seed in curvature[step].items()}
+        assert found.pop("largest") == -found.pop("smallest") > 0
+        errors = {"largest_error": 3, "smallest_error": 1, "trace_error": 2}
+        assert found == {**errors, "trace": 1.5}
+    assert curvature["0"]["largest"] == pytest.approx([np.log(TASK.vocabulary.size)] * 2, abs=1.0)
 
 
 def test_a_seed_that_diverged_has_no_curve(run):
@@ -125,13 +120,16 @@ def test_a_seed_that_diverged_has_no_curve(run):
     gradient_report.scale_curves([run])
 
 
-@pytest.fixture(scope="module")
-def other(run):
-    """A run with the same label in another folder, without an encoder, and with one example."""
-    by_step = {k: v for k, v in run["by_step"].items() if not k.startswith(ENCODER)}
-    first, _ = run["examples"]["6"]
-    words = {step: {first: tables[first]} for step, tables in run["examples"].items()}
-    return {**run, "workdir": "runs/other", "by_step": by_step, "examples": words}
+@pytest.mark.slow
+def test_curvature_of_the_loss_of_a_run(workdir):
+    loaded, analysis = load_analyzed_run(workdir), GradientAnalysis(iterations=3, samples=2)
+    params = loaded.states[6].params
+    found = jax.jit(jax.vmap(lambda params: gradients._curvature(loaded, analysis, params)))(params)
+    assert np.all(found["smallest"] < found["largest"])
+    assert np.all(np.isfinite(found["trace"]))
+
+
+# --- the page ---
 
 
 def with_few_panels(run):
@@ -140,29 +138,59 @@ def with_few_panels(run):
     return {**run, "gradient_norms": groups, "attentions": [CROSS]}
 
 
+def without_softmax(run):
+    """That run in another folder, without an encoder, with one example and no softmax."""
+    run = copy.deepcopy(with_few_panels(run))
+    run["by_step"] = {k: v for k, v in run["by_step"].items() if not k.startswith(ENCODER)}
+    for step in ("0", "6"):
+        run["scale_sweep"][step] = None
+        first, _ = run["examples"][step]
+        run["examples"][step] = {first: {**run["examples"][step][first], "dlogits": None}}
+    del run["curvature"]
+    return {**run, "workdir": "runs/other"}
+
+
 @pytest.fixture(scope="module")
-def page(run, other):
-    runs = [*map(with_few_panels, (run, other))]
-    return Reader(gradient_report.report(runs, command="analyze --it"))
+def page(run, workdir, tmp_path_factory):
+    """What the script writes of two runs with the same label."""
+    out = tmp_path_factory.mktemp("pages") / "page.html"
+    found = [with_few_panels(run), without_softmax(run)]
+
+    def analyzed(run, analysis, *, progress):
+        assert (run.workdir, analysis) == (workdir, GradientAnalysis(samples=3))
+        return found.pop(0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(script, "analyze_run", analyzed)
+        arguments = ["--workdir", workdir, "--compare", workdir, "--samples", 3, "--out", out]
+        assert call(script, *arguments, monkeypatch=patch) == 0
+    numbers = json.loads(out.with_suffix(".numbers.json").read_text())
+    assert [one["label"] for one in numbers["runs"]] == [LABEL] * 2
+    assert out.read_text().startswith("<!doctype html>")
+    return Reader(out.read_text())
 
 
-def test_each_figure_of_the_page_has_a_description(page, run, other):
+def test_each_figure_of_the_page_has_a_description(page, run):
     assert page.open == []
     images = page.attributes("img")
     assert len(images) == 2 + 1
     assert all(len(image["alt"]) > 40 for image in images)
-    assert "analyze --it" in page.text
-    for folder in (run["workdir"], other["workdir"]):  # one label, told apart
+    assert "scripts/analyze_gradients.py --workdir" in page.text
+    for folder in (run["workdir"], "runs/other"):  # one label, told apart
         assert f"{LABEL} ({folder})" in page.text
+    assert f"Without a softmax over their logits: {LABEL} (runs/other)." in page.text
+    largest = run["curvature"]["6"]["largest"]
+    assert f"{np.mean(largest):.3g} ± {np.std(largest, ddof=1):.2g}" in page.text
 
 
-def test_the_matrices_of_the_page_can_be_explored(page, run, other):
+def test_the_matrices_of_the_page_can_be_explored(page, run):
     (frame,) = page.attributes("iframe")
     (data,) = re.findall(r'id="data">(.*?)</script>', frame["srcdoc"])
     captures = json.loads(data)["captures"]
+    words = list(run["examples"]["6"])
     assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
-        (f"{LABEL} ({each['workdir']})", step, word)
-        for each, words in ((run, run["examples"]["6"]), (other, other["examples"]["6"]))
+        (f"{LABEL} ({folder})", step, word)
+        for folder, words in ((run["workdir"], words), ("runs/other", words[:1]))
         for step in ("before training", "after training")
         for word in words
     ]
@@ -172,34 +200,3 @@ def test_the_matrices_of_the_page_can_be_explored(page, run, other):
     for name in ("weights", "dlogits"):
         shown = decoded_numbers(attention["arrays"][name])[0]
         np.testing.assert_allclose(shown, run["examples"]["6"][word][name], rtol=1e-6)
-
-
-def without_softmax(run):
-    run = copy.deepcopy(with_few_panels(run))
-    for step in ("0", "6"):
-        run["scale_sweep"][step] = None
-        for table in run["examples"][step].values():
-            table["dlogits"] = None
-    del run["curvature"]
-    return run
-
-
-def test_the_script_writes_page_and_numbers(other, workdir, tmp_path, monkeypatch, capsys):
-    """The run has no softmax, so its report has no gradients of logits."""
-    out = tmp_path / "page.html"
-    arguments = ["--workdir", workdir, "--samples", 3]
-
-    def analyzed(run, analysis, *, progress):
-        assert (run.workdir, analysis) == (workdir, GradientAnalysis(samples=3))
-        return without_softmax(other)
-
-    monkeypatch.setattr(script, "analyze_run", analyzed)
-    assert call(script, *arguments, "--out", out, monkeypatch=monkeypatch) == 0
-    assert capsys.readouterr().out.split() == [str(out), str(out.with_suffix(".numbers.json"))]
-    numbers = json.loads(out.with_suffix(".numbers.json").read_text())
-    assert [one["label"] for one in numbers["runs"]] == [LABEL]
-    assert out.read_text().startswith("<!doctype html>")
-    page = Reader(out.read_text())
-    assert len(page.attributes("img")) == 2
-    assert len(page.attributes("iframe")) == 1
-    assert "Without a softmax over their logits" in page.text

@@ -8,21 +8,17 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Literal
-from unittest import mock
 
 import command_line
 import numpy as np
 import pytest
 from command_line import run_command
-from command_lines import check_error
-from stand_in_training import scaled_at_each_step
+from command_lines import check_error, load
+from stand_in_training import run_of_two_seeds
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
-from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.pages import cross_attention
-from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.run import load_run, train_run
-from attention_jax.training.task import TrainConfig
+from attention_jax.training.settings import task_in
 
 # --- a wrong word ---
 
@@ -146,16 +142,7 @@ def test_a_check_is_one_line_and_a_builtins_error_in_our_code_keeps_its_tracebac
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    task = Reversal(
-        ModelConfig(
-            score="general", dim=8, hidden_dim=12, encoder_layers=0, decoder_self_attention=False
-        ),
-        TrainConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2, batch_size=3),
-    )
-    with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
-        train_run(task, folder)
-    return folder
+    return shutil.copytree(run_of_two_seeds(), tmp_path_factory.mktemp("run") / "run")
 
 
 def test_evaluate_prints_a_row_per_result_and_writes_every_seed(workdir, tmp_path, command):
@@ -174,7 +161,16 @@ def test_evaluate_prints_a_row_per_result_and_writes_every_seed(workdir, tmp_pat
 LONG_WORD = "attention"  # longer than max_length
 
 
-def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(workdir, tmp_path, command):
+def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(
+    workdir, tmp_path, command, monkeypatch
+):
+    drawn = {}
+
+    def recorded(*arguments):
+        drawn.update(cross_attention(*arguments))
+        return drawn
+
+    monkeypatch.setattr(load("scripts/answers.py"), "cross_attention", recorded)
     figure, page = tmp_path / "new" / "figure.png", tmp_path / "page.html"
     words = ["--inputs", LONG_WORD, "abc", "--workdir", workdir, "--figure", figure]
     options = ["--html", page, "--all-steps", "--compare", workdir]
@@ -187,17 +183,15 @@ def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(workdir, tmp_path
     assert figure.read_bytes().startswith(b"\x89PNG")
     (data,) = re.findall(r'id="data">(.*?)</script>', page.read_text())
     captures = json.loads(data)["captures"]
-    run = load_run(workdir)
+    label = task_in(workdir).label
     assert [(c["panel"], c["step"], c["example"]) for c in captures] == [
         (panel, step, word)
-        for panel in (run.task.label, f"{run.task.label} ({workdir})")
+        for panel in (label, f"{label} ({workdir})")
         for step in ("0", "4", "6")
         for word in (LONG_WORD, "abc")
     ]
     (cross,) = captures[-1]["attentions"]  # the model has no other
-    params = run.params_of(0)
-    answers = run.task.answers(params, [LONG_WORD, "abc"])
-    weights, rows, columns = cross_attention(run.task, params, answers.batch, answers.labels)["abc"]
+    weights, rows, columns = drawn["abc"]
     assert cross["key_tokens"] == columns == ["SOS", "a", "b", "c"]
     assert cross["query_tokens"] == rows
     shown = decoded_numbers(cross["arrays"]["weights"])[0]

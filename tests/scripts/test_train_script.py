@@ -84,13 +84,6 @@ def test_a_task_that_breaks_its_contract_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_help_names_every_option_and_its_default(command):
-    status, out, err = command("train", "--help")
-    assert (status, err) == (0, "")
-    for text in ("--workdir", "--score", "--mask-padding", "--resume", "(default: 2500)"):
-        assert text in out
-
-
 def test_what_the_workdir_holds_is_kept(command, tmp_path):
     (tmp_path / "file").write_text("mine")
     check_error(command("train", "--workdir", "file"), "workdir")

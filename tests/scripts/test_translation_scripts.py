@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from unittest import mock
 
+import jax.numpy as jnp
 import pytest
 from command_lines import call, check_error, load, users_settings
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
@@ -41,6 +42,15 @@ VALIDATED = ["--source", "validation.de", "--reference", "validation.en"]
 NOT_UTF8 = ["--validation-source", "latin.de", "--validation-target", "train.en"]
 
 
+def validated(_task, _feed, _layout, state, records, _interruption):
+    """Stands for training: two checkpoints, each with a line of validation."""
+    for step in (2, 4):
+        state = state._replace(step=jnp.full_like(state.step, step))
+        records.write("validation", step, {"loss": [2.0, 3.0], "bleu": [step / 3, 9.0]})
+        records.checkpoints.save(step, state, metric=float(step))
+    return state
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with files, good and bad, and a run of two seeds."""
@@ -57,6 +67,7 @@ def trained(tmp_path_factory):
     arguments = [*TASK, "--workdir", "run", *FILES, *SIZE, *VALIDATION, *TINY]
     with pytest.MonkeyPatch.context() as patch, users_settings():
         patch.chdir(folder)
+        patch.setattr("attention_jax.training.run.train", validated)
         with (folder / "printed").open("w") as printed, contextlib.redirect_stdout(printed):
             assert call(load("scripts/train.py"), *arguments, monkeypatch=patch) == 0
     return folder
@@ -70,10 +81,6 @@ def _in_its_folder(trained, monkeypatch):
 def test_training():
     lines = Path("printed").read_text(encoding="utf-8").splitlines()
     assert re.match(r"additive: 29 pairs of sentences; \d+ batches per epoch", lines[0])
-    for step in (2, 4):
-        found = [line for line in lines if f"step {step}, validation: loss " in line]
-        assert len(found) == 1
-        assert re.search(r"negative_log_likelihood [\d.]+, bleu [\d.e-]+$", found[0])
     assert re.match(r"run: step 4 of 4, 2 seeds, \d+ s", lines[-1])
     content = json.loads(Path("run/config.json").read_text())
     assert content["task"] == "attention_jax.tasks:Translation"
@@ -85,12 +92,14 @@ def test_training():
 SPEED = r"\d+ sentences in [\d.]+ s, [\d.]+ sentences/s, compilation included\n"
 
 
-@pytest.fixture
-def talkative(tmp_path):
+@pytest.fixture(scope="module")
+def talkative(trained, tmp_path_factory):
     """The folder of a run whose step 6 says ä, as often as it may."""
-    shutil.copytree("run", tmp_path / "run")
-    say_always(tmp_path / "run", "ä")
-    return tmp_path / "run"
+    folder = shutil.copytree(trained / "run", tmp_path_factory.mktemp("talkative") / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(trained)  # where its text is
+        say_always(folder, "ä")
+    return folder
 
 
 def check_sentences(status, out, err):
@@ -129,9 +138,7 @@ def test_evaluation_and_scores_of_a_text(command):
     arguments = ["--workdir", "run", *VALIDATED, "--average", "2"]
     status, out, err = command("translate", *arguments)
     assert (status, out.count("\n")) == (0, 4)
-    source, target = (lines_of("validation", side) for side in ("de", "en"))
-    translator = translator_of(load_run(Path("run"), average=2))
-    found = score_translations(translate(translator, source, Search(beams=4)), target)
+    found = score_translations(out.splitlines(), lines_of("validation", "en"))
     assert f"BLEU {found.bleu:.2f} (nrefs:1|case:mixed" in err
     assert f"chrF {found.chrf:.2f} (nrefs:1|" in err
 
@@ -151,15 +158,13 @@ def test_files_to_files(command):
     assert found == [*translate(translator, lines_of("train", "de"), search), ""]
 
 
-def test_answers_are_translations(command, tmp_path):
+def test_answers_are_translations(command, talkative, tmp_path):
     files = ["--figure", str(tmp_path / "a.png"), "--html", str(tmp_path / "a.html")]
-    arguments = ["--workdir", "run", "--inputs", "Ja .", "Nein .", *files]
+    arguments = ["--workdir", talkative, "--inputs", "Ja .", "Nein .", *files]
     status, out, err = command("answers", *arguments)
     assert (status, err) == (0, "")
-    translator = translator_of(load_run(Path("run")))
     for line, sentence in zip(out.splitlines(), ("Ja .", "Nein ."), strict=False):
-        assert line.startswith(f"{sentence} -> ")
-    assert translate(translator, ["Ja ."])[0] in out
+        assert re.match(rf"{sentence} -> ä[ ä]+", line)
     assert {path.name for path in tmp_path.iterdir()} >= {"a.png", "a.html"}
 
 
@@ -185,7 +190,7 @@ def test_what_stops_it_on_the_way(command, monkeypatch, event, status, message):
 
 def test_help_is_that_of_the_task(command):
     for words, expected, absent in (
-        ([], "--batch-size", "--source PATH"),
+        ([], "(default: 2500)", "--source PATH"),
         (TASK, "--patience", "--min-length"),
         (["--task", "user_tasks:Rotate"], "--by", "--letters"),
     ):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
 from attention_jax.tasks.text import MODEL, Text
