@@ -18,6 +18,7 @@ from stand_in_training import TASK, run_of_two_seeds
 from attention_jax.analysis import capture
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.analysis.curvature import Estimate, SpectrumEdges
+from attention_jax.reports import gradient_report
 from attention_jax.tasks import gradients
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
 from attention_jax.training.run import load_states
