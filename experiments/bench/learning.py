@@ -12,10 +12,10 @@ All models of a task have the same size and the same number of steps, and differ
 their attentions alone. What could decide by accident:
 
 1. The size of the logits. A constant factor stands before each score: e = factor score(q, k). One
-   seed, or two (`CHOOSING`), learns with each of `factors` at the second of the four rates.
+   seed learns with each of `factors` at the second of the four rates.
 2. The learning rate. The same seed learns with each of `rates` and the best of the factors. The
-   best has the smallest loss over the last tenth of the steps, of any such seed. All batches are
-   drawn anew, so this is a loss on examples that were not seen before.
+   best has the smallest loss over the last tenth of the steps. All batches are drawn anew, so this
+   is a loss on examples that were not seen before.
 3. Chance. The numbers are means over other seeds, on test examples.
 
 Steps until 90 % (99 %) are those after which the accuracy has reached 90 % (99 %) of the best mean
@@ -69,8 +69,6 @@ TASKS: dict[str, Task] = {
     ),
     "sort": Sort(train=dataclasses.replace(SMALL, steps=600)),
 }
-# Seeds that choose factor and rate. In noisy recall one seed may learn nothing where others do.
-CHOOSING = {"noisy_recall": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,8 +134,7 @@ def measured(config: Config, score: str, name: str) -> list[Row]:
     """The row of a score and a task; without a task, that of its cost."""
     if not name:
         return [cost(config, score)]
-    choosing = CHOOSING.get(name, 1)
-    return [learned(config.task(name, score), config.factors, config.rates, choosing)]
+    return [learned(config.task(name, score), config.factors, config.rates)]
 
 
 def cost(config: Config, score: str) -> Row:
