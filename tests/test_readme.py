@@ -197,7 +197,9 @@ def parse_python_command(script: str, *arguments: str) -> None:
             parse_options(importlib.import_module(module), paths)
             return
         paths = paths if module == "pytest" else [module.replace(".", "/")]
-        paths = re.sub(r"-[mk] \S+|--\S+", "", " ".join(paths)).split()
+        words = iter(paths)
+        paths = [word for word in words if not (word in ("-m", "-k") and next(words))]
+        paths = [path for path in paths if not path.startswith("--")]
         assert all((ROOT / path).exists() for path in paths), arguments
         return
     assert (ROOT / script).exists(), script
