@@ -262,7 +262,7 @@ def saved_steps(folder: Path) -> list[int]:
 
 @functools.cache
 def _silence_orbax() -> None:
-    """Silences Orbax's logs, and the tracebacks of writes that it abandons, in the whole process."""
+    """Silences Orbax's logs and tracebacks of abandoned writes, in the whole process."""
     for name in ("absl", "asyncio"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     original = sys.unraisablehook
