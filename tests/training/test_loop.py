@@ -16,7 +16,7 @@ from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import Feed
+from attention_jax.training.task import Feed, TrainConfig
 
 B, RATE, MOMENTUM = 7, 0.05, 0.9
 
@@ -224,3 +224,11 @@ def test_statistics_as_often_as_cannot_be(tmp_path):
         with pytest.raises(ValueError, match=f"log_gradients .* log_every 2; got {every}"):
             train_toy(task, tmp_path / "run", log_gradients=every)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weight_decay_shrinks_parameters_without_a_gradient():
+    train = TrainConfig(steps=10, learning_rate=0.1, schedule="constant", weight_decay=0.5)
+    optimizer, params = train.optimizer(), {"w": jnp.ones(3)}
+    with jax.numpy_dtype_promotion("standard"):  # Optax counts steps in integers
+        updates, _ = optimizer.update({"w": jnp.zeros(3)}, optimizer.init(params), params)
+    np.testing.assert_allclose(updates["w"], -0.1 * 0.5 * np.ones(3), rtol=1e-6)
