@@ -75,7 +75,8 @@ def test_more_keys_than_fit_are_refused():
 
 def test_what_one_precision_cannot_lower_is_not_remembered_for_others():
     with jax.default_matmul_precision("high"):
-        with pytest.raises(NotImplementedError, match="HIGH"):
-            lower_for_a_tpu()
+        if jax.__version_info__ < (0, 12):  # which lowers "high", too
+            with pytest.raises(NotImplementedError, match="HIGH"):
+                lower_for_a_tpu()
         assert "attention_backward" in lower_for_a_tpu(dtype=jnp.bfloat16)
     lower_for_a_tpu()
