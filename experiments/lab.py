@@ -151,6 +151,11 @@ def spread(by_seed: Sequence[float], digits: int = 3) -> str:
     return f"{float(f'{mean:.{digits}g}'):g} ± {float(f'{deviation:.1g}'):g}"
 
 
+def spread_and_worst(by_seed: Sequence[float], worst: Callable[..., float] = min) -> str:
+    """Returns "mean ± deviation (worst seed)"."""
+    return f"{spread(by_seed)} ({float(f'{worst(by_seed):.3g}'):g})"
+
+
 def style(score: str, others: Sequence[str] = ()) -> dict[str, Any]:
     """The colour and marker of a score's line; `others` are the scores beyond the first four."""
     names = dict.fromkeys([*FOUR_SCORES, *others, score])

@@ -28,7 +28,7 @@ def load(path: str):
 
 def call(module, *arguments, monkeypatch):
     """Runs the command line of a loaded file; returns its exit status."""
-    monkeypatch.setattr(sys, "argv", ["script", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", [module.__file__, *map(str, arguments)])
     monkeypatch.setattr(sys, "path", list(sys.path))
     run = functools.partial(lab.main, module.__name__)
     if hasattr(module, "main"):

@@ -34,7 +34,7 @@ def _array_of(kind: Any, expected: str, name: str, value: Any) -> jax.Array:
 
 
 def any_array(name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; raises ValueError, with the argument's name, for no array."""
+    """`value` as a JAX array; raises ValueError, with the argument's name, if it is none."""
     try:
         if isinstance(value, str):  # JAX may read a string as the name of a dtype
             raise TypeError("text")

@@ -259,7 +259,7 @@ class MultiHeadAttention(Heads):
             )
         if count > room:
             raise ValueError(f"x must have at most {room} tokens, as the cache has; got {count}")
-        name = f"cache.length, with room for {room} tokens of which {count} follow,"
+        name = f"cache.length (room for {room} tokens, {count} to add)"
         check_entries(name, first, 0, room - count)
         position_ids = first + jnp.arange(count) if position_ids is None else position_ids
         queries = self._queries(x, position_ids)

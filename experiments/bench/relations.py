@@ -45,7 +45,7 @@ from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import score_folder
 from experiments import lab
 from experiments.bench.expression import EXPRESSION
-from experiments.lab import Claim, Row, main, markdown, significant, spread
+from experiments.lab import Claim, Row, main, markdown, significant, spread_and_worst
 
 Array = jax.Array
 INPUT = 4  # features of a query and a key, before the projections
@@ -347,7 +347,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for score in in_order(cells):
         shares = [100 * np.array(cells[score][relation]["right"]) for relation in RELATIONS]
-        lines.append([score, *(f"{spread([*each])} ({each.min():.3g})" for each in shares)])
+        lines.append([score, *(spread_and_worst([*each]) for each in shares)])
     return markdown(["% right (worst seed)", *RELATIONS], lines)
 
 

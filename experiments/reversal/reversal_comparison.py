@@ -140,13 +140,13 @@ def table(rows: list[Row]) -> str:
 
 
 def _soon(rows: list[Row], score: str) -> str:
-    """The first logged step with 99 % of the letters right: mean ± deviation (the last seed)."""
+    """The first logged step with 99 % of the letters right: mean ± deviation (the slowest seed)."""
     lines = [row for row in where(rows, score=score) if "accuracy" in row]
     right = np.array(column(lines, "accuracy")) >= 0.99
     if not right.any(axis=0).all():
         return "not by all seeds"
     steps = np.array(column(lines, "step"))[right.argmax(axis=0)]
-    return f"{lab.spread(steps)} ({steps.max()})"
+    return lab.spread_and_worst(steps, max)
 
 
 def _percent(by_seed: np.ndarray) -> str:

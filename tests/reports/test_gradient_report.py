@@ -176,7 +176,7 @@ def test_each_figure_of_the_page_has_a_description(page, run):
     images = page.attributes("img")
     assert len(images) == 2 + 1
     assert all(len(image["alt"]) > 40 for image in images)
-    assert "python script --workdir" in page.text
+    assert "python scripts/analyze_gradients.py --workdir" in page.text
     for folder in (run["workdir"], "runs/other"):  # one label, told apart
         assert f"{LABEL} ({folder})" in page.text
     assert f"Without a softmax over their logits: {LABEL} (runs/other)." in page.text

@@ -144,7 +144,7 @@ def test_benchmarks_from_end_to_end(monkeypatch, command, tmp_path):
     status, printed, _ = command("benchmark", *words, *chosen)
     content = json.loads(out.read_text())
     assert status == 0
-    assert content["command"].startswith("python script --benchmarks")
+    assert content["command"].startswith("python scripts/benchmark.py --benchmarks")
     assert len(content["environment"]["sources"]) == 64
     reports = {name: report["rows"] for name, report in content["benchmarks"].items()}
     ours, jax_nn, absent = reports["attention"]
