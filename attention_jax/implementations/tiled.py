@@ -202,7 +202,11 @@ def _add_gradients(
             )
             if scale is not None:
                 dnormalizer, dlogits, dvalues, ddamping, dparams, dq, dk = jax.tree.map(
-                    lambda gradient: (gradient / scale).astype(gradient.dtype),
+                    lambda gradient: (
+                        gradient  # of a flag in the params, 0
+                        if gradient.dtype == jnp.bool_
+                        else (gradient / scale).astype(gradient.dtype)
+                    ),
                     (dnormalizer, dlogits, dvalues, ddamping, dparams, dq, dk),
                 )
             dqueries = jax.tree.map(jnp.add, dqueries, dq)

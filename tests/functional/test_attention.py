@@ -62,7 +62,10 @@ def test_tables_of_all_masks_and_minus_infinity_in_the_bias(implementation):
 
 
 NARROW_SCORES, DTYPES = ("additive", "scaled", "general"), (jnp.bfloat16, jnp.float16)
-NARROW = [("tiled", "additive", jnp.bfloat16), ("reference", "general", jnp.float16)]
+NARROW = [
+    *(("tiled", "additive", dtype) for dtype in DTYPES),
+    ("reference", "general", jnp.float16),
+]
 
 
 @pytest.mark.parametrize(
