@@ -65,7 +65,7 @@ TASKS: dict[str, Task] = {
     "recall": Recall(train=SMALL, length=20),
     "noisy_recall": NoisyRecall(train=SMALL, length=32),
     "selective_copy": SelectiveCopy(
-        train=dataclasses.replace(SMALL, steps=600), length=24, copied=5
+        train=dataclasses.replace(SMALL, steps=600), length=32, copied=8
     ),
     "sort": Sort(train=dataclasses.replace(SMALL, steps=600)),
 }
