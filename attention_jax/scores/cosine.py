@@ -59,7 +59,9 @@ def direction(x: Array) -> Array:
     """
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis=-1, keepdims=True))
     zero = largest == 0
+    # XLA multiplies by 1 / divisor, which it rounds to 0 for the largest floats.
+    shrunk = jnp.where(largest > 1, 1 / 8, 1).astype(x.dtype)
     # Replace zeros before the square root, whose infinite derivative at 0 would give 0 * inf, NaN.
-    x = jnp.where(zero, 0, x) / jnp.where(zero, 1, largest)
+    x = jnp.where(zero, 0, x * shrunk) / jnp.where(zero, 1, largest * shrunk)
     squares = jnp.where(zero, 1, jnp.sum(x * x, axis=-1, keepdims=True))
     return x / jnp.sqrt(squares)

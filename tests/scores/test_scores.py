@@ -158,6 +158,14 @@ def test_lengths_of_vectors_do_not_matter_to_a_cosine(length):
     assert_close("gradient", gradient * length, expected_gradient, 2e-6)
 
 
+def test_a_cosine_of_the_largest_floats():
+    """1 / length, by which XLA multiplies, is 0 there."""
+    query, key = tokens()
+    cosine = jax.jit(functools.partial(Cosine(1.0), {}))
+    actual = cosine(query * np.float32(3e38 / jnp.max(jnp.abs(query))), key)
+    np.testing.assert_allclose(actual, cosine(query, key), atol=1e-6)
+
+
 def test_a_cosine_of_zeros():
     """Everything is 0 there, in both orders, and nothing becomes NaN."""
     query, key = (jnp.asarray(x) for x in tokens())
