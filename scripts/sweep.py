@@ -248,7 +248,7 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
             print(title, flush=True)
             options = _options(arguments)
             run = training.train_run(task, folder, interruption=interruption, **options)
-            if run.step < task.train.steps and not run.exhausted:
+            if run.step < task.train.steps:
                 return run.interrupted
             finished_run(folder, lengths)  # keeps its results
     return 0

@@ -100,7 +100,7 @@ def main(arguments: Arguments[Any]) -> int:
         mesh=arguments.mesh,
     )
     loop = run.task.train
-    finished = run.exhausted or run.step == loop.steps
+    finished = run.step == loop.steps
     # A signal that arrived while the last step was saved did not stop anything.
     status = 0 if finished else run.interrupted
     if not processes.is_first():
@@ -111,8 +111,6 @@ def main(arguments: Arguments[Any]) -> int:
         f"{arguments.workdir}: step {run.step} of {loop.steps}, {loop.seeds} seeds,"
         f" {run.seconds:.0f} s{rate} (all seeds together)"
     )
-    if run.exhausted:
-        print("stopped early: validation no longer improved")
     if not finished:
         print("stopped by a signal; --resume goes on from here", file=sys.stderr)
     return status

@@ -147,7 +147,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "train_run check_run": dict(resume=False),
     "load_run": dict(step="newest", average=1),
     "finished_run": dict(lengths=()),
-    "TrainedRun": dict(averaged=(), interrupted=0, exhausted=False),
+    "TrainedRun": dict(averaged=(), interrupted=0),
     "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
     "Result Panel": dict(low=0.0),
     "answers_view": dict(seed_index=0, compare=(), all_steps=False),

@@ -149,7 +149,7 @@ class Text(CausalTask):
 
     @property
     def validation(self) -> Validation:
-        return Validation("bits_per_character", larger_is_better=False, patience=None)
+        return Validation("bits_per_character", larger_is_better=False)
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
         return {"bits_per_character": self.bits_per_character(params, folder)}

@@ -20,7 +20,7 @@ from attention_jax.runs.metrics_file import add_line
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import sync, writing
 from attention_jax.training.sharding import Layout
-from attention_jax.training.task import JSON, Feed, Metrics, Params, Task
+from attention_jax.training.task import Feed, Metrics, Params, Task
 
 Array = jax.Array
 
@@ -40,7 +40,6 @@ class Records(NamedTuple):
     folder: Path
     checkpoints: Checkpoints
     progress: Progress
-    validations: list[JSON]  # lines of validation.jsonl, to which training adds
     log_gradients: int | None = None  # steps between two lines of `Task.statistics`
 
     def write(self, name: str, step: int, metrics: dict[str, list[float]]) -> None:
@@ -195,7 +194,7 @@ def train(
     records: Records,
     interruption: Interruption,
 ) -> TrainState:
-    """Trains until the last step, a request to stop, or the end of validation's patience.
+    """Trains until the last step or a request to stop.
 
     Args:
         task: what is trained, and how long.
@@ -230,7 +229,6 @@ def train(
         if rule is not None and planned:
             line = task.validate(jax.tree.map(layout.to_host, state.params), records.folder)
             records.write("validation", step, line)
-            records.validations.append(line)
             means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
             records.progress.note(f"step {step}, validation: {means}")
             metric = rule.loss(line)
@@ -245,11 +243,7 @@ def train(
     loss: float | None = None
     if step == 0:
         log_gradients(step, state)
-    while (
-        step < config.steps
-        and not (rule is not None and rule.exhausted(records.validations))
-        and not interruption.agreed()
-    ):
+    while step < config.steps and not interruption.agreed():
         # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same
         # calls as a run that was never stopped, and ends bit-identical to it.
         count = min(config.log_every - step % config.log_every, config.steps - step)

@@ -17,7 +17,7 @@ from attention_jax.core.programs import is_of_this_package
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, StepName
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.metrics_file import add_line, drop_lines_after, read_lines
+from attention_jax.runs.metrics_file import add_line, drop_lines_after
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
@@ -39,7 +39,6 @@ class TrainedRun:
         seconds: wall time of this call of `train_run`, compilation included.
         steps_per_second: of all seeds together, compilation excluded.
         interrupted: 130 or 143, the exit status, if a signal asked to stop; else 0.
-        exhausted: whether training stopped because validation no longer improved.
     """
 
     task: Any  # a `Task`
@@ -50,7 +49,6 @@ class TrainedRun:
     seconds: float | None = None
     steps_per_second: float | None = None
     interrupted: int = 0
-    exhausted: bool = False
 
     def params_of(self, seed_index: int) -> Params:
         """The parameters of one seed; ValueError if there is no such seed."""
@@ -117,10 +115,8 @@ def train_run(
         )
         if feed is not None and feed.note:
             progress.note(feed.note)
-        validations = read_lines(folder / "validation.jsonl")
-        records = Records(folder, checkpoints, progress, validations, log_gradients)
+        records = Records(folder, checkpoints, progress, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
-        rule = task.validation
         step = int(layout.to_host(state.step)[0])
         seconds, rate = progress.seconds, progress.rate
         if step > first and processes.is_first():
@@ -135,7 +131,6 @@ def train_run(
         seconds=seconds,
         steps_per_second=rate,
         interrupted=interruption.exit_status,
-        exhausted=step < config.steps and rule is not None and rule.exhausted(validations),
     )
 
 

@@ -191,7 +191,7 @@ def test_what_stops_it_on_the_way(command, monkeypatch, event, status, message):
 def test_help_is_that_of_the_task(command):
     for words, expected, absent in (
         ([], "(default: 2500)", "--source PATH"),
-        (TASK, "--patience", "--min-length"),
+        (TASK, "--precision", "--min-length"),
         (["--task", "user_tasks:Rotate"], "--by", "--letters"),
     ):
         status, out, err = command("train", *words, "--help")
@@ -218,7 +218,6 @@ TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
         ([*TRAIN, *FILES, "--vocabulary-size", "9999"], "vocabulary_size"),  # found in C++
         ([*TRAIN, *FILES, *SIZE, "--max-tokens", "2"], "max_tokens"),
         ([*TRAIN, *FILES, "--validation-source", "train.de"], "validation_target"),
-        ([*TRAIN, *FILES, "--patience", "3"], "patience"),
         ([*TRAIN, "--source", "train.de"], "--target"),
         ([*TRAIN, *FILES, "--min-length", "3"], "--min-length"),
         (["train", "--workdir", "new", *FILES], "--source"),

@@ -88,8 +88,6 @@ class Translation(Task):
         label_smoothing: see `output_cross_entropy`.
         precision: dtype of products; parameters and sums are float32.
         validation_metric: the metric that chooses the best checkpoint.
-        patience: training stops after this many checkpoints without a better metric; None for
-            never.
 
     Raises:
         ValueError: a setting is out of range, or two settings contradict each other.
@@ -110,7 +108,6 @@ class Translation(Task):
     label_smoothing: float = 0.1
     precision: Precision = "float32"
     validation_metric: ValidationMetric = "bleu"
-    patience: int | None = None
 
     def __post_init__(self) -> None:
         if (self.validation_source is None) != (self.validation_target is None):
@@ -123,12 +120,6 @@ class Translation(Task):
         for name in ("vocabulary_size", "max_tokens", "batch_tokens", "buckets"):
             check_integer(name, getattr(self, name))
         checked_fraction("label_smoothing", self.label_smoothing)
-        if self.patience is not None:
-            check_integer("patience", self.patience)
-            if self.validation_source is None:
-                raise ValueError(
-                    "patience needs validation_source and validation_target; got neither"
-                )
         self.model.check_length(self.max_tokens + 1)
 
     @property
@@ -244,8 +235,7 @@ class Translation(Task):
     def validation(self) -> Validation | None:
         if self.validation_source is None:
             return None
-        is_bleu = self.validation_metric == "bleu"
-        return Validation(self.validation_metric, is_bleu, self.patience)
+        return Validation(self.validation_metric, self.validation_metric == "bleu")
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
         """Mean loss without dropout and greedy BLEU of each seed, on the validation text.
