@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import is_of_this_package
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, StepName
@@ -35,7 +33,6 @@ class TrainedRun:
         params: stacked over seeds.
         step: how far it was trained.
         workdir: its folder, if it has one.
-        averaged: the steps whose parameters were averaged; `step` alone without an average.
         seconds: wall time of this call of `train_run`, compilation included.
         steps_per_second: of all seeds together, compilation excluded.
         interrupted: 130 or 143, the exit status, if a signal asked to stop; else 0.
@@ -45,7 +42,6 @@ class TrainedRun:
     params: Params
     step: int
     workdir: Path | None = None
-    averaged: tuple[int, ...] = ()
     seconds: float | None = None
     steps_per_second: float | None = None
     interrupted: int = 0
@@ -127,7 +123,6 @@ def train_run(
         state.params,
         step,
         folder,
-        (step,),
         seconds=seconds,
         steps_per_second=rate,
         interrupted=interruption.exit_status,
@@ -182,38 +177,21 @@ def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[
     return restored.state, restored.step
 
 
-def load_run(workdir: Path | str, step: StepName = "newest", *, average: int = 1) -> TrainedRun:
+def load_run(workdir: Path | str, step: StepName = "newest") -> TrainedRun:
     """A state of a run, of any task; nothing in its folder is changed.
 
     Args:
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
             validation metric, or without validation the smallest loss; or a step that is kept.
-        average: how many of the newest checkpoints to average the parameters of.
 
     Raises:
-        ValueError: the folder holds no run of an unchanged task, or no such checkpoint, or too few
-            to average; or the checkpoint is damaged.
+        ValueError: the folder holds no run of an unchanged task, or no such checkpoint; or the
+            checkpoint is damaged.
     """
-    check_integer("average", average)
     task, kept = _saved_run(Path(workdir))
-    steps: list[StepName] = [step]
-    if average > 1:
-        if step != "newest":
-            raise ValueError(f"average must be 1 with step {step}; got {average}")
-        if average > len(kept.steps()):
-            raise ValueError(
-                f"average must be at most {len(kept.steps())}, the checkpoints; got {average}"
-            )
-        steps = [*kept.steps()[-average:]]
-    like = jax.eval_shape(functools.partial(initial_state, task))
-    restored = [kept.restore(like, each) for each in steps]
-    params = restored[-1].state.params
-    if average > 1:
-        by_step = [each.state.params for each in restored]
-        params = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *by_step)
-    reached = tuple(each.step for each in restored)
-    return TrainedRun(task, params, reached[-1], Path(workdir), reached)
+    restored = kept.restore(jax.eval_shape(functools.partial(initial_state, task)), step)
+    return TrainedRun(task, restored.state.params, restored.step, Path(workdir))
 
 
 def load_states(workdir: Path | str) -> tuple[Task, dict[int, TrainState]]:

@@ -135,7 +135,7 @@ def test_evaluation_and_scores_of_a_text(command):
     status, out, err = command("evaluate", "--workdir", "run")
     assert (status, err) == (0, "")
     assert "best validation BLEU" in out
-    arguments = ["--workdir", "run", *VALIDATED, "--average", "2"]
+    arguments = ["--workdir", "run", *VALIDATED]
     status, out, err = command("translate", *arguments)
     assert (status, out.count("\n")) == (0, 4)
     found = score_translations(out.splitlines(), lines_of("validation", "en"))
@@ -230,7 +230,6 @@ TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
         ([*TRANSLATE, "--source", "train.de", "--reference", "short.en"], "short.en"),
         (TRANSLATE, "standard input"),
         ([*TRANSLATE, "--step", "3"], "step"),
-        ([*TRANSLATE, "--average", "3"], "average"),
         ([*TRANSLATE, "--seed-index", "2"], "seed_index"),
         ([*TRANSLATE, "--beams", "0"], "beams"),
         ([*TRANSLATE, "--length-penalty", "-1"], "length_penalty"),
