@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.sequences import FIRST, Sequences, SequenceTask, TrainConfig, Vocabulary
+from attention_jax.tasks.sequences import FIRST, Sequences, SequenceTask, TrainConfig
 
 Array = jax.Array
 
@@ -54,11 +54,6 @@ class Reversal(SequenceTask):
             raise ValueError(
                 f"letters must be from 1 to {len(self.vocabulary.alphabet)}; got {self.letters}"
             )
-
-    @property
-    def drawn(self) -> Vocabulary:
-        """The letters of the strings, with the same ids as in `vocabulary`."""
-        return Vocabulary(self.vocabulary.alphabet[: self.letters])
 
     def pair(self, rng: Array, length: Array, *, longest: int) -> Sequences:
         letters = jax.random.randint(rng, (longest,), FIRST, FIRST + self.letters)
