@@ -108,8 +108,8 @@ def _combinations(sweep: Arguments, workdir: Path, common: list[str]) -> list[Co
     given = [word[2:].split("=")[0].replace("-", "_") for word in common if word[:2] == "--"]
     given = [*names, *(name.removeprefix("no_") for name in given)]
     for name in given:
-        if name in ("score", "distributed"):
-            raise ValueError(f"{name} must be left out: a sweep has --scores, and one process")
+        if name == "score":
+            raise ValueError("score must be left out: a sweep has --scores")
         if name in names and given.count(name) > 1:
             raise ValueError(f"{name} must be given once, to --set or as an option")
     combinations = []

@@ -11,8 +11,6 @@ from typing import Annotated, Any, Generic
 import tyro
 from command_line import TaskName, run_command
 
-from attention_jax.runs import processes
-from attention_jax.runs.processes import Distribution
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
@@ -68,11 +66,8 @@ class Arguments(Generic[Settings]):
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
         mesh: devices along each axis, for example "data=4 seed=2". "seed" spreads seeds and divides
-            their number; "data" spreads the batch and divides its size. If left out, one device,
-            or all devices with --distributed. A run may be resumed on another mesh.
-        distributed: this is one of several processes, each started with the same command; all of
-            them must see the file system of `workdir`.
-        distribution: which of the processes this is; not needed on clusters that JAX recognises.
+            their number; "data" spreads the batch and divides its size. If left out, one device.
+            A run may be resumed on another mesh.
     """
 
     task: TaskName = "reversal"
@@ -80,18 +75,10 @@ class Arguments(Generic[Settings]):
     resume: bool = False
     log_gradients: Annotated[int | None, _LOG_GRADIENTS] = None
     mesh: Annotated[MeshShape | None, _MESH] = None
-    distributed: bool = False
-    distribution: Annotated[Distribution, tyro.conf.OmitArgPrefixes] = Distribution()
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
-
-    def __post_init__(self) -> None:
-        if self.distribution != Distribution() and not self.distributed:
-            raise ValueError("coordinator, process_count and process_index need --distributed")
 
 
 def main(arguments: Arguments[Any]) -> int:
-    if arguments.distributed:
-        processes.join(arguments.distribution)
     run = training.train_run(
         arguments.settings,
         arguments.workdir,
@@ -103,8 +90,6 @@ def main(arguments: Arguments[Any]) -> int:
     finished = run.step == loop.steps
     # A signal that arrived while the last step was saved did not stop anything.
     status = 0 if finished else run.interrupted
-    if not processes.is_first():
-        return status
     speed = run.steps_per_second
     rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
     print(

@@ -21,7 +21,6 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import analysis, interop, nn
 from attention_jax.nn import ModelConfig
-from attention_jax.runs.processes import Distribution
 from attention_jax.scores import literature
 from attention_jax.tasks.gradients import GradientAnalysis
 from attention_jax.tasks.translation.translate import Search
@@ -167,15 +166,13 @@ DEFAULTS = {  # public names -> what inspect finds
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
     "Checkpoints.save": dict(temporary=False),
     "Checkpoints.restore": dict(step="newest"),
-    "Progress": dict(shown=True),
     "new_figure": dict(rows=1, columns=1),
     "weight_heatmaps": dict(ylabel="query", xlabel="key", size=3.1),
     "draw_band": dict(log=False, limits=(-math.inf, math.inf), markersize=5),
 }
 
 OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
-    "train.Arguments": dict(task="reversal", resume=False, distributed=False,
-                            distribution=Distribution()),
+    "train.Arguments": dict(task="reversal", resume=False),
     "evaluate.Arguments": dict(step="newest", lengths=()),
     "translate.Arguments": dict(search=Search(beams=4), step="newest", seed_index=0),
     "answers.Arguments": dict(inputs=(), step="newest", seed_index=0, beams=1, compare=(),

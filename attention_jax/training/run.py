@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from attention_jax.core.programs import is_of_this_package
-from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, StepName
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
@@ -20,7 +18,7 @@ from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
 from attention_jax.training.settings import check_resumable, settings_of, task_in
-from attention_jax.training.sharding import Layout, MeshShape, whole_machine
+from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task
 
 
@@ -73,8 +71,7 @@ def train_run(
             on, and ends bit-identical to a run that had all steps from the start, if it had ended
             at a multiple of `log_every` (with validation, of `checkpoint_every`).
         log_gradients: steps between two lines of gradient statistics in gradients.jsonl.
-        mesh: over which devices; None for one device, or for all devices in a run of many
-            processes. A run may be resumed on another mesh.
+        mesh: over which devices; None for one device. A run may be resumed on another mesh.
         interruption: the caller's own, entered, for several runs; None to watch for signals during
             this run.
 
@@ -82,40 +79,30 @@ def train_run(
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    folder, mesh = Path(workdir), mesh or whole_machine()
+    folder, mesh = Path(workdir), mesh or MeshShape()
     feed, settings = _checked_start(task, folder, log_gradients, mesh)
     layout, config = Layout(mesh), task.train
-    processes.check_same(json.dumps([settings, mesh.to_words()], sort_keys=True))
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
-        with processes.together():
-            if processes.is_first():
-                check_same = functools.partial(check_resumable, task, settings, folder)
-                files = {} if feed is None else feed.files
-                run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
-                stack.enter_context(run)
+        check_same = functools.partial(check_resumable, task, settings, folder)
+        files = {} if feed is None else feed.files
+        run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
+        stack.enter_context(run)
         checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.keep, keep_best=config.keep_best
         )
         state, first = _first_state(task, layout, checkpoints)
-        with processes.together():
-            # A run without a checkpoint starts over, and writes the line of step 0 again.
-            for name in ("metrics", "gradients", "validation") if processes.is_first() else ():
-                drop_lines_after(folder / f"{name}.jsonl", first or -1)
-        progress = Progress(
-            task.label,
-            start=first,
-            total=config.steps,
-            seeds=config.seeds,
-            shown=processes.is_first(),
-        )
+        # A run without a checkpoint starts over, and writes the line of step 0 again.
+        for name in ("metrics", "gradients", "validation"):
+            drop_lines_after(folder / f"{name}.jsonl", first or -1)
+        progress = Progress(task.label, start=first, total=config.steps, seeds=config.seeds)
         if feed is not None and feed.note:
             progress.note(feed.note)
         records = Records(folder, checkpoints, progress, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
-        step = int(layout.to_host(state.step)[0])
+        step = int(jax.device_get(state.step)[0])
         seconds, rate = progress.seconds, progress.rate
-        if step > first and processes.is_first():
+        if step > first:
             speed = {"seconds": seconds, "steps_per_second": rate}
             add_line(folder / "timing.jsonl", {"from_step": first, "to_step": step, **speed})
     return TrainedRun(
@@ -141,7 +128,7 @@ def check_run(
 
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
-    feed, settings = _checked_start(task, workdir, log_gradients, mesh or whole_machine())
+    feed, settings = _checked_start(task, workdir, log_gradients, mesh or MeshShape())
     check_same = functools.partial(check_resumable, task, settings, workdir)
     check_begins(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)

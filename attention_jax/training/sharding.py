@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attention_jax.core.checks import check_integer
@@ -73,20 +71,10 @@ class MeshShape:
             raise ValueError(
                 f"{named} needs {self.devices} devices; there are {jax.device_count()}"
             )
-        if jax.process_count() > 1 and self.devices != jax.device_count():
-            raise ValueError(
-                f"{named} must take all {jax.device_count()} devices of"
-                f" the {jax.process_count()} processes; it takes {self.devices}"
-            )
         if seeds % self.seed:
             raise ValueError(f"mesh seed must divide the {seeds} seeds; got {self.seed}")
         if batch_size is not None and batch_size % self.data:
             raise ValueError(f"mesh data must divide the batch of {batch_size}; got {self.data}")
-
-
-def whole_machine() -> MeshShape:
-    """The default mesh: one device, or in a run of many processes all devices along "data"."""
-    return MeshShape(data=jax.device_count() if jax.process_count() > 1 else 1)
 
 
 class Layout:
@@ -132,9 +120,3 @@ class Layout:
             lambda leaf: jax.lax.with_sharding_constraint(leaf, sharding) if leaf.ndim else leaf,
             tree,
         )
-
-    def to_host(self, array: Array) -> np.ndarray:
-        """The values of an array on the host, on every process."""
-        if not array.is_fully_addressable:
-            array = jax.jit(jnp.copy, out_shardings=self.replicated)(array)
-        return np.asarray(array)

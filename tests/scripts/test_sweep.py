@@ -289,7 +289,6 @@ def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
         (["--set", "learning_rate=1e-3,0.001"], "set"),
         (["--set", "dim=8", "--dim", "4"], "dim"),
         (["--score", "dot"], "score"),
-        (["--distributed"], "distributed"),
         (["--bogus", "3"], "--bogus"),
         (["--set", "keep=1,2", "--mesh", "seed=4096"], "mesh"),
         (["--task", "translation", "--lengths", "3"], "lengths"),

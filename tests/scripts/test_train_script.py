@@ -11,8 +11,6 @@ from attention_jax.tasks.reversal import Reversal
 from attention_jax.training import run
 from attention_jax.training.settings import settings_of
 
-FIRST_OF_TWO = ["--process-count", "2", "--process-index", "0"]
-
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
@@ -32,10 +30,6 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
         (["--mesh", "model=2"], "mesh"),
         (["--mesh", "data=4096"], "mesh"),
         (["--mesh"], "mesh"),
-        (["--process-count", "2"], "process_count"),
-        (["--coordinator", "here:1", *FIRST_OF_TWO], "--distributed"),
-        (["--distributed", "--coordinator", "here", *FIRST_OF_TWO], "coordinator"),
-        (["--distributed"], "joined"),
         (["--log-gradients", "every=often"], "log_gradients"),
         (["--log-gradients", "every=30"], "log_gradients"),
         (["--task", "reversl"], "task"),

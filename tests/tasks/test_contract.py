@@ -10,7 +10,6 @@ from saved_files import assert_bits_equal
 from toy_task import saved_state
 from translation_cases import run_task, write_text
 
-from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks import TASKS, task_in, task_of
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
@@ -90,16 +89,18 @@ def test_training_logs_numbers_and_every_part_has_a_gradient(trained):
         assert np.all(np.isfinite(norms) & (np.array(norms) > 0))
 
 
-class Stop(Interruption):
-    """Asks to stop after some calls."""
+class Stop:
+    """An `Interruption` that asks to stop after some calls."""
+
+    exit_status = 143
 
     def __init__(self, calls):
-        super().__init__()
         self.calls = calls
 
-    def agreed(self):
+    @property
+    def requested(self):
         self.calls -= 1
-        return self.calls < 0
+        return 15 if self.calls < 0 else None
 
 
 @pytest.mark.parametrize("calls", [pytest.param(0, marks=pytest.mark.slow), 1])
