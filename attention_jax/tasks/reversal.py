@@ -8,7 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from attention_jax.nn import ModelConfig
+from attention_jax.nn import ANY_LENGTH, ModelConfig
 from attention_jax.tasks.sequences import FIRST, Sequences, SequenceTask, TrainConfig
 
 Array = jax.Array
@@ -16,18 +16,7 @@ Array = jax.Array
 # Trained on a few letters this model reverses strings of hundreds, with every score. The score
 # under study is in its only attention. The query of letter i of the answer and the key of that
 # letter have the same position id, since letter i of the answer is letter i from the source's end.
-# Fast waves tell neighbours apart; the scale tells encodings from letters.
-MODEL = ModelConfig(
-    normalizer=None,
-    encoder_layers=0,
-    decoder_self_attention=False,
-    position_anchor="end",
-    position_draw="window",
-    position_limit=8192,
-    max_wavelength=100.0,
-    min_wavelength=0.4,
-    position_scale=8.0,
-)
+MODEL = ModelConfig(normalizer=None, encoder_layers=0, decoder_self_attention=False, **ANY_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
