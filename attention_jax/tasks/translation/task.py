@@ -17,7 +17,7 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.tasks.files import check_data
+from attention_jax.tasks.files import check_data, digest_of
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
@@ -140,17 +140,15 @@ class Translation(Task):
         """The subwords that the run in a folder learned with.
 
         Raises:
-            ValueError: the file is missing or damaged, or was replaced.
+            ValueError: the file is missing, or has changed.
         """
         path = folder / SUBWORDS
         try:
-            subwords = Subwords(path.read_bytes())
+            model = path.read_bytes()
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-        check_data(folder, "subwords_sha256", subwords.digest)
-        return subwords
+        check_data(folder, "subwords_sha256", digest_of(model))
+        return Subwords(model)
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
         """Reads the text; learns the subwords, or reads those of a run that has begun."""
@@ -180,7 +178,7 @@ class Translation(Task):
             batches.batch,
             digests={
                 "text_sha256": {k: each.digest for k, each in texts.items() if each is not None},
-                "subwords_sha256": subwords.digest,
+                "subwords_sha256": digest_of(subwords.model),
             },
             files={SUBWORDS: subwords.model},
             note=batches.description,
