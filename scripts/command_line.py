@@ -22,8 +22,6 @@ import tyro
 
 import attention_jax
 from attention_jax.core.names import did_you_mean
-from attention_jax.core.programs import one_line
-from attention_jax.runs import processes
 from attention_jax.tasks import TASKS
 
 Arguments = TypeVar("Arguments")
@@ -68,21 +66,12 @@ def run_command(
     keep_compiled_programs()
     try:
         status = main(parse(arguments, sys.argv[1:], **shown))
-    except (ValueError, jax.errors.JaxRuntimeError) as error:
-        if is_users_mistake(error):
-            message = str(error).replace("resume=True", "--resume")
-            print(f"error: {message}", file=sys.stderr)
-            status = 2
-        elif processes.are_lost(error):
-            print(
-                "error: the other processes of this run cannot be reached:"
-                f" {one_line(error)}. Start all of them again, with --resume",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(1)  # a regular exit would wait for the other processes
-        else:
+    except ValueError as error:
+        if not is_users_mistake(error):
             raise
+        message = str(error).replace("resume=True", "--resume")
+        print(f"error: {message}", file=sys.stderr)
+        status = 2
     except KeyboardInterrupt:
         status = 130  # the status that shells give, without a traceback
     sys.exit(status)

@@ -26,14 +26,12 @@ class Arguments:
         workdir: a run folder made by scripts/train.py, of any task.
         step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
             that is kept.
-        average: use the mean of the parameters of so many of the newest checkpoints.
         lengths: also test at these lengths, for a task whose examples have lengths.
         out: also write every seed's numbers to this JSON file.
     """
 
     workdir: Path
     step: StepName = "newest"
-    average: int = 1
     lengths: tuple[int, ...] = ()
     out: Path | None = None
 
@@ -43,13 +41,13 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     workdir, lengths = arguments.workdir, arguments.lengths
-    run = load_run(workdir, arguments.step, average=arguments.average)
+    run = load_run(workdir, arguments.step)
     task = run.task
     check_lengths(task, lengths)
     results = dict(task.evaluate(run.params, folder=workdir))
     if lengths:
         results |= task.evaluate(run.params, lengths, folder=workdir)
-    title = f"{task.label}, step {', '.join(map(str, run.averaged))}, {task.train.seeds} seeds"
+    title = f"{task.label}, step {run.step}, {task.train.seeds} seeds"
     lines = [
         (name, "{:.4g} ± {:.2g} ({:.4g})".format(*summary_of(result)))
         for name, result in results.items()
@@ -57,8 +55,8 @@ def main(arguments: Arguments) -> None:
     print_table(title, ("result", "mean ± standard deviation over seeds (worst seed)"), lines)
     if arguments.out is not None:
         by_seed = {name: [*map(finite_or_null, result.by_seed)] for name, result in results.items()}
-        steps = list(run.averaged)
-        write_json(arguments.out, {"workdir": str(workdir), "steps": steps, "results": by_seed})
+        content = {"workdir": str(workdir), "step": run.step, "results": by_seed}
+        write_json(arguments.out, content)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ import train
 import tyro
 from command_line import ScoreNames, TaskName, is_users_mistake, parse, print_table, run_command
 
-from attention_jax.reports import plotting
-from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.progress import warn
@@ -59,8 +57,8 @@ class Arguments:
     elsewhere they are another configuration, which is refused.
 
     At the end come a table of all finished runs in `workdir`, with a row per combination (mean ±
-    standard deviation over seeds and the worst seed), and the files table.csv, table.json and
-    sweep.png in `workdir`.
+    standard deviation over seeds and the worst seed), and the files table.csv and table.json in
+    `workdir`.
 
     Attributes:
         scores: the scores to compare.
@@ -110,8 +108,8 @@ def _combinations(sweep: Arguments, workdir: Path, common: list[str]) -> list[Co
     given = [word[2:].split("=")[0].replace("-", "_") for word in common if word[:2] == "--"]
     given = [*names, *(name.removeprefix("no_") for name in given)]
     for name in given:
-        if name in ("score", "distributed"):
-            raise ValueError(f"{name} must be left out: a sweep has --scores, and one process")
+        if name == "score":
+            raise ValueError("score must be left out: a sweep has --scores")
         if name in names and given.count(name) > 1:
             raise ValueError(f"{name} must be given once, to --set or as an option")
     combinations = []
@@ -248,7 +246,7 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
             print(title, flush=True)
             options = _options(arguments)
             run = training.train_run(task, folder, interruption=interruption, **options)
-            if run.step < task.train.steps and not run.exhausted:
+            if run.step < task.train.steps:
                 return run.interrupted
             finished_run(folder, lengths)  # keeps its results
     return 0
@@ -304,8 +302,7 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
     with writing("workdir", workdir):
         write_text(workdir / "table.csv", _csv(rows, records))
         write_json(workdir / "table.json", {"results": records, "environments": environments})
-        plotting.save(_figure(rows), workdir / "sweep.png")
-    for name in ("table.csv", "table.json", "sweep.png"):
+    for name in ("table.csv", "table.json"):
         print(workdir / name)
 
 
@@ -359,17 +356,6 @@ def _csv(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(lines.values())
     return file.getvalue()
-
-
-def _figure(rows: Sequence[Row]) -> Any:
-    panels: dict[str, Panel] = {}
-    for run, settings in rows:
-        others = "\n".join(f"{name} {settings[name]}" for name in settings if name != "score")
-        for metric, result in run.results.items():
-            panel = panels.setdefault(metric, Panel(metric, {}, result.low, result.high))
-            by_seed = {**panel.by_seed, (str(settings["score"]), others): result.by_seed}
-            panels[metric] = panel._replace(by_seed=by_seed)
-    return results_by_setting(list(panels.values()))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from typing import Annotated, Any, Generic
 import tyro
 from command_line import TaskName, run_command
 
-from attention_jax.runs import processes
-from attention_jax.runs.processes import Distribution
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
@@ -37,14 +35,6 @@ _LOG_GRADIENTS = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda instance: [] if instance is None else [f"every={instance}"],
 )
 
-_MESH = tyro.constructors.PrimitiveConstructorSpec(
-    nargs="*",
-    metavar="AXIS=DEVICES ...",
-    instance_from_str=MeshShape.from_words,
-    is_instance=lambda instance: isinstance(instance, MeshShape | None),
-    str_from_instance=lambda instance: ["None"] if instance is None else instance.to_words(),
-)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(Generic[Settings]):
@@ -67,31 +57,29 @@ class Arguments(Generic[Settings]):
         log_gradients: also write gradient norms and attention statistics of the next batch to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
-        mesh: devices along each axis, for example "data=4 seed=2". "seed" spreads seeds and divides
-            their number; "data" spreads the batch and divides its size. If left out, one device,
-            or all devices with --distributed. A run may be resumed on another mesh.
-        distributed: this is one of several processes, each started with the same command; all of
-            them must see the file system of `workdir`.
-        distribution: which of the processes this is; not needed on clusters that JAX recognises.
+        mesh_seed: the number of devices that share the seeds; divides their number. A run may be
+            resumed on other devices.
+        mesh_data: the number of devices that share each batch; divides its size.
     """
 
     task: TaskName = "reversal"
     workdir: Path
     resume: bool = False
     log_gradients: Annotated[int | None, _LOG_GRADIENTS] = None
-    mesh: Annotated[MeshShape | None, _MESH] = None
-    distributed: bool = False
-    distribution: Annotated[Distribution, tyro.conf.OmitArgPrefixes] = Distribution()
+    mesh_seed: int = 1
+    mesh_data: int = 1
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
 
     def __post_init__(self) -> None:
-        if self.distribution != Distribution() and not self.distributed:
-            raise ValueError("coordinator, process_count and process_index need --distributed")
+        _ = self.mesh  # checks it
+
+    @property
+    def mesh(self) -> MeshShape:
+        """The devices."""
+        return MeshShape(self.mesh_seed, self.mesh_data)
 
 
 def main(arguments: Arguments[Any]) -> int:
-    if arguments.distributed:
-        processes.join(arguments.distribution)
     run = training.train_run(
         arguments.settings,
         arguments.workdir,
@@ -100,19 +88,15 @@ def main(arguments: Arguments[Any]) -> int:
         mesh=arguments.mesh,
     )
     loop = run.task.train
-    finished = run.exhausted or run.step == loop.steps
+    finished = run.step == loop.steps
     # A signal that arrived while the last step was saved did not stop anything.
     status = 0 if finished else run.interrupted
-    if not processes.is_first():
-        return status
     speed = run.steps_per_second
     rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
     print(
         f"{arguments.workdir}: step {run.step} of {loop.steps}, {loop.seeds} seeds,"
         f" {run.seconds:.0f} s{rate} (all seeds together)"
     )
-    if run.exhausted:
-        print("stopped early: validation no longer improved")
     if not finished:
         print("stopped by a signal; --resume goes on from here", file=sys.stderr)
     return status

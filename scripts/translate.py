@@ -48,7 +48,6 @@ class Arguments:
         reference: reference translations, line by line; BLEU and chrF by sacrebleu, detokenised and
             cased, are printed on standard error.
         step: the newest good checkpoint, the best by validation, or a step that is kept.
-        average: use the mean of the parameters of so many of the newest checkpoints.
         seed_index: which of the run's seeds translates, from 0.
     """
 
@@ -58,7 +57,6 @@ class Arguments:
     search: Annotated[Search, tyro.conf.OmitArgPrefixes] = Search(beams=4)
     reference: Path | None = None
     step: StepName = "newest"
-    average: int = 1
     seed_index: int = 0
 
     def __post_init__(self) -> None:
@@ -70,7 +68,7 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     if not isinstance(task_in(arguments.workdir), Translation):
         raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
-    run = load_run(arguments.workdir, arguments.step, average=arguments.average)
+    run = load_run(arguments.workdir, arguments.step)
     translator = translator_of(run, arguments.seed_index)
     if arguments.source is None:
         sentences = lines_of(decode_text(sys.stdin.buffer.read(), "standard input"))

@@ -21,7 +21,6 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import analysis, interop, nn
 from attention_jax.nn import ModelConfig
-from attention_jax.runs.processes import Distribution
 from attention_jax.scores import literature
 from attention_jax.tasks.gradients import GradientAnalysis
 from attention_jax.tasks.translation.translate import Search
@@ -124,9 +123,6 @@ DEFAULTS = {  # public names -> what inspect finds
         model=ONE_SEQUENCE["model"], train=TrainConfig(seeds=3, steps=600, batch_size=64),
         length=64, keys=8, noise_tokens=16, noise=0.2),
     "SelectiveCopy": dict(**ONE_SEQUENCE, length=32, letters=14, copied=6),
-    "Regression": dict(
-        model=ONE_SEQUENCE["model"], train=TrainConfig(seeds=3, steps=1000, batch_size=64),
-        features=2, points=7),
     "Translation": dict(
         vocabulary_size=4000, max_tokens=60,
         model=ModelConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2,
@@ -148,19 +144,18 @@ DEFAULTS = {  # public names -> what inspect finds
     "Vocabulary": dict(alphabet=string.ascii_lowercase),
     "output_cross_entropy": dict(label_smoothing=0.0),
     "train_run check_run": dict(resume=False),
-    "load_run": dict(step="newest", average=1),
+    "load_run": dict(step="newest"),
     "finished_run": dict(lengths=()),
-    "TrainedRun": dict(averaged=(), interrupted=0, exhausted=False),
+    "TrainedRun": dict(interrupted=0),
     "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
-    "Result Panel": dict(low=0.0),
     "answers_view": dict(seed_index=0, compare=(), all_steps=False),
     "accuracies": dict(strings=1000, seed=0, beams=1),
     "decoded": dict(beams=1),
     "best_answers": dict(beams=1, length_penalty=0.0, sos=1),
-    "Task.answers SequenceTask.answers Text.answers Translation.answers TokenTask.answers"
-    " Regression.answers": dict(inputs=(), beams=1),
-    "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate TokenTask.evaluate"
-    " Regression.evaluate": dict(lengths=()),
+    "Task.answers SequenceTask.answers Text.answers Translation.answers TokenTask.answers":
+        dict(inputs=(), beams=1),
+    "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate TokenTask.evaluate":
+        dict(lengths=()),
     "Task.feed Text.feed Translation.feed": dict(multiple_of=1),
     "padded_batch": dict(batch_size=0, source_width=0, target_width=0),
     "padded_rows": dict(width=0),
@@ -171,17 +166,15 @@ DEFAULTS = {  # public names -> what inspect finds
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
     "Checkpoints.save": dict(temporary=False),
     "Checkpoints.restore": dict(step="newest"),
-    "Progress": dict(shown=True),
     "new_figure": dict(rows=1, columns=1),
     "weight_heatmaps": dict(ylabel="query", xlabel="key", size=3.1),
     "draw_band": dict(log=False, limits=(-math.inf, math.inf), markersize=5),
 }
 
 OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
-    "train.Arguments": dict(task="reversal", resume=False, distributed=False,
-                            distribution=Distribution()),
-    "evaluate.Arguments": dict(step="newest", average=1, lengths=()),
-    "translate.Arguments": dict(search=Search(beams=4), step="newest", average=1, seed_index=0),
+    "train.Arguments": dict(task="reversal", resume=False, mesh_seed=1, mesh_data=1),
+    "evaluate.Arguments": dict(step="newest", lengths=()),
+    "translate.Arguments": dict(search=Search(beams=4), step="newest", seed_index=0),
     "answers.Arguments": dict(inputs=(), step="newest", seed_index=0, beams=1, compare=(),
                               all_steps=False),
     "analyze_gradients.Arguments": dict(compare=(), analysis=GradientAnalysis()),

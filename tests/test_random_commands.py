@@ -82,8 +82,7 @@ COMMANDS = {  # {command: (words that it needs, {option: right words}, its slow 
     ),
     "evaluate": (
         ("--workdir", "run"),
-        {"--lengths": words("3", ("1", "2")), "--average": words("1", "2"),
-         "--out": words("out.json")},
+        {"--lengths": words("3", ("1", "2")), "--out": words("out.json")},
         {f"{SEQUENCES}.accuracies": _accuracies},
     ),
     "answers": (

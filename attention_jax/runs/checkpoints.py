@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from attention_jax.core.programs import one_line
-from attention_jax.runs import processes
 from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import JSON, sync, write_json, writing
 
@@ -68,7 +67,7 @@ class Checkpoints:
         _silence_orbax()
         self._folder, self._read_only = folder.absolute(), read_only
         self._keep, self._keep_best = keep, keep_best
-        if not read_only and processes.is_first():
+        if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
             for path in self._folder.glob(f"[0-9]*{_PARTIAL}"):
                 shutil.rmtree(path)
@@ -101,13 +100,11 @@ class Checkpoints:
             args = ocp.args.StandardSave(_without_empty(state))
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax:
                 orbax.save(partial / "state", args=args, force=True)
-            with processes.together():
-                if processes.is_first():
-                    manifest["files"] = _digests(partial)
-                    for name in manifest["files"]:
-                        sync(partial / name)
-                    write_json(partial / "manifest.json", _sealed(manifest))
-                    os.rename(partial, self._folder / str(step))
+            manifest["files"] = _digests(partial)
+            for name in manifest["files"]:
+                sync(partial / name)
+            write_json(partial / "manifest.json", _sealed(manifest))
+            os.rename(partial, self._folder / str(step))
         except Exception as error:  # Orbax and its dependencies raise dozens of types
             raise ValueError(
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
@@ -121,16 +118,15 @@ class Checkpoints:
         wanted = {*self.steps()[-self._keep :], *self._ranked()[: self._keep_best]}
         self._kept = [kept for kept in self._kept if kept.step in wanted]
         for step in {*before} - wanted:
-            if processes.is_first():
-                partial = self._folder / f"{step}{_PARTIAL}"
-                try:
-                    os.rename(self._folder / str(step), partial)
-                    shutil.rmtree(partial)
-                except OSError as error:
-                    warn(
-                        f"the checkpoint of step {step}, which is no longer kept, could not be"
-                        f" deleted from {self._folder}: {one_line(error)}"
-                    )
+            partial = self._folder / f"{step}{_PARTIAL}"
+            try:
+                os.rename(self._folder / str(step), partial)
+                shutil.rmtree(partial)
+            except OSError as error:
+                warn(
+                    f"the checkpoint of step {step}, which is no longer kept, could not be"
+                    f" deleted from {self._folder}: {one_line(error)}"
+                )
 
     def steps(self) -> list[int]:
         """The steps that are kept, damaged ones included; the newest last."""
@@ -184,14 +180,12 @@ class Checkpoints:
         if damaged and not self._read_only:
             aside = self._folder.with_name("damaged_checkpoints")
             moved = f" and was moved to {aside}"
-            with processes.together():
-                if processes.is_first():
-                    with writing("damaged checkpoints: folder", aside):
-                        aside.mkdir(exist_ok=True)
-                        for step in damaged:
-                            names = (aside / f"{step}.{n}" for n in itertools.count())
-                            free = next(name for name in names if not name.exists())
-                            os.rename(self._folder / str(step), free)
+            with writing("damaged checkpoints: folder", aside):
+                aside.mkdir(exist_ok=True)
+                for step in damaged:
+                    names = (aside / f"{step}.{n}" for n in itertools.count())
+                    free = next(name for name in names if not name.exists())
+                    os.rename(self._folder / str(step), free)
             self._kept = [kept for kept in self._kept if kept.step not in damaged]
         for step, reason in damaged.items():
             warn(
@@ -221,8 +215,8 @@ class Checkpoints:
     def _good_state(self, step: int, like: State) -> tuple[State, str]:
         """The state of a step and ""; or None and the damage to it."""
         manifest, reason = self._read(step, check_files=True)
-        if processes.largest(int(bool(reason))):
-            return None, reason or "another process of this run cannot read it"
+        if reason:
+            return None, reason
         saved, wanted = manifest["leaves"], _kinds(like)
         different = [
             f"{name} was {saved.get(name, 'nothing')}, now {wanted.get(name, 'nothing')}"
@@ -238,7 +232,7 @@ class Checkpoints:
 
     def _state(self, step: int, like: State) -> State:
         # By default Orbax needs the devices that saved; a run may be read on another machine.
-        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
 
         def placed(leaf: Any) -> jax.ShapeDtypeStruct:
             sharding = getattr(leaf, "sharding", None) or here

@@ -7,8 +7,6 @@ import os
 import signal
 from types import FrameType
 
-from attention_jax.runs import processes
-
 
 class Interruption:
     """While entered, the first SIGINT or SIGTERM sets `requested`; a second one ends the process.
@@ -29,13 +27,6 @@ class Interruption:
     def exit_status(self) -> int:
         """128 + the signal's number; 0 without a signal."""
         return 0 if self.requested is None else 128 + self.requested
-
-    def agreed(self) -> bool:
-        """Whether to stop: the same on all processes, which stop together if one of them should."""
-        number = processes.largest(self.requested or 0)
-        if number and self.requested is None:
-            self._handle(number, None)  # the next signal counts as the second on this process too
-        return bool(number)
 
     def __enter__(self) -> Interruption:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -7,8 +7,6 @@ import statistics
 import sys
 import time
 
-from attention_jax.runs import processes
-
 _SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -20,11 +18,10 @@ class Progress:
         start: steps done already.
         total: steps in all.
         seeds: how many train at once; the rate counts the steps of all of them.
-        shown: False to measure time and rate, and print nothing.
     """
 
-    def __init__(self, description: str, *, start: int, total: int, seeds: int, shown: bool = True):
-        self._description, self._total, self._seeds, self._shown = description, total, seeds, shown
+    def __init__(self, description: str, *, start: int, total: int, seeds: int):
+        self._description, self._total, self._seeds = description, total, seeds
         self._began = self._last_line = time.monotonic()
         self._warm: tuple[int, float] | None = None  # after the first call, which compiles
         self._now = (start, self._began)
@@ -70,11 +67,9 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Prints a line of text."""
-        if self._shown:
-            print(f"{self._description}: {text}", flush=True)
+        print(f"{self._description}: {text}", flush=True)
 
 
 def warn(text: str) -> None:
-    """Prints a warning on standard error, from the first process only."""
-    if processes.is_first():
-        print(f"warning: {text}", file=sys.stderr)
+    """Prints a warning on standard error."""
+    print(f"warning: {text}", file=sys.stderr)

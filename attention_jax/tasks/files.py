@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import hashlib
 import zlib
 from pathlib import Path
 
@@ -36,6 +37,11 @@ def decode_text(content: bytes, name: str) -> str:
         raise ValueError(
             f"{name} must be UTF-8; line {line} has the invalid byte 0x{content[error.start]:02x}"
         ) from error
+
+
+def digest_of(content: bytes) -> str:
+    """SHA-256 as hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
 
 
 def check_data(folder: Path, name: str, digest: str) -> None:

@@ -8,26 +8,15 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from attention_jax.nn import ModelConfig
-from attention_jax.tasks.sequences import FIRST, Sequences, SequenceTask, TrainConfig, Vocabulary
+from attention_jax.nn import ANY_LENGTH, ModelConfig
+from attention_jax.tasks.sequences import FIRST, Sequences, SequenceTask, TrainConfig
 
 Array = jax.Array
 
 # Trained on a few letters this model reverses strings of hundreds, with every score. The score
 # under study is in its only attention. The query of letter i of the answer and the key of that
 # letter have the same position id, since letter i of the answer is letter i from the source's end.
-# Fast waves tell neighbours apart; the scale tells encodings from letters.
-MODEL = ModelConfig(
-    normalizer=None,
-    encoder_layers=0,
-    decoder_self_attention=False,
-    position_anchor="end",
-    position_draw="window",
-    position_limit=8192,
-    max_wavelength=100.0,
-    min_wavelength=0.4,
-    position_scale=8.0,
-)
+MODEL = ModelConfig(normalizer=None, encoder_layers=0, decoder_self_attention=False, **ANY_LENGTH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,11 +43,6 @@ class Reversal(SequenceTask):
             raise ValueError(
                 f"letters must be from 1 to {len(self.vocabulary.alphabet)}; got {self.letters}"
             )
-
-    @property
-    def drawn(self) -> Vocabulary:
-        """The letters of the strings, with the same ids as in `vocabulary`."""
-        return Vocabulary(self.vocabulary.alphabet[: self.letters])
 
     def pair(self, rng: Array, length: Array, *, longest: int) -> Sequences:
         letters = jax.random.randint(rng, (longest,), FIRST, FIRST + self.letters)

@@ -7,7 +7,6 @@ The results are in bits per character.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ import numpy as np
 from attention_jax.core.checks import checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import best_answers
-from attention_jax.tasks.files import check_data, read_text
+from attention_jax.tasks.files import check_data, digest_of, read_text
 from attention_jax.tasks.tokens import EXAMPLES, SHOWN, CausalTask, without_source
 from attention_jax.tasks.vocabulary import FIRST, Batch, labels_of
 from attention_jax.training.losses import cross_entropy
@@ -95,7 +94,7 @@ class Text(CausalTask):
         """
         characters = read_text(self.text)
         if folder is not None:
-            check_data(folder, "text_sha256", _digest(characters.encode()))
+            check_data(folder, "text_sha256", digest_of(characters.encode()))
         end = len(characters) - int(self.held_out * len(characters))
         parts = characters[:end].encode(), characters[end:].encode()
         if min(map(len, parts)) <= self.length:
@@ -115,7 +114,7 @@ class Text(CausalTask):
             rng = np.random.default_rng([seed, step])
             return _windows(train, rng.integers(0, len(train) - self.length, size), self.length)
 
-        digests = {"text_sha256": _digest(train + held_out)}
+        digests = {"text_sha256": digest_of(train + held_out)}
         return Feed(batch, digests=digests, note=f"{len(train) + len(held_out):,} bytes of text")
 
     # --- loss ---
@@ -149,7 +148,7 @@ class Text(CausalTask):
 
     @property
     def validation(self) -> Validation:
-        return Validation("bits_per_character", larger_is_better=False, patience=None)
+        return Validation("bits_per_character", larger_is_better=False)
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
         return {"bits_per_character": self.bits_per_character(params, folder)}
@@ -200,10 +199,6 @@ class Text(CausalTask):
         size = min(map(len, sequences)) - 1
         batch = _pairs(np.stack([sequence[: size + 1] for sequence in sequences]))
         return Answers(texts, batch, _labels(batch, len(texts)))
-
-
-def _digest(text: bytes) -> str:
-    return hashlib.sha256(text).hexdigest()
 
 
 def _windows(text: bytes, starts: Any, length: int) -> Batch:

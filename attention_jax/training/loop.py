@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import add_line
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import sync, writing
 from attention_jax.training.sharding import Layout
-from attention_jax.training.task import JSON, Feed, Metrics, Params, Task
+from attention_jax.training.task import Feed, Metrics, Params, Task
 
 Array = jax.Array
 
@@ -40,14 +39,11 @@ class Records(NamedTuple):
     folder: Path
     checkpoints: Checkpoints
     progress: Progress
-    validations: list[JSON]  # lines of validation.jsonl, to which training adds
     log_gradients: int | None = None  # steps between two lines of `Task.statistics`
 
     def write(self, name: str, step: int, metrics: dict[str, list[float]]) -> None:
-        """Adds a line to a file, from the first process; all processes raise its error."""
-        with processes.together():
-            if processes.is_first():
-                add_line(self.folder / f"{name}.jsonl", {"step": step, **metrics})
+        """Adds a line to a file."""
+        add_line(self.folder / f"{name}.jsonl", {"step": step, **metrics})
 
 
 # --- one seed: pure functions ---
@@ -195,7 +191,7 @@ def train(
     records: Records,
     interruption: Interruption,
 ) -> TrainState:
-    """Trains until the last step, a request to stop, or the end of validation's patience.
+    """Trains until the last step or a request to stop.
 
     Args:
         task: what is trained, and how long.
@@ -206,7 +202,7 @@ def train(
             Gradient statistics are logged every `log_gradients` steps, at the first step and at the
             last. Validation runs at each checkpoint; without it, the training loss decides
             which checkpoints are the best.
-        interruption: whether to stop after the current call; all processes stop together.
+        interruption: whether to stop after the current call.
 
     Returns:
         the last state, which has been saved.
@@ -228,28 +224,22 @@ def train(
         planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
         metric = loss if planned else None
         if rule is not None and planned:
-            line = task.validate(jax.tree.map(layout.to_host, state.params), records.folder)
+            line = task.validate(jax.device_get(state.params), records.folder)
             records.write("validation", step, line)
-            records.validations.append(line)
             means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
             records.progress.note(f"step {step}, validation: {means}")
             metric = rule.loss(line)
-        with processes.together():
-            for path in records.folder.glob("*.jsonl") if processes.is_first() else ():
-                with writing("file", path):
-                    sync(path)  # the lines up to a checkpoint are on disk before it is
+        for path in records.folder.glob("*.jsonl"):
+            with writing("file", path):
+                sync(path)  # the lines up to a checkpoint are on disk before it is
         records.checkpoints.save(step, state, metric=metric, temporary=not planned)
 
     state = jax.device_put(state, layout.by_seed)
-    step = int(layout.to_host(state.step)[0])
+    step = int(jax.device_get(state.step)[0])
     loss: float | None = None
     if step == 0:
         log_gradients(step, state)
-    while (
-        step < config.steps
-        and not (rule is not None and rule.exhausted(records.validations))
-        and not interruption.agreed()
-    ):
+    while step < config.steps and interruption.requested is None:
         # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same
         # calls as a run that was never stopped, and ends bit-identical to it.
         count = min(config.log_every - step % config.log_every, config.steps - step)

@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
-from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import is_of_this_package
-from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, StepName
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.metrics_file import add_line, drop_lines_after, read_lines
+from attention_jax.runs.metrics_file import add_line, drop_lines_after
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
 from attention_jax.training.settings import check_resumable, settings_of, task_in
-from attention_jax.training.sharding import Layout, MeshShape, whole_machine
+from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task
 
 
@@ -35,22 +31,18 @@ class TrainedRun:
         params: stacked over seeds.
         step: how far it was trained.
         workdir: its folder, if it has one.
-        averaged: the steps whose parameters were averaged; `step` alone without an average.
         seconds: wall time of this call of `train_run`, compilation included.
         steps_per_second: of all seeds together, compilation excluded.
         interrupted: 130 or 143, the exit status, if a signal asked to stop; else 0.
-        exhausted: whether training stopped because validation no longer improved.
     """
 
     task: Any  # a `Task`
     params: Params
     step: int
     workdir: Path | None = None
-    averaged: tuple[int, ...] = ()
     seconds: float | None = None
     steps_per_second: float | None = None
     interrupted: int = 0
-    exhausted: bool = False
 
     def params_of(self, seed_index: int) -> Params:
         """The parameters of one seed; ValueError if there is no such seed."""
@@ -79,8 +71,7 @@ def train_run(
             on, and ends bit-identical to a run that had all steps from the start, if it had ended
             at a multiple of `log_every` (with validation, of `checkpoint_every`).
         log_gradients: steps between two lines of gradient statistics in gradients.jsonl.
-        mesh: over which devices; None for one device, or for all devices in a run of many
-            processes. A run may be resumed on another mesh.
+        mesh: over which devices; None for one device. A run may be resumed on another mesh.
         interruption: the caller's own, entered, for several runs; None to watch for signals during
             this run.
 
@@ -88,42 +79,30 @@ def train_run(
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    folder, mesh = Path(workdir), mesh or whole_machine()
+    folder, mesh = Path(workdir), mesh or MeshShape()
     feed, settings = _checked_start(task, folder, log_gradients, mesh)
     layout, config = Layout(mesh), task.train
-    processes.check_same(json.dumps([settings, mesh.to_words()], sort_keys=True))
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
-        with processes.together():
-            if processes.is_first():
-                check_same = functools.partial(check_resumable, task, settings, folder)
-                files = {} if feed is None else feed.files
-                run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
-                stack.enter_context(run)
+        check_same = functools.partial(check_resumable, task, settings, folder)
+        files = {} if feed is None else feed.files
+        run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
+        stack.enter_context(run)
         checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.keep, keep_best=config.keep_best
         )
         state, first = _first_state(task, layout, checkpoints)
-        with processes.together():
-            # A run without a checkpoint starts over, and writes the line of step 0 again.
-            for name in ("metrics", "gradients", "validation") if processes.is_first() else ():
-                drop_lines_after(folder / f"{name}.jsonl", first or -1)
-        progress = Progress(
-            task.label,
-            start=first,
-            total=config.steps,
-            seeds=config.seeds,
-            shown=processes.is_first(),
-        )
+        # A run without a checkpoint starts over, and writes the line of step 0 again.
+        for name in ("metrics", "gradients", "validation"):
+            drop_lines_after(folder / f"{name}.jsonl", first or -1)
+        progress = Progress(task.label, start=first, total=config.steps, seeds=config.seeds)
         if feed is not None and feed.note:
             progress.note(feed.note)
-        validations = read_lines(folder / "validation.jsonl")
-        records = Records(folder, checkpoints, progress, validations, log_gradients)
+        records = Records(folder, checkpoints, progress, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
-        rule = task.validation
-        step = int(layout.to_host(state.step)[0])
+        step = int(jax.device_get(state.step)[0])
         seconds, rate = progress.seconds, progress.rate
-        if step > first and processes.is_first():
+        if step > first:
             speed = {"seconds": seconds, "steps_per_second": rate}
             add_line(folder / "timing.jsonl", {"from_step": first, "to_step": step, **speed})
     return TrainedRun(
@@ -131,11 +110,9 @@ def train_run(
         state.params,
         step,
         folder,
-        (step,),
         seconds=seconds,
         steps_per_second=rate,
         interrupted=interruption.exit_status,
-        exhausted=step < config.steps and rule is not None and rule.exhausted(validations),
     )
 
 
@@ -151,7 +128,7 @@ def check_run(
 
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
-    feed, settings = _checked_start(task, workdir, log_gradients, mesh or whole_machine())
+    feed, settings = _checked_start(task, workdir, log_gradients, mesh or MeshShape())
     check_same = functools.partial(check_resumable, task, settings, workdir)
     check_begins(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
@@ -187,38 +164,21 @@ def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[
     return restored.state, restored.step
 
 
-def load_run(workdir: Path | str, step: StepName = "newest", *, average: int = 1) -> TrainedRun:
+def load_run(workdir: Path | str, step: StepName = "newest") -> TrainedRun:
     """A state of a run, of any task; nothing in its folder is changed.
 
     Args:
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
             validation metric, or without validation the smallest loss; or a step that is kept.
-        average: how many of the newest checkpoints to average the parameters of.
 
     Raises:
-        ValueError: the folder holds no run of an unchanged task, or no such checkpoint, or too few
-            to average; or the checkpoint is damaged.
+        ValueError: the folder holds no run of an unchanged task, or no such checkpoint; or the
+            checkpoint is damaged.
     """
-    check_integer("average", average)
     task, kept = _saved_run(Path(workdir))
-    steps: list[StepName] = [step]
-    if average > 1:
-        if step != "newest":
-            raise ValueError(f"average must be 1 with step {step}; got {average}")
-        if average > len(kept.steps()):
-            raise ValueError(
-                f"average must be at most {len(kept.steps())}, the checkpoints; got {average}"
-            )
-        steps = [*kept.steps()[-average:]]
-    like = jax.eval_shape(functools.partial(initial_state, task))
-    restored = [kept.restore(like, each) for each in steps]
-    params = restored[-1].state.params
-    if average > 1:
-        by_step = [each.state.params for each in restored]
-        params = jax.tree.map(lambda *leaves: np.mean(np.stack(leaves), axis=0), *by_step)
-    reached = tuple(each.step for each in restored)
-    return TrainedRun(task, params, reached[-1], Path(workdir), reached)
+    restored = kept.restore(jax.eval_shape(functools.partial(initial_state, task)), step)
+    return TrainedRun(task, restored.state.params, restored.step, Path(workdir))
 
 
 def load_states(workdir: Path | str) -> tuple[Task, dict[int, TrainState]]:

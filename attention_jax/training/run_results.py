@@ -16,7 +16,7 @@ from attention_jax.runs.metrics_file import finite_or_null, read_lines
 from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import JSON, read_config, write_json
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run import TrainedRun, load_run
+from attention_jax.training.run import load_run
 from attention_jax.training.settings import task_in
 from attention_jax.training.task import Result, Task
 
@@ -68,7 +68,7 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
     if missing:
         run = load_run(workdir)
         step = run.step  # an earlier one, if the newest is damaged
-        if "" in missing and not _is_finished(run):
+        if "" in missing and step < task.train.steps:
             raise ValueError(
                 f"workdir {workdir} is not finished: step {step} of {task.train.steps}"
             )
@@ -91,15 +91,6 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
         seconds=sum(seconds) if seconds else math.nan,
         environment=_read(workdir / "env.json"),
     )
-
-
-def _is_finished(run: TrainedRun) -> bool:
-    """Whether a loaded run was trained to its last step, or to the end of its patience."""
-    assert run.workdir is not None
-    lines = read_lines(run.workdir / "validation.jsonl")
-    reached = [line for line in lines if line["step"] <= run.step]
-    rule = run.task.validation
-    return run.step >= run.task.train.steps or (rule is not None and rule.exhausted(reached))
 
 
 def _training_loss(workdir: Path, step: int) -> Result:
@@ -144,7 +135,7 @@ def _to_json(result: Result) -> JSON:
 
 def _from_json(stored: JSON) -> Result:
     by_seed = np.array(stored["by_seed"], float)  # None becomes NaN
-    return Result(**{**stored, "by_seed": by_seed.tolist()})
+    return Result(by_seed.tolist(), stored["larger_is_better"], stored["high"])
 
 
 def _read(path: Path) -> JSON:

@@ -140,11 +140,10 @@ class TrainConfig:
 
 
 class Result(NamedTuple):
-    """One measure of a trained run, and what tables and figures need to know of it."""
+    """One measure of a trained run, and what tables need to know of it."""
 
     by_seed: Sequence[float]  # a number per seed; NaN where training diverged
     larger_is_better: bool
-    low: float = 0.0  # the smallest number that it can be
     high: float | None = None  # the largest; None for no bound
 
 
@@ -162,21 +161,13 @@ class Validation(NamedTuple):
 
     metric: str  # its mean over seeds ranks checkpoints
     larger_is_better: bool
-    patience: int | None  # stop after this many checkpoints without a better metric; or never
 
     def loss(self, line: JSON) -> float:
         """The mean over seeds of the metric in a line of validation.jsonl; smaller is better."""
         mean = statistics.fmean(line[self.metric])
         if not math.isfinite(mean):
-            return math.inf  # never the best; a line read back has NaN here, with the same result
+            return math.inf  # never the best
         return -mean if self.larger_is_better else mean
-
-    def exhausted(self, lines: Sequence[JSON]) -> bool:
-        """Whether patience has run out since the best of the lines of validation.jsonl."""
-        if self.patience is None or not lines:
-            return False
-        losses = [self.loss(line) for line in lines]
-        return len(losses) - 1 - losses.index(min(losses)) >= self.patience
 
 
 class Answers(NamedTuple):

@@ -151,7 +151,7 @@ def test_evaluate_prints_a_row_per_result_and_writes_every_seed(workdir, tmp_pat
     status, printed, _ = command("evaluate", *words)
     written = json.loads(out.read_text())
     names = ["exact match (%)", "exact match, length 3 (%)"]
-    assert (status, list(written["results"]), written["steps"]) == (0, names, [6])
+    assert (status, list(written["results"]), written["step"]) == (0, names, 6)
     for name, by_seed in written["results"].items():
         assert len(by_seed) == 2
         assert all(0 <= share <= 100 for share in by_seed)
@@ -203,7 +203,6 @@ def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(
     [
         ("evaluate", ["--workdir", "nowhere"], "nowhere"),
         ("evaluate", ["--lengths", "0"], "lengths"),
-        ("evaluate", ["--average", "0"], "average"),
         ("evaluate", ["--step", "2"], "step"),  # is not kept
         ("evaluate", ["--out", "no/x"], "out"),
         ("evaluate", ["--out", "RUN"], "out"),

@@ -135,7 +135,7 @@ def test_evaluation_and_scores_of_a_text(command):
     status, out, err = command("evaluate", "--workdir", "run")
     assert (status, err) == (0, "")
     assert "best validation BLEU" in out
-    arguments = ["--workdir", "run", *VALIDATED, "--average", "2"]
+    arguments = ["--workdir", "run", *VALIDATED]
     status, out, err = command("translate", *arguments)
     assert (status, out.count("\n")) == (0, 4)
     found = score_translations(out.splitlines(), lines_of("validation", "en"))
@@ -191,7 +191,7 @@ def test_what_stops_it_on_the_way(command, monkeypatch, event, status, message):
 def test_help_is_that_of_the_task(command):
     for words, expected, absent in (
         ([], "(default: 2500)", "--source PATH"),
-        (TASK, "--patience", "--min-length"),
+        (TASK, "--precision", "--min-length"),
         (["--task", "user_tasks:Rotate"], "--by", "--letters"),
     ):
         status, out, err = command("train", *words, "--help")
@@ -218,7 +218,6 @@ TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
         ([*TRAIN, *FILES, "--vocabulary-size", "9999"], "vocabulary_size"),  # found in C++
         ([*TRAIN, *FILES, *SIZE, "--max-tokens", "2"], "max_tokens"),
         ([*TRAIN, *FILES, "--validation-source", "train.de"], "validation_target"),
-        ([*TRAIN, *FILES, "--patience", "3"], "patience"),
         ([*TRAIN, "--source", "train.de"], "--target"),
         ([*TRAIN, *FILES, "--min-length", "3"], "--min-length"),
         (["train", "--workdir", "new", *FILES], "--source"),
@@ -231,7 +230,6 @@ TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
         ([*TRANSLATE, "--source", "train.de", "--reference", "short.en"], "short.en"),
         (TRANSLATE, "standard input"),
         ([*TRANSLATE, "--step", "3"], "step"),
-        ([*TRANSLATE, "--average", "3"], "average"),
         ([*TRANSLATE, "--seed-index", "2"], "seed_index"),
         ([*TRANSLATE, "--beams", "0"], "beams"),
         ([*TRANSLATE, "--length-penalty", "-1"], "length_penalty"),

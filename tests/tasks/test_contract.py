@@ -10,7 +10,6 @@ from saved_files import assert_bits_equal
 from toy_task import saved_state
 from translation_cases import run_task, write_text
 
-from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks import TASKS, task_in, task_of
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
@@ -25,7 +24,6 @@ SIZES = {
     "recall": {"length": 12, "pairs": 2, "vocabulary_size": 16},
     "noisy_recall": {"length": 12},
     "selective_copy": {"length": 12, "copied": 3},
-    "regression": {"points": 4, "features": 2},
 }
 FEW = {"steps": 5, "log_every": 1, "checkpoint_every": 2, "keep": 9}
 
@@ -91,16 +89,18 @@ def test_training_logs_numbers_and_every_part_has_a_gradient(trained):
         assert np.all(np.isfinite(norms) & (np.array(norms) > 0))
 
 
-class Stop(Interruption):
-    """Asks to stop after some calls."""
+class Stop:
+    """An `Interruption` that asks to stop after some calls."""
+
+    exit_status = 143
 
     def __init__(self, calls):
-        super().__init__()
         self.calls = calls
 
-    def agreed(self):
+    @property
+    def requested(self):
         self.calls -= 1
-        return self.calls < 0
+        return 15 if self.calls < 0 else None
 
 
 @pytest.mark.parametrize("calls", [pytest.param(0, marks=pytest.mark.slow), 1])
@@ -139,7 +139,7 @@ def test_results_are_kept_and_read_back(trained, monkeypatch):
     assert any("length 3" in name for name in finished.results) == task.by_length
     for result in finished.results.values():
         assert len(result.by_seed) == task.train.seeds
-        assert all(np.array(result.by_seed) >= result.low)
+        assert all(np.array(result.by_seed) >= 0)
     monkeypatch.setattr(type(task), "evaluate", None)
     assert finished_run(run.workdir, lengths).results == finished.results
     if not task.by_length:

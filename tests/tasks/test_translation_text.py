@@ -142,26 +142,6 @@ def test_a_size_that_does_not_suit_the_text_is_one_line(text, size, reason):
         Subwords.learned(text, size)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [lambda whole: b"", lambda whole: whole[:997], lambda whole: whole[1:]],
-    ids=["empty", "truncated", "shifted"],
-)
-def test_damaged_models(subwords, model):
-    with pytest.raises(ValueError, match=r"^model must be a sentencepiece model; .*$") as error:
-        Subwords(model(subwords.model))
-    assert "\n" not in str(error.value)
-
-
-def test_a_model_with_other_ids(tmp_path):
-    options = {"vocab_size": 331, "model_type": "bpe", "byte_fallback": True, "minloglevel": 2}
-    sentencepiece.SentencePieceTrainer.Train(
-        sentence_iterator=iter(TEXT), model_prefix=str(tmp_path / "own"), **options
-    )
-    with pytest.raises(ValueError, match=r"must have the ids \(0, 1, 2\) .*; got \(-1, 1, 2\)$"):
-        Subwords((tmp_path / "own.model").read_bytes())
-
-
 def test_without_sentencepiece(subwords, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     for needs in (lambda: Subwords(subwords.model), lambda: Subwords.learned(TEXT, SIZE)):

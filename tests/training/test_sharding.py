@@ -20,7 +20,7 @@ from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import initial_state
 from attention_jax.training.run import load_run, train_run
-from attention_jax.training.sharding import Layout, MeshShape, whole_machine
+from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, TrainConfig
 
 # --- on eight devices ---
@@ -175,47 +175,20 @@ def test_each_part_is_drawn_where_it_is_used():
 # --- on one ---
 
 
-def test_words():
-    shape = MeshShape(seed=3, data=2)
-    assert MeshShape.from_words(["data=2", "seed=3"]) == shape
-    assert MeshShape.from_words(shape.to_words()) == shape
-    assert shape.devices == 6
-
-
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("shape", "message"),
     [
-        (["model=2"], "seed=DEVICES, data=DEVICES; got 'model=2'"),
-        ([], "got ''"),
-        (["data="], "got 'data='"),
-        (["data=-2"], "got 'data=-2'"),
-        (["data=2", "data=4"], "got 'data=4'"),
-        (["data=0"], "mesh data must be at least 1; got 0"),
+        (MeshShape(data=7), "mesh_seed times mesh_data must be at most 6, the devices; got 7"),
+        (MeshShape(seed=3), "mesh_seed must divide the 4 seeds; got 3"),
+        (MeshShape(data=3), "must divide the batch of 10; got 3"),
     ],
 )
-def test_bad_words(words, message):
-    with pytest.raises(ValueError, match=r"^mesh ") as told:
-        MeshShape.from_words(words)
-    assert message in str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("shape", "devices", "processes", "message"),
-    [
-        (MeshShape(data=7), 6, 1, "mesh seed=1 data=7 needs 7 devices; there are 6"),
-        (MeshShape(data=2), 6, 3, "must take all 6 devices of the 3 processes; it takes 2"),
-        (MeshShape(seed=3), 6, 1, "mesh seed must divide the 4 seeds; got 3"),
-        (MeshShape(data=3), 6, 1, "must divide the batch of 10; got 3"),
-    ],
-)
-def test_what_cannot_be_cut_up(monkeypatch, shape, devices, processes, message):
-    monkeypatch.setattr(jax, "device_count", lambda: devices)
-    monkeypatch.setattr(jax, "process_count", lambda: processes)
-    with pytest.raises(ValueError, match=r"^mesh ") as told:
+def test_what_cannot_be_cut_up(monkeypatch, shape, message):
+    monkeypatch.setattr(jax, "device_count", lambda: 6)
+    with pytest.raises(ValueError, match=r"^mesh_") as told:
         shape.check(seeds=4, batch_size=10)
     assert message in str(told.value)
-    MeshShape(data=2, seed=2 if processes == 1 else 3).check(seeds=12, batch_size=10)
-    assert whole_machine() == MeshShape(data=1 if processes == 1 else devices)
+    MeshShape(data=2, seed=2).check(seeds=12, batch_size=10)
 
 
 def test_one_device_is_left_alone():
@@ -224,4 +197,3 @@ def test_one_device_is_left_alone():
     assert layout.constrained(state)["w"] is state["w"]
     assert layout.constrained(state, "data")["w"] is state["w"]
     assert layout.by_seed.device_set == {jax.devices()[0]}
-    np.testing.assert_array_equal(layout.to_host(jnp.ones(3)), np.ones(3))

@@ -1,4 +1,4 @@
-"""What is measured at checkpoints: when, what is best, when it is enough, and all of it resumed."""
+"""What is measured at checkpoints: when, what is best, and all of it resumed."""
 
 import dataclasses
 import json
@@ -35,7 +35,6 @@ class Counting(Toy):
 
     train: TrainConfig = LOOP
     larger: bool = False
-    patience: int | None = None
     validated: bool = True
 
     # What a test sets: a step during which a signal comes ("start": before the first), and a curve.
@@ -64,7 +63,7 @@ class Counting(Toy):
 
     @property
     def validation(self):
-        return Validation("score", self.larger, self.patience) if self.validated else None
+        return Validation("score", self.larger) if self.validated else None
 
     def validate(self, params, folder):
         (step,) = {round(-float(w)) for w in params["w"]}
@@ -112,7 +111,7 @@ def straight(tmp_path_factory):
 
 def test_lines_at_checkpoints_and_at_the_end(straight, tmp_path):
     reached, folder = straight
-    assert (reached.step, reached.exhausted) == (11, False)
+    assert reached.step == 11
     lines = [json.loads(line) for line in (folder / "validation.jsonl").read_text().splitlines()]
     assert lines == [
         {"step": step, "other": [0.25, 0.75], "score": [number - 1, number + 1]}
@@ -130,8 +129,8 @@ def test_lines_at_checkpoints_and_at_the_end(straight, tmp_path):
 
 def test_at_the_last_step_there_is_nothing_to_stop(tmp_path, capsys):
     short = TrainConfig(**{**SHORT, "log_every": 2}, steps=4, keep=1, keep_best=1)
-    reached = run(tmp_path, {2: 4.0, 4: 2.0}, train=short, larger=True, patience=1)
-    assert (reached.step, reached.exhausted) == (4, False)
+    reached = run(tmp_path, {2: 4.0, 4: 2.0}, train=short, larger=True)
+    assert reached.step == 4
     assert steps_of(tmp_path) == [2, 4]  # once
     assert kept(tmp_path) == ([2, 4], 2)
     assert "toy: step 2, validation: other 0.5, score 4" in capsys.readouterr().out.splitlines()
@@ -150,7 +149,7 @@ def test_at_the_last_step_there_is_nothing_to_stop(tmp_path, capsys):
 )
 def test_a_stop_on_the_way_is_not_measured(tmp_path, straight, stop, reached, lines):
     stopped = run(tmp_path, stop=stop)
-    assert (stopped.step, stopped.interrupted, stopped.exhausted) == (reached, 143, False)
+    assert (stopped.step, stopped.interrupted) == (reached, 143)
     assert steps_of(tmp_path) == lines
     steps, best = kept(tmp_path)
     assert max(steps) == reached
@@ -160,51 +159,28 @@ def test_a_stop_on_the_way_is_not_measured(tmp_path, straight, stop, reached, li
     assert kept(tmp_path) == kept(straight[1])
 
 
-# --- the best checkpoint, and patience ---
+# --- the best checkpoint ---
 
 
 def test_what_is_no_number_is_never_the_best(tmp_path):
-    """Neither at first nor later, and a resumed run, which reads null, counts as the first did."""
-    rule = Validation("score", larger_is_better=True, patience=3)
+    """Neither at first nor later, nor in a resumed run."""
+    rule = Validation("score", larger_is_better=True)
     assert rule.loss({"score": [math.inf, 1.0]}) == math.inf
-    curve = {**CURVE, 2: math.nan, 4: 3.0, 6: 3.0, 8: math.nan, 10: 3.0, 11: 2.0}
-    run(tmp_path, curve, stop=9, patience=3)
-    reached = run(tmp_path, curve, patience=3)
-    assert (reached.step, reached.exhausted) == (10, True)
-    assert steps_of(tmp_path) == [2, 4, 6, 8, 10]
+    curve = {**CURVE, 2: math.nan, 4: 3.0, 6: 3.0, 8: math.nan, 10: 3.0, 11: 4.0}
+    run(tmp_path, curve, stop=9)
+    run(tmp_path, curve)
+    assert steps_of(tmp_path) == [2, 4, 6, 8, 10, 11]
     assert kept(tmp_path)[1] == 10  # of equal ones the newest
     line = json.loads((tmp_path / "validation.jsonl").read_text().splitlines()[0])
     assert line["score"] == [None, None]
 
 
-# Best at 4; then 6 is worse, 8 as good and no better, 10 better.
-PATIENT = {2: 7.0, 4: 5.0, 6: 9.0, 8: 5.0, 10: 2.0, 11: 3.0}
-
-
-@pytest.mark.parametrize(("patience", "end"), [(1, 6), (2, 8), (3, None), (None, None)])
-@pytest.mark.parametrize("larger", [True, False])
-def test_patience_runs_out_when_the_best_is_too_long_ago(patience, end, larger):
-    rule = Validation("score", larger, patience)
-    numbers = [-number if larger else number for number in PATIENT.values()]
-    lines = [{"score": [number - 1, number + 1]} for number in numbers]
-    ends = [step for n, step in enumerate(PATIENT, 1) if rule.exhausted(lines[:n])]
-    assert next(iter(ends), None) == end
-
-
-def test_a_resumed_run_counts_on_and_one_that_stopped_early_stops_at_once(tmp_path):
-    straight, stopped, killed = (tmp_path / name for name in ("straight", "stopped", "killed"))
-    reached = run(straight, PATIENT, patience=2)
-    assert run(stopped, PATIENT, patience=2, stop=7).step == 7
-    # The line was written, the checkpoint was not: it must not count.
-    shutil.copytree(straight, killed)
-    shutil.rmtree(killed / "checkpoints" / "8")
-    before = content(straight), kept(straight)
-    for folder, seen in ((stopped, [8]), (killed, [8]), (straight, [])):
-        resumed = run(folder, PATIENT, patience=2)
-        assert Counting.seen == seen
-        assert (resumed.step, resumed.exhausted) == (reached.step, reached.exhausted) == (8, True)
-        assert content(folder) == before[0]
-        assert kept(folder)[1] == before[1][1] == 8
+def test_a_line_without_its_checkpoint_is_written_again(tmp_path, straight):
+    shutil.copytree(straight[1], tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "checkpoints" / "11")
+    assert run(tmp_path).step == 11
+    assert Counting.seen == [11]
+    assert content(tmp_path) == content(straight[1])
 
 
 def test_damaged_lines_are_named(tmp_path, straight):

@@ -17,7 +17,7 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.tasks.files import check_data
+from attention_jax.tasks.files import check_data, digest_of
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
@@ -88,8 +88,6 @@ class Translation(Task):
         label_smoothing: see `output_cross_entropy`.
         precision: dtype of products; parameters and sums are float32.
         validation_metric: the metric that chooses the best checkpoint.
-        patience: training stops after this many checkpoints without a better metric; None for
-            never.
 
     Raises:
         ValueError: a setting is out of range, or two settings contradict each other.
@@ -110,7 +108,6 @@ class Translation(Task):
     label_smoothing: float = 0.1
     precision: Precision = "float32"
     validation_metric: ValidationMetric = "bleu"
-    patience: int | None = None
 
     def __post_init__(self) -> None:
         if (self.validation_source is None) != (self.validation_target is None):
@@ -123,12 +120,6 @@ class Translation(Task):
         for name in ("vocabulary_size", "max_tokens", "batch_tokens", "buckets"):
             check_integer(name, getattr(self, name))
         checked_fraction("label_smoothing", self.label_smoothing)
-        if self.patience is not None:
-            check_integer("patience", self.patience)
-            if self.validation_source is None:
-                raise ValueError(
-                    "patience needs validation_source and validation_target; got neither"
-                )
         self.model.check_length(self.max_tokens + 1)
 
     @property
@@ -149,17 +140,15 @@ class Translation(Task):
         """The subwords that the run in a folder learned with.
 
         Raises:
-            ValueError: the file is missing or damaged, or was replaced.
+            ValueError: the file is missing, or has changed.
         """
         path = folder / SUBWORDS
         try:
-            subwords = Subwords(path.read_bytes())
+            model = path.read_bytes()
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-        except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}") from error
-        check_data(folder, "subwords_sha256", subwords.digest)
-        return subwords
+        check_data(folder, "subwords_sha256", digest_of(model))
+        return Subwords(model)
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
         """Reads the text; learns the subwords, or reads those of a run that has begun."""
@@ -189,7 +178,7 @@ class Translation(Task):
             batches.batch,
             digests={
                 "text_sha256": {k: each.digest for k, each in texts.items() if each is not None},
-                "subwords_sha256": subwords.digest,
+                "subwords_sha256": digest_of(subwords.model),
             },
             files={SUBWORDS: subwords.model},
             note=batches.description,
@@ -244,8 +233,7 @@ class Translation(Task):
     def validation(self) -> Validation | None:
         if self.validation_source is None:
             return None
-        is_bleu = self.validation_metric == "bleu"
-        return Validation(self.validation_metric, is_bleu, self.patience)
+        return Validation(self.validation_metric, self.validation_metric == "bleu")
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
         """Mean loss without dropout and greedy BLEU of each seed, on the validation text.
