@@ -35,6 +35,14 @@ _LOG_GRADIENTS = tyro.constructors.PrimitiveConstructorSpec(
     str_from_instance=lambda instance: [] if instance is None else [f"every={instance}"],
 )
 
+_MESH = tyro.constructors.PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="AXIS=DEVICES ...",
+    instance_from_str=MeshShape.from_words,
+    is_instance=lambda instance: isinstance(instance, MeshShape | None),
+    str_from_instance=lambda instance: ["None"] if instance is None else instance.to_words(),
+)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(Generic[Settings]):
@@ -57,26 +65,17 @@ class Arguments(Generic[Settings]):
         log_gradients: also write gradient norms and attention statistics of the next batch to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
-        mesh_seed: the number of devices that share the seeds; divides their number. A run may be
-            resumed on other devices.
-        mesh_data: the number of devices that share each batch; divides its size.
+        mesh: devices along each axis, for example "data=4 seed=2". "seed" spreads seeds and divides
+            their number; "data" spreads the batch and divides its size. If left out, one device.
+            A run may be resumed on another mesh.
     """
 
     task: TaskName = "reversal"
     workdir: Path
     resume: bool = False
     log_gradients: Annotated[int | None, _LOG_GRADIENTS] = None
-    mesh_seed: int = 1
-    mesh_data: int = 1
+    mesh: Annotated[MeshShape | None, _MESH] = None
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
-
-    def __post_init__(self) -> None:
-        _ = self.mesh  # checks it
-
-    @property
-    def mesh(self) -> MeshShape:
-        """The devices."""
-        return MeshShape(self.mesh_seed, self.mesh_data)
 
 
 def main(arguments: Arguments[Any]) -> int:

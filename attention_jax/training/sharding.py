@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -32,12 +33,31 @@ class MeshShape:
 
     def __post_init__(self) -> None:
         for name, size in dataclasses.asdict(self).items():
-            check_integer(f"mesh_{name}", size)
+            check_integer(f"mesh {name}", size)
 
     @property
     def devices(self) -> int:
         """The number of devices of the mesh."""
         return math.prod(dataclasses.astuple(self))
+
+    @classmethod
+    def from_words(cls, words: Sequence[str]) -> MeshShape:
+        """Parses words such as ["data=4", "seed=2"]."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        sizes: dict[str, int] = {}
+        for word in words or [""]:
+            name, _, size = word.partition("=")
+            if name not in names or not size.isdecimal() or name in sizes:
+                raise ValueError(
+                    f"mesh must be one or more of {', '.join(f'{n}=DEVICES' for n in names)};"
+                    f" got {word!r}"
+                )
+            sizes[name] = int(size)
+        return cls(**sizes)
+
+    def to_words(self) -> list[str]:
+        """The words that `from_words` parses."""
+        return [f"{name}={size}" for name, size in dataclasses.asdict(self).items()]
 
     def check(self, *, seeds: int, batch_size: int | None) -> None:
         """Raises ValueError unless the devices exist and the mesh divides the seeds and the batch.
@@ -46,15 +66,15 @@ class MeshShape:
             seeds: how many.
             batch_size: examples of a batch; None if batches are made to fit the mesh.
         """
+        named = f"mesh {' '.join(self.to_words())}"
         if self.devices > jax.device_count():
             raise ValueError(
-                f"mesh_seed times mesh_data must be at most {jax.device_count()}, the devices;"
-                f" got {self.devices}"
+                f"{named} needs {self.devices} devices; there are {jax.device_count()}"
             )
         if seeds % self.seed:
-            raise ValueError(f"mesh_seed must divide the {seeds} seeds; got {self.seed}")
+            raise ValueError(f"mesh seed must divide the {seeds} seeds; got {self.seed}")
         if batch_size is not None and batch_size % self.data:
-            raise ValueError(f"mesh_data must divide the batch of {batch_size}; got {self.data}")
+            raise ValueError(f"mesh data must divide the batch of {batch_size}; got {self.data}")
 
 
 class Layout:

@@ -290,7 +290,7 @@ def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
         (["--set", "dim=8", "--dim", "4"], "dim"),
         (["--score", "dot"], "score"),
         (["--bogus", "3"], "--bogus"),
-        (["--set", "keep=1,2", "--mesh-seed", "4096"], "mesh_seed"),
+        (["--set", "keep=1,2", "--mesh", "seed=4096"], "mesh"),
         (["--task", "translation", "--lengths", "3"], "lengths"),
         (["--lengths", "0"], "lengths"),
         (["--set", 'positions="learned'], "positions"),
