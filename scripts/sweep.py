@@ -19,6 +19,8 @@ import train
 import tyro
 from command_line import ScoreNames, TaskName, is_users_mistake, parse, print_table, run_command
 
+from attention_jax.reports import plotting
+from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.progress import warn
@@ -57,8 +59,8 @@ class Arguments:
     elsewhere they are another configuration, which is refused.
 
     At the end come a table of all finished runs in `workdir`, with a row per combination (mean ±
-    standard deviation over seeds and the worst seed), and the files table.csv and table.json in
-    `workdir`.
+    standard deviation over seeds and the worst seed), and the files table.csv, table.json and
+    sweep.png in `workdir`.
 
     Attributes:
         scores: the scores to compare.
@@ -302,7 +304,8 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
     with writing("workdir", workdir):
         write_text(workdir / "table.csv", _csv(rows, records))
         write_json(workdir / "table.json", {"results": records, "environments": environments})
-    for name in ("table.csv", "table.json"):
+        plotting.save(_figure(rows), workdir / "sweep.png")
+    for name in ("table.csv", "table.json", "sweep.png"):
         print(workdir / name)
 
 
@@ -356,6 +359,17 @@ def _csv(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
     writer.writeheader()
     writer.writerows(lines.values())
     return file.getvalue()
+
+
+def _figure(rows: Sequence[Row]) -> Any:
+    panels: dict[str, Panel] = {}
+    for run, settings in rows:
+        others = "\n".join(f"{name} {settings[name]}" for name in settings if name != "score")
+        for metric, result in run.results.items():
+            panel = panels.setdefault(metric, Panel(metric, {}, result.low, result.high))
+            by_seed = {**panel.by_seed, (str(settings["score"]), others): result.by_seed}
+            panels[metric] = panel._replace(by_seed=by_seed)
+    return results_by_setting(list(panels.values()))
 
 
 if __name__ == "__main__":

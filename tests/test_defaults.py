@@ -148,6 +148,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "finished_run": dict(lengths=()),
     "TrainedRun": dict(interrupted=0),
     "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
+    "Result Panel": dict(low=0.0),
     "answers_view": dict(seed_index=0, compare=(), all_steps=False),
     "accuracies": dict(strings=1000, seed=0, beams=1),
     "decoded": dict(beams=1),

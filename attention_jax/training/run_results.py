@@ -135,7 +135,7 @@ def _to_json(result: Result) -> JSON:
 
 def _from_json(stored: JSON) -> Result:
     by_seed = np.array(stored["by_seed"], float)  # None becomes NaN
-    return Result(by_seed.tolist(), stored["larger_is_better"], stored["high"])
+    return Result(**{**stored, "by_seed": by_seed.tolist()})
 
 
 def _read(path: Path) -> JSON:

@@ -140,10 +140,11 @@ class TrainConfig:
 
 
 class Result(NamedTuple):
-    """One measure of a trained run, and what tables need to know of it."""
+    """One measure of a trained run, and what tables and figures need to know of it."""
 
     by_seed: Sequence[float]  # a number per seed; NaN where training diverged
     larger_is_better: bool
+    low: float = 0.0  # the smallest number that it can be
     high: float | None = None  # the largest; None for no bound
 
 

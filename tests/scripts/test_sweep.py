@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from command_lines import call, load, users_settings
+from matplotlib.image import imread
 from user_tasks import Rotate
 
 from attention_jax.runs.metrics_file import read_lines
@@ -137,6 +138,7 @@ def test_csv_json_and_figure_agree(workdir):
         assert float(row["seconds"]) == record["seconds"] > 0
     environments = json.loads((workdir / "table.json").read_text())["environments"]
     assert environments.keys() == {row["run"] for row in rows}
+    assert imread(workdir / "sweep.png").std() > 0
 
 
 def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypatch):
@@ -352,7 +354,7 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     varying = [(row["score"], row["batch_size"]) for row in rows]
     assert varying == [("dot", "3"), ("scaled", "5")]
     assert "learning_rate" not in rows[0]
-    assert str(tmp_path / "table.json") in out
+    assert str(tmp_path / "sweep.png") in out
     # The results are kept, and computed again for another step only.
     kept = other / "results.json"
     content = json.loads(kept.read_text())

@@ -139,7 +139,7 @@ def test_results_are_kept_and_read_back(trained, monkeypatch):
     assert any("length 3" in name for name in finished.results) == task.by_length
     for result in finished.results.values():
         assert len(result.by_seed) == task.train.seeds
-        assert all(np.array(result.by_seed) >= 0)
+        assert all(np.array(result.by_seed) >= result.low)
     monkeypatch.setattr(type(task), "evaluate", None)
     assert finished_run(run.workdir, lengths).results == finished.results
     if not task.by_length:

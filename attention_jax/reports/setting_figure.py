@@ -1,0 +1,86 @@
+"""Results of many runs by their settings: a group per setting, a colour per score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from attention_jax.reports.plotting import new_figure, style_of
+
+_GROUP = 0.84  # height of a group; the distance between two groups is 1
+
+
+class Panel(NamedTuple):
+    """One metric of all runs."""
+
+    label: str
+    by_seed: Mapping[tuple[str, str], Sequence[float]]  # (score, setting) -> a number per seed
+    low: float = 0.0  # the smallest number that the metric can be
+    high: float | None = None  # the largest; None for no bound
+
+
+def results_by_setting(panels: Sequence[Panel]) -> Figure:
+    """One panel per metric; in it a point per seed and a line at their mean.
+
+    Settings follow one below the other in the order of the panels, and within a setting the scores.
+    A seed that diverged (NaN) has no point.
+
+    Args:
+        panels: the metrics; each may lack some pairs of score and setting.
+    """
+    pairs = [pair for panel in panels for pair in panel.by_seed]
+    scores, settings = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+    lines = max(setting.count("\n") + 1 for setting in settings)
+    group = max(0.14 * (len(scores) + 1), 0.2 * lines + 0.1)  # inches
+    longest = max(len(line) for setting in settings for line in setting.split("\n"))
+    figure, axes = new_figure(
+        0.08 * longest + 3.6 * len(panels),
+        group * len(settings) + 1.3 + 0.2 * (len(scores) // 4),
+        columns=len(panels),
+        sharey=True,
+    )
+    room = _GROUP / len(scores)
+    for ax, panel in zip(axes, panels, strict=True):
+        for (score, setting), values in panel.by_seed.items():
+            index = scores.index(score)
+            place = settings.index(setting) - _GROUP / 2 + room * (index + 0.5)
+            _draw_seeds(ax, place, np.asarray(values, float), index, room)
+        for boundary in range(1, len(settings)):
+            ax.axhline(boundary - 0.5, color="0.85", linewidth=0.8)
+        _set_range(ax, panel)
+        ax.set_xlabel(panel.label)
+        ax.grid(axis="x", alpha=0.3)
+        ax.tick_params(axis="y", length=0)
+    axes[0].set(ylim=(len(settings) - 0.5, -0.5))
+    axes[0].set_yticks(range(len(settings)), settings)
+    handles = [
+        Line2D([], [], linestyle="", markersize=4, **style_of(index))
+        for index in range(len(scores))
+    ]
+    figure.legend(handles, scores, loc="outside upper center", ncols=min(4, len(scores)))
+    return figure
+
+
+def _draw_seeds(axes: Axes, place: float, by_seed: np.ndarray, index: int, room: float) -> None:
+    """The points of one score, spread around its place, and a line at their mean."""
+    spread = room * ((np.arange(len(by_seed)) + 0.5) / len(by_seed) - 0.5) / 2
+    style = style_of(index)
+    axes.plot(by_seed, place + spread, linestyle="", alpha=0.7, markersize=4, **style)
+    mean, ends = np.full(2, np.mean(by_seed)), np.array([-0.4, 0.4])
+    axes.plot(mean, place + ends * room, color=style["color"])
+
+
+def _set_range(axes: Axes, panel: Panel) -> None:
+    """The whole range of a bounded metric; a logarithmic axis for numbers of many magnitudes."""
+    values = np.concatenate([np.asarray(each, float) for each in panel.by_seed.values()])
+    values = values[np.isfinite(values)]
+    if panel.high is not None:
+        margin = 0.04 * (panel.high - panel.low)
+        axes.set_xlim(panel.low - margin, panel.high + margin)
+    elif len(values) and values.min() > 0 and values.max() > 20 * values.min():
+        axes.set_xscale("log")

@@ -1,0 +1,48 @@
+"""The figure of a sweep: every seed has a point, and axes show what a metric can be."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from attention_jax.reports.plotting import save
+from attention_jax.reports.setting_figure import Panel, results_by_setting
+
+SCORES = [f"score {index}" for index in range(8)]
+SETTINGS = [f"dim {dim}\nlearning_rate {rate}" for dim in (16, 128) for rate in (1, 2)]
+
+
+def panels(scores, settings, seeds=3):
+    rng = np.random.default_rng(0)
+    pairs = list(itertools.product(scores, settings))
+    shares = {pair: rng.uniform(0, 100, seeds).tolist() for pair in pairs}
+    losses = {pair: np.exp(3 * rng.normal(size=seeds)).tolist() for pair in pairs}
+    return [Panel("exact match (%)", shares, 0.0, 100.0), Panel("loss", losses)]
+
+
+def points_of(axes):
+    lines = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
+    return lines, [float(x) for line in lines for x in line.get_xdata()]
+
+
+@pytest.mark.parametrize("counts", [(2, 1), (8, 4)])
+def test_a_point_per_seed(counts, tmp_path):
+    made = panels(SCORES[: counts[0]], SETTINGS[: counts[1]])
+    figure = results_by_setting(made)
+    for axes, panel in zip(figure.axes, made, strict=True):
+        lines, numbers = points_of(axes)
+        assert sorted(numbers) == sorted(itertools.chain(*panel.by_seed.values()))
+        places = [float(y) for line in lines for y in line.get_ydata()]
+        assert len(set(places)) == len(places)
+        assert len({(line.get_color(), line.get_marker()) for line in lines}) == counts[0]
+    shares, losses = figure.axes
+    assert losses.get_xscale() == "log"
+    assert (-10 < shares.get_xlim()[0] <= 0, 100 <= shares.get_xlim()[1] < 110) == (True, True)
+    assert save(figure, tmp_path / "figure.png").stat().st_size > 0
+    # Nothing overlaps: not the labels of the settings, and not the legend and the axes.
+    renderer = figure.canvas.get_renderer()
+    boxes = [label.get_window_extent(renderer) for label in shares.get_yticklabels()]
+    assert all(above.y0 >= below.y1 for above, below in itertools.pairwise(boxes))
+    (legend,) = figure.legends
+    assert legend.get_window_extent(renderer).y0 >= shares.get_window_extent().y1
+    assert legend.get_window_extent(renderer).width <= figure.bbox.width
