@@ -66,6 +66,18 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
         " any. Where there is a softmax, also the gradient of the loss in the logits. Red: a lower"
         " logit lowers the loss; blue: a higher one does.",
     )
+    yield html_page.heading("The gradient as a function of the scale of the logits")
+    with_softmax = [run for run in runs if run["scale_sweep"][str(run["step"])] is not None]
+    without = [run["label"] for run in runs if run not in with_softmax]
+    if without:
+        yield html_page.paragraph(f"Without a softmax over their logits: {', '.join(without)}.")
+    if with_softmax:
+        yield html_page.figure(
+            scale_curves(with_softmax),
+            "The norm of the softmax's Jacobian, through which all gradient to the score passes,"
+            " and the entropy, with the logits of this attention scaled up or down. Open markers:"
+            " the model before training; filled markers: after.",
+        )
     if any("curvature" in run for run in runs):
         yield html_page.heading("Curvature of the loss")
         yield html_page.paragraph(
@@ -126,10 +138,13 @@ def _by_step(
         ax.set_title(title, fontsize=9)
         ax.grid(alpha=0.3)
         ax.set_xlabel("step")
-    handles = [lines[index] for index in sorted(lines)]
-    labels = [textwrap.fill(line.get_label(), 45) for line in handles]
-    figure.legend(handles, labels, loc="outside upper center", ncols=2)
+    _legend(figure, [lines[index] for index in sorted(lines)])
     return figure
+
+
+def _legend(figure: Figure, lines: Sequence[Any], title: str | None = None) -> None:
+    labels = [textwrap.fill(line.get_label(), 45) for line in lines]
+    figure.legend(lines, labels, loc="outside upper center", ncols=2, title=title)
 
 
 def examples_view(runs: Sequence[JSON]) -> AttentionView:
@@ -154,6 +169,28 @@ def examples_view(runs: Sequence[JSON]) -> AttentionView:
         )
 
     return AttentionView.side_by_side({run["label"]: of_run(run) for run in runs})
+
+
+def scale_curves(runs: Sequence[JSON]) -> Figure:
+    """Jacobian norm and entropy against the logits' standard deviation; markers: no scaling."""
+    figure, axes = plotting.new_figure(10, 4.4, columns=2)
+    labels = {"jacobian_norm": "norm of the softmax's Jacobian", "entropy": "entropy (nats)"}
+    for ax, (name, label) in zip(axes, labels.items(), strict=True):
+        for index, run in enumerate(runs):
+            scales = np.array(run["scale_sweep"]["scales"])
+            color, marker = plotting.style_of(index).values()
+            for step, style, face in (("0", ":", "white"), (str(run["step"]), "-", color)):
+                sweep = run["scale_sweep"][step]
+                sd = np.mean(np.array(sweep["logit_sd"], float))
+                values = np.mean(np.array(sweep[name], float), axis=0)
+                ax.plot(scales * sd, values, style, color=color, label=run["label"])
+                unscaled = np.interp(0.0, np.log(scales), values)  # at scale 1
+                ax.plot(sd, unscaled, marker, color=color, markerfacecolor=face, markersize=8)
+        ax.set(xscale="log", xlabel="standard deviation of a row's logits", ylabel=label)
+        ax.grid(alpha=0.3)
+    solid = [line for line in axes[0].lines if line.get_linestyle() == "-"]
+    _legend(figure, solid, title="solid: trained, dotted: at step 0")
+    return figure
 
 
 def curvature_table(runs: Sequence[JSON]) -> str:

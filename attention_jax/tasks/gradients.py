@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.analysis import capture_gradients
+from attention_jax.analysis import capture_gradients, logit_variance
 from attention_jax.analysis.capture import computation_order
 from attention_jax.analysis.curvature import edges_and_trace
+from attention_jax.analysis.gradients import scale_sweep
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.pages import first_row, last_attention, mean_over_heads
@@ -101,8 +103,9 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
         {"label", "workdir", "step", "seeds", "by_step": {"steps", statistic: [steps][seeds]},
         "gradient_norms": {group of parameters: [steps][seeds]}, "attentions": their names,
         "examples": {step: {example: {"row_labels", "column_labels", "weights", "dlogits"}}},
-        "curvature": {step: {statistic: [seeds]}}}, where step is "0" or the newest. Numbers that
-        are not finite are None, and so are dlogits if the attention has no softmax.
+        "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
+        {statistic: [seeds]}}}, where step is "0" or the newest. Numbers that are not finite are
+        None, and so are those that need a softmax if the attention has none.
     """
     newest, label = max(run.states), run.task.label
 
@@ -115,6 +118,7 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
     by_step = _by_step(run)
     drawn = f"weights and gradients of {', '.join(run.labels)}"
     tables = look(drawn, functools.partial(_of_examples, run))
+    sweeps = look("scales of the logits", jax.vmap(functools.partial(_scale_sweep, run)))
     attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
@@ -125,6 +129,7 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
         "gradient_norms": _norms_by_group(by_step),
         "attentions": sorted(attentions, key=computation_order),
         "examples": {step: _example_tables(run, table) for step, table in tables.items()},
+        "scale_sweep": _rounded({"scales": _SCALES, **sweeps}),
     }
     if analysis.iterations:
         curvature = functools.partial(_curvature, run, analysis)
@@ -187,6 +192,27 @@ def _example_tables(run: Run, tables_of: dict[str, Any]) -> JSON:
     return tables
 
 
+_SCALES = np.geomspace(1 / 64, 64, 37)
+
+
+def _scale_sweep(run: Run, params: Params) -> dict[str, Array] | None:
+    """Jacobian norm and entropy of one seed's last attention with scaled logits: [scales]."""
+    captured = capture_gradients(run.loss, params, run.batch)
+    name = last_attention(captured.attentions)
+    attention, gradient = captured.attentions[name], captured.gradients[name]
+    if attention.logits is None or attention.mask is None:
+        return None
+    mask = attention.mask & jnp.any(gradient.doutput != 0, axis=-1)[..., None]
+    logits = jnp.where(mask, attention.logits, 0)
+    sweep = scale_sweep(logits, mask, gradient.dweights, jnp.asarray(_SCALES))
+    variance = logit_variance(logits, mask, per_row=True)
+    return {
+        "logit_sd": jnp.sqrt(jnp.mean(variance, where=jnp.any(mask, axis=-1))),
+        "jacobian_norm": sweep.jacobian_norm,
+        "entropy": sweep.entropy,
+    }
+
+
 def _curvature(run: Run, analysis: GradientAnalysis, params: Params) -> dict[str, Array]:
     """Hessian of one seed's loss of the batch in all parameters: each []."""
     rngs = jax.random.split(jax.random.key(0))
@@ -209,6 +235,8 @@ def _curvature(run: Run, analysis: GradientAnalysis, params: Params) -> dict[str
 
 def _rounded(numbers: Any) -> Any:
     """Nested lists of floats with six digits; None for numbers that are not finite."""
+    if numbers is None:
+        return None
     if isinstance(numbers, dict):
         return {name: _rounded(value) for name, value in numbers.items()}
     array = np.asarray(numbers, np.float64)  # None becomes NaN

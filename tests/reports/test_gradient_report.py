@@ -18,6 +18,7 @@ from stand_in_training import TASK, run_of_two_seeds
 from attention_jax.analysis import capture
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.analysis.curvature import Estimate, SpectrumEdges
+from attention_jax.reports import gradient_report
 from attention_jax.tasks import gradients
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
 from attention_jax.training.run import load_states
@@ -57,7 +58,7 @@ def run(workdir):
     lines = []
     with mock.patch.object(gradients, "edges_and_trace", quick_curvature):
         numbers = analyze_run(load_analyzed_run(workdir), analysis, progress=lines.append)
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all("general" in line for line in lines)
     return json.loads(json.dumps(numbers))  # it is JSON
 
@@ -97,14 +98,27 @@ def test_examples_show_the_models_own_weights(workdir, run):
         assert np.abs(table["dlogits"]).max() > 0
 
 
-def test_curvature_is_that_of_the_loss(run):
-    curvature = run["curvature"]
+def test_the_sweep_meets_the_model_at_scale_1_and_curvature_is_that_of_the_loss(run):
+    sweep, curvature = run["scale_sweep"], run["curvature"]
+    middle = int(np.argmin(np.abs(np.log(sweep["scales"]))))
+    assert sweep["scales"][middle] == pytest.approx(1)
     for step in ("0", "6"):
+        entropy = np.array(sweep[step]["entropy"])  # [seeds, scales]
+        assert np.all(np.diff(entropy, axis=1) <= 1e-5)  # larger logits, less entropy
+        assert np.all(entropy[:, middle] < np.log(8))
+        assert np.all(np.array(sweep[step]["logit_sd"]) > 0)
         found = {name: by_seed[0] for name, by_seed in curvature[step].items()}
         assert found.pop("largest") == -found.pop("smallest") > 0
         errors = {"largest_error": 3, "smallest_error": 1, "trace_error": 2}
         assert found == {**errors, "trace": 1.5}
     assert curvature["0"]["largest"] == pytest.approx([np.log(TASK.vocabulary.size)] * 2, abs=1.0)
+
+
+def test_a_seed_that_diverged_has_no_curve(run):
+    run = copy.deepcopy(run)
+    for step in ("0", "6"):
+        run["scale_sweep"][step]["logit_sd"][0] = None
+    gradient_report.scale_curves([run])
 
 
 @pytest.mark.slow
@@ -130,6 +144,7 @@ def without_softmax(run):
     run = copy.deepcopy(with_few_panels(run))
     run["by_step"] = {k: v for k, v in run["by_step"].items() if not k.startswith(ENCODER)}
     for step in ("0", "6"):
+        run["scale_sweep"][step] = None
         first, _ = run["examples"][step]
         run["examples"][step] = {first: {**run["examples"][step][first], "dlogits": None}}
     del run["curvature"]
@@ -159,11 +174,12 @@ def page(run, workdir, tmp_path_factory):
 def test_each_figure_of_the_page_has_a_description(page, run):
     assert page.open == []
     images = page.attributes("img")
-    assert len(images) == 2
+    assert len(images) == 2 + 1
     assert all(len(image["alt"]) > 40 for image in images)
     assert "python scripts/analyze_gradients.py --workdir" in page.text
     for folder in (run["workdir"], "runs/other"):  # one label, told apart
         assert f"{LABEL} ({folder})" in page.text
+    assert f"Without a softmax over their logits: {LABEL} (runs/other)." in page.text
     largest = run["curvature"]["6"]["largest"]
     assert f"{np.mean(largest):.3g} ± {np.std(largest, ddof=1):.2g}" in page.text
 
