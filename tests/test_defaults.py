@@ -123,6 +123,9 @@ DEFAULTS = {  # public names -> what inspect finds
         model=ONE_SEQUENCE["model"], train=TrainConfig(seeds=3, steps=600, batch_size=64),
         length=64, keys=8, noise_tokens=16, noise=0.2),
     "SelectiveCopy": dict(**ONE_SEQUENCE, length=32, letters=14, copied=6),
+    "Regression": dict(
+        model=ONE_SEQUENCE["model"], train=TrainConfig(seeds=3, steps=1000, batch_size=64),
+        features=2, points=7),
     "Translation": dict(
         vocabulary_size=4000, max_tokens=60,
         model=ModelConfig(dim=128, hidden_dim=512, num_heads=4, dropout_rate=0.2,
@@ -153,10 +156,10 @@ DEFAULTS = {  # public names -> what inspect finds
     "accuracies": dict(strings=1000, seed=0, beams=1),
     "decoded": dict(beams=1),
     "best_answers": dict(beams=1, length_penalty=0.0, sos=1),
-    "Task.answers SequenceTask.answers Text.answers Translation.answers TokenTask.answers":
-        dict(inputs=(), beams=1),
-    "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate TokenTask.evaluate":
-        dict(lengths=()),
+    "Task.answers SequenceTask.answers Text.answers Translation.answers TokenTask.answers"
+    " Regression.answers": dict(inputs=(), beams=1),
+    "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate TokenTask.evaluate"
+    " Regression.evaluate": dict(lengths=()),
     "Task.feed Text.feed Translation.feed": dict(multiple_of=1),
     "padded_batch": dict(batch_size=0, source_width=0, target_width=0),
     "padded_rows": dict(width=0),

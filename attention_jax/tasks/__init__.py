@@ -5,6 +5,7 @@ from __future__ import annotations
 from attention_jax.tasks.copy import Copy
 from attention_jax.tasks.noisy_recall import NoisyRecall
 from attention_jax.tasks.recall import Recall
+from attention_jax.tasks.regression import Regression
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.selective_copy import SelectiveCopy
 from attention_jax.tasks.sort import Sort
@@ -16,7 +17,7 @@ from attention_jax.training.task import Task
 __all__ = ["TASKS", "task_in", "task_of"]
 
 _TASKS: tuple[type[Task], ...] = (
-    *(Reversal, Copy, Sort, Recall, NoisyRecall, SelectiveCopy),
+    *(Reversal, Copy, Sort, Recall, NoisyRecall, SelectiveCopy, Regression),
     *(Text, Translation),
 )
 TASKS: dict[str, type[Task]] = {task.name: task for task in _TASKS}

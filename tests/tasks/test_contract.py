@@ -24,6 +24,7 @@ SIZES = {
     "recall": {"length": 12, "pairs": 2, "vocabulary_size": 16},
     "noisy_recall": {"length": 12},
     "selective_copy": {"length": 12, "copied": 3},
+    "regression": {"points": 4, "features": 2},
 }
 FEW = {"steps": 5, "log_every": 1, "checkpoint_every": 2, "keep": 9}
 

@@ -11,6 +11,7 @@ import pytest
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.noisy_recall import NoisyRecall
 from attention_jax.tasks.recall import Recall
+from attention_jax.tasks.regression import Regression
 from attention_jax.tasks.selective_copy import SelectiveCopy
 from attention_jax.tasks.tokens import drawn
 
@@ -19,6 +20,7 @@ SIZES = {
     "recall": Recall(MODEL, length=23, pairs=3, vocabulary_size=17),
     "noisy_recall": NoisyRecall(MODEL, length=26, keys=4, noise_tokens=5, noise=0.3),
     "selective_copy": SelectiveCopy(MODEL, length=19, letters=5, copied=4),
+    "regression": Regression(MODEL, points=7, features=3),
 }
 
 
@@ -131,10 +133,38 @@ def test_selective_copy_asks_the_letters_in_their_order():
     assert np.all(np.abs(letters[2:] - 240) < 60)
 
 
+# --- regression ---
+
+
+def test_regression_interleaves_points_of_a_linear_function_of_their_own():
+    batch = batch_of("regression")
+    assert batch.target_inputs.shape == (300, 13, 3)
+    x, y = batch.target_inputs[:, ::2], batch.targets[:, ::2]
+    np.testing.assert_array_equal(batch.target_inputs[:, 1::2, 0], y[:, :-1])
+    assert not np.any(batch.target_inputs[:, 1::2, 1:])
+    w = np.stack([np.linalg.lstsq(a, b)[0] for a, b in zip(x[:, :4], y[:, :4], strict=True)])
+    np.testing.assert_allclose(np.einsum("bnd,bd->bn", x, w), y, atol=1e-2)
+    for normal in (x, w):
+        assert abs(normal.mean()) < 0.15
+        assert abs(normal.std() - 1) < 0.15
+
+
+def test_the_answer_of_least_squares_stands_beside_a_prediction():
+    task = SIZES["regression"]
+    text = "1 0 0 0.5 0 1 0 -2 0 0 2 3 1 1 2"  # w = 0.5, -2, 1.5
+    answers = task.answers(task.init(jax.random.key(0)), [text, "1 2 3"])
+    assert [right for _, _, right in answers.texts] == ["1.50", "0.00"]
+    assert answers.batch.targets.shape == (2, 7)
+    with pytest.raises(ValueError, match="inputs must be numbers, 4 for each point and 3 for"):
+        task.answers(None, ["1 2 3 4"])
+
+
 # --- the loss ---
 
 
-@pytest.mark.parametrize("name", ["recall", pytest.param("noisy_recall", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["recall", "regression", pytest.param("noisy_recall", marks=pytest.mark.slow)]
+)
 def test_the_loss_is_the_mean_where_something_is_asked(name):
     task, batch = SIZES[name], batch_of(name, 20)
 
@@ -146,11 +176,15 @@ def test_the_loss_is_the_mean_where_something_is_asked(name):
     output, losses, right = np.asarray(output, np.float64), [], []
     for row, token in np.ndindex(batch.targets.shape):
         logits, target = output[row, token], batch.targets[row, token]
-        if target:
+        if name == "regression":
+            if token % 2 == 0:
+                losses.append((logits[0] - target) ** 2 / 3)
+        elif target:
             losses.append(np.log(np.sum(np.exp(logits))) - logits[target])
             right.append(np.argmax(logits) == target)
     np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
-    np.testing.assert_allclose(metrics["accuracy"], np.mean(right), rtol=1e-5)
+    if right:
+        np.testing.assert_allclose(metrics["accuracy"], np.mean(right), rtol=1e-5)
 
 
 def test_few_logits_are_computed_at_the_published_size():
@@ -172,7 +206,8 @@ def test_few_logits_are_computed_at_the_published_size():
         (NoisyRecall, {"length": 15}, "length must be even, for whole pairs; got 15"),
         (NoisyRecall, {"noise": 1.5}, "noise must be"),
         (SelectiveCopy, {"copied": 16}, "copied must be from 1 to 15, less than half of length"),
-        (Recall, {"model": ModelConfig()}, "architecture must be decoder"),
+        (Regression, {"points": 0}, "points must be at least 1; got 0"),
+        (Regression, {"model": ModelConfig()}, "architecture must be decoder"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(task, settings, message):
