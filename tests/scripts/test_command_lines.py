@@ -202,15 +202,9 @@ def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(
     ("name", "words", "named"),
     [
         ("evaluate", ["--workdir", "nowhere"], "nowhere"),
-        ("evaluate", ["--lengths", "0"], "lengths"),
         ("evaluate", ["--average", "0"], "average"),
-        ("evaluate", ["--step", "2"], "step"),  # is not kept
         ("evaluate", ["--out", "no/x"], "out"),
         ("evaluate", ["--out", "RUN"], "out"),
-        ("answers", ["--workdir", "nowhere"], "nowhere"),
-        ("answers", ["--inputs", "Hello"], "'Hello'"),
-        ("answers", ["--inputs", ""], "empty"),
-        ("answers", ["--seed-index", "2"], "seed_index"),
         ("answers", ["--figure", "a.jpg"], "a.jpg"),
         ("answers", ["--html", "a.htm"], "a.htm"),
         ("answers", ["--html", "no/a.html"], "no"),

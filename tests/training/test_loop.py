@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import os
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from saved_files import assert_bits_equal
+from saved_files import assert_bits_equal, fsynced
 from toy_task import Toy, toy, train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
@@ -133,19 +132,13 @@ def test_no_chunk_recompiles(tmp_path):
 
 
 def test_metrics_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
-    path, on_disk, saved = tmp_path / "metrics.jsonl", {}, []
-    fsync, save = os.fsync, Checkpoints.save
-
-    def recorded_fsync(file):
-        fsync(file)
-        on_disk[os.fstat(file).st_ino] = os.fstat(file).st_size
+    saved, save, on_disk = [], Checkpoints.save, fsynced(monkeypatch)
 
     def checked_save(self, step, *arguments, **options):
-        assert on_disk[path.stat().st_ino] == path.stat().st_size > 0
+        assert on_disk(tmp_path / "metrics.jsonl")
         saved.append(step)
         save(self, step, *arguments, **options)
 
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(Checkpoints, "save", checked_save)
     train_toy(toy(steps=4, log_every=2, checkpoint_every=2), tmp_path)
     assert saved == [2, 4]
