@@ -22,7 +22,7 @@ HEADS = {"num_heads": 4, "num_key_heads": 2, "normalize_qk": True}
 def config_of(**settings):
     usual = {
         "score": "additive", "dim": 8, "hidden_dim": 13, "position_limit": 40,
-        "max_wavelength": 50.0, "position_scale": 2.0,
+        "max_wavelength": 50.0, "min_wavelength": 0.5, "position_scale": 2.0,
     }  # fmt: skip
     return ModelConfig(**{**usual, **settings})
 
