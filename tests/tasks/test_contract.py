@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 from saved_files import assert_bits_equal
+from stand_in_training import scaled_at_each_step
 from toy_task import saved_state
 from translation_cases import run_task, write_text
 
@@ -65,30 +67,33 @@ def tasks(*fast):
     return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in NAMES]
 
 
-@pytest.fixture(scope="module", params=tasks("recall", "text", "translation"))
+@pytest.fixture(scope="module", params=tasks("text", "translation"))
 def trained(request, tmp_path_factory):
-    """A task and its run; tests/scripts trains a task from sequence to sequence."""
+    """A task and its run."""
     folder = tmp_path_factory.mktemp("tasks")
     task = small(request.param, folder)
-    every = 2 if task.model.architecture == "encoder-decoder" else None
-    return task, train_run(task, folder / "run", log_gradients=every)
+    return task, train_run(task, folder / "run")
+
+
+@pytest.fixture(scope="module", params=tasks("recall"))
+def scaled(request, tmp_path_factory):
+    """A task, and a run of it with larger parameters at each step."""
+    folder = tmp_path_factory.mktemp("scaled")
+    task = small(request.param, folder)
+    with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
+        return task, train_run(task, folder / "run")
 
 
 # --- training ---
 
 
-def test_training_logs_numbers_and_every_part_has_a_gradient(trained):
+def test_training_logs_numbers(trained):
     task, run = trained
     assert task_in(run.workdir) == task
-    metrics, gradients = (read_lines(run.workdir / f"{n}.jsonl") for n in ("metrics", "gradients"))
+    metrics = read_lines(run.workdir / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
     for line in metrics:
         assert np.all(np.isfinite([numbers for name, numbers in line.items() if name != "step"]))
-    if task.model.architecture == "encoder-decoder":
-        assert [line["step"] for line in gradients] == [0, 2, 4, 5]
-        norms = [x for name, x in gradients[0].items() if name.startswith("gradient_norm/")]
-        assert len(norms) > 5
-        assert np.all(np.isfinite(norms) & (np.array(norms) > 0))
 
 
 class Stop(Interruption):
@@ -103,12 +108,13 @@ class Stop(Interruption):
         return self.calls < 0
 
 
-@pytest.mark.parametrize("calls", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize("trained", tasks("translation"), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [0, 1])
+@pytest.mark.parametrize("trained", NAMES, indirect=True)
 def test_resumed_is_the_same_bits(trained, tmp_path, calls):
     """Stopped before the first step, or between checkpoints and in the middle of an update.
 
-    What is logged changes nothing; training/test_settings.py resumes the log of gradients.
+    training/test_validation.py and test_settings.py resume runs of a toy.
     """
     task, run = trained
     assert train_run(task, tmp_path, interruption=Stop(calls)).step == calls
@@ -147,6 +153,13 @@ def test_results_are_kept_and_read_back(trained, monkeypatch):
             finished_run(run.workdir, [3])
 
 
+def test_results_of_every_seed_are_in_their_range(scaled):
+    task, run = scaled
+    for result in task.evaluate(run.params, folder=run.workdir).values():
+        assert len(result.by_seed) == task.train.seeds
+        assert result.low <= min(result.by_seed) <= max(result.by_seed) <= (result.high or np.inf)
+
+
 @pytest.mark.parametrize("trained", tasks("text"), indirect=True)
 def test_answers_are_labelled(trained):
     task, run = trained
@@ -164,9 +177,8 @@ def test_answers_are_labelled(trained):
 
 
 # scripts/test_command_lines.py draws answers of a task from sequence to sequence.
-@pytest.mark.parametrize("trained", tasks("recall"), indirect=True)
-def test_a_page_shows_every_attention_to_the_answers(trained):
-    task, run = trained
+def test_a_page_shows_every_attention_to_the_answers(scaled):
+    task, run = scaled
     params = run.params_of(1)
     answers = task.answers(params, folder=run.workdir)
     assert len(answers.texts) == len(answers.labels) > 1
@@ -176,7 +188,7 @@ def test_a_page_shows_every_attention_to_the_answers(trained):
         assert weights.shape == (len(rows), len(columns))
         np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
     captures = answers_view(run, answers, all_steps=True).data["captures"]
-    assert {capture["step"] for capture in captures} == {"0", "2", "4", "5"}
+    assert {capture["step"] for capture in captures} == {"0", "2", "4", "6"}
     assert {capture["example"] for capture in captures} == set(answers.labels)
     names = [attention["name"] for attention in captures[0]["attentions"]]
     kind = "self" if task.model.architecture == "decoder" else "cross"
@@ -184,14 +196,17 @@ def test_a_page_shows_every_attention_to_the_answers(trained):
 
 
 # reports/test_gradient_report.py analyses a task from sequence to sequence.
-@pytest.mark.parametrize("trained", tasks("recall"), indirect=True)
-def test_gradients_are_analysed(trained):
-    _, run = trained
+def test_gradients_are_analysed_and_every_part_has_one(scaled):
+    _, run = scaled
     analyzed, analysis = load_analyzed_run(run.workdir), GradientAnalysis(iterations=0)
     numbers = analyze_run(analyzed, analysis, progress=lambda line: None)
-    assert numbers["by_step"]["steps"] == [0, 2, 4, 5]
-    assert set(numbers["examples"]) == {"0", "5"}
-    for table in numbers["examples"]["5"].values():
+    by_step = numbers["by_step"]
+    assert by_step["steps"] == [0, 2, 4, 6]
+    norms = [rows for name, rows in by_step.items() if name.startswith("gradient_norm/")]
+    assert len(norms) > 5
+    assert np.all(np.array(norms) > 0)
+    assert set(numbers["examples"]) == {"0", "6"}
+    for table in numbers["examples"]["6"].values():
         shape = len(table["row_labels"]), len(table["column_labels"])
         assert np.shape(table["weights"]) == np.shape(table["dlogits"]) == shape
     json.dumps(numbers)

@@ -98,16 +98,17 @@ def test_the_tasks_normalizer_stands_where_the_model_names_none():
 
 # --- accuracies and answers of a trained model ---
 
-MODEL = ModelConfig(score="general", dim=16, hidden_dim=16, encoder_layers=0, mask_padding=False)
-TASK = Reversal(MODEL, TrainConfig(seeds=SEEDS, batch_size=32), min_length=1, max_length=3)
+MODEL = ModelConfig(score="general", **SMALL, mask_padding=False)
+TRAIN = TrainConfig(seeds=SEEDS, batch_size=32)
+TASK = Reversal(MODEL, TRAIN, min_length=1, max_length=3, letters=2)
 
 
 @pytest.fixture(scope="module")
 def trained():
     """Trained to be right often, not always."""
-    steps = functools.partial(train_steps, TASK, 280)
+    steps = functools.partial(train_steps, TASK, 60)
     state, _ = jax.jit(jax.vmap(steps))(initial_state(TASK))
-    return TrainedRun(TASK, jax.device_get(state.params), 280)
+    return TrainedRun(TASK, jax.device_get(state.params), 60)
 
 
 @jax.jit
@@ -133,12 +134,12 @@ def answer_alone(params, source, length):
 
 
 def test_accuracies_are_those_of_the_model_asked_in_a_loop(trained):
-    results = accuracies(TASK, trained.params, [3, 2], strings=23)
+    results = accuracies(TASK, trained.params, [3, 2], strings=11)
     assert list(results) == [3, 2]
     draw, seen = jax.jit(TASK.batch, static_argnames=("size", "length")), []
     for length, found in results.items():
         rng = jax.random.fold_in(jax.random.key(0), length)
-        sources = np.asarray(draw(rng, size=23, length=length).source)[:, 1 : length + 1].tolist()
+        sources = np.asarray(draw(rng, size=11, length=length).source)[:, 1 : length + 1].tolist()
         for seed in range(SEEDS):
             params, forced, free, exact = trained.params_of(seed), [], [], []
             for source in sources:
@@ -152,7 +153,7 @@ def test_accuracies_are_those_of_the_model_asked_in_a_loop(trained):
             shares = [float(column[seed]) for column in found]
             assert shares == pytest.approx([np.mean(forced), np.mean(free), np.mean(exact)])
             seen += shares
-    beside = accuracies(TASK, trained.params, [2, 5], strings=23)[2]
+    beside = accuracies(TASK, trained.params, [2, 5], strings=11)[2]
     np.testing.assert_array_equal(beside, results[2])  # whichever other lengths are asked for
     assert 0 < min(seen) < max(seen) < 1
     assert len(set(seen)) > 6
