@@ -201,5 +201,5 @@ def test_the_coverage_loss_of_a_string_has_a_floor_of_1():
 )
 def test_letters_written_once_too_often(right, answer, repeated):
     ids = ([*Reversal.vocabulary.encode(text), EOS, *[PAD] * 4][:5] for text in (answer, right))
-    found = coverage.repeated_letters(*(jnp.array([row]) for row in ids))
+    found = jax.jit(coverage.repeated_letters)(*(np.array([row]) for row in ids))
     assert float(found) == pytest.approx(repeated)

@@ -138,6 +138,7 @@ def test_local_attention_equals_a_masked_softmax():
             np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_both_ways_to_decode_emit_the_same_tokens_and_never_end():
     config = ModelConfig(score="additive", dim=8, hidden_dim=8, num_heads=4, encoder_layers=0)
     source = np.random.default_rng(3).integers(EOS + 1, 29, (5, 7)).astype(np.int32)

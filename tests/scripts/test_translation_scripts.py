@@ -154,13 +154,13 @@ def test_files_to_files(command):
 
 
 def test_answers_are_translations(command, talkative, tmp_path):
-    files = ["--figure", str(tmp_path / "a.png"), "--html", str(tmp_path / "a.html")]
-    arguments = ["--workdir", talkative, "--inputs", "Ja .", "Nein .", *files]
+    figure = tmp_path / "a.png"
+    arguments = ["--workdir", talkative, "--inputs", "Ja .", "Nein .", "--figure", figure]
     status, out, err = command("answers", *arguments)
     assert (status, err) == (0, "")
     for line, sentence in zip(out.splitlines(), ("Ja .", "Nein ."), strict=False):
         assert re.match(rf"{sentence} -> ä[ ä]+", line)
-    assert {path.name for path in tmp_path.iterdir()} >= {"a.png", "a.html"}
+    assert figure.exists()
 
 
 def test_nothing_in_nothing_out(command):

@@ -67,7 +67,7 @@ def tasks(*fast):
     return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in NAMES]
 
 
-@pytest.fixture(scope="module", params=tasks("text", "translation"))
+@pytest.fixture(scope="module", params=tasks("translation"))
 def trained(request, tmp_path_factory):
     """A task and its run."""
     folder = tmp_path_factory.mktemp("tasks")
@@ -75,7 +75,7 @@ def trained(request, tmp_path_factory):
     return task, train_run(task, folder / "run")
 
 
-@pytest.fixture(scope="module", params=tasks("recall"))
+@pytest.fixture(scope="module", params=tasks("recall", "text"))
 def scaled(request, tmp_path_factory):
     """A task, and a run of it with larger parameters at each step."""
     folder = tmp_path_factory.mktemp("scaled")
@@ -124,9 +124,9 @@ def test_resumed_is_the_same_bits(trained, tmp_path, calls):
         assert (tmp_path / name).read_bytes() == (run.workdir / name).read_bytes()
 
 
-@pytest.mark.parametrize("trained", ["text", "translation"], indirect=True)
-def test_a_batch_from_the_host_depends_on_seed_and_step_alone(trained):
-    task, run = trained
+@pytest.mark.parametrize("scaled", ["text", "translation"], indirect=True)
+def test_a_batch_from_the_host_depends_on_seed_and_step_alone(scaled):
+    task, run = scaled
     feed, other = (task.feed(run.workdir) for _ in range(2))
     other.batch(1, 2)
     for one, same in zip(feed.batch(1, 4), other.batch(1, 4), strict=True):
@@ -160,9 +160,9 @@ def test_results_of_every_seed_are_in_their_range(scaled):
         assert result.low <= min(result.by_seed) <= max(result.by_seed) <= (result.high or np.inf)
 
 
-@pytest.mark.parametrize("trained", tasks("text"), indirect=True)
-def test_answers_are_labelled(trained):
-    task, run = trained
+@pytest.mark.parametrize("scaled", tasks("text"), indirect=True)
+def test_answers_are_labelled(scaled):
+    task, run = scaled
     params = run.params_of(1)
     batch, labels = task.examples(run.workdir)
     output = jax.eval_shape(lambda params: task.bind(params)(*batch.inputs), params)
@@ -177,6 +177,7 @@ def test_answers_are_labelled(trained):
 
 
 # scripts/test_command_lines.py draws answers of a task from sequence to sequence.
+@pytest.mark.parametrize("scaled", tasks("recall"), indirect=True)
 def test_a_page_shows_every_attention_to_the_answers(scaled):
     task, run = scaled
     params = run.params_of(1)
@@ -196,6 +197,7 @@ def test_a_page_shows_every_attention_to_the_answers(scaled):
 
 
 # reports/test_gradient_report.py analyses a task from sequence to sequence.
+@pytest.mark.parametrize("scaled", tasks("recall"), indirect=True)
 def test_gradients_are_analysed_and_every_part_has_one(scaled):
     _, run = scaled
     analyzed, analysis = load_analyzed_run(run.workdir), GradientAnalysis(iterations=0)
