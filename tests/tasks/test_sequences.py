@@ -16,6 +16,7 @@ from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask, TrainConfig
+from attention_jax.tasks.vocabulary import Vocabulary
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import TrainedRun, check_run, train_run
 from attention_jax.training.settings import settings_of
@@ -45,17 +46,13 @@ def normal_params(task):
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
 
 
-@functools.cache
-def some_batch():
-    batch = jax.jit(reversal().batch, static_argnames="size")(jax.random.key(1), size=5)
-    return jax.tree.map(np.asarray, batch)
-
-
 @pytest.mark.parametrize("weight", [pytest.param(None, marks=pytest.mark.slow), 3.0])
 def test_the_loss_is_the_cross_entropy_of_real_tokens_and_the_coverage_loss(weight):
     """And its rng is for dropout."""
     coverage = {} if weight is None else {"attention": "coverage", "decoder_layers": 2}
-    task, batch = reversal(weight=weight or 0.0, dropout_rate=0.3, **coverage), some_batch()
+    task = reversal(weight=weight or 0.0, dropout_rate=0.3, **coverage)
+    batch = jax.jit(task.batch, static_argnames="size")(jax.random.key(1), size=5)
+    batch = jax.tree.map(np.asarray, batch)
 
     @jax.jit
     def run(params, seeds):
@@ -227,7 +224,22 @@ def test_beyond_the_table_of_learned_positions_results_are_nan(monkeypatch, mode
     assert np.isnan(beyond)
 
 
-# --- settings, and a user's pair ---
+# --- letters, settings, and a user's pair ---
+
+
+def test_ids_are_the_specials_then_the_letters_in_order():
+    alphabet, text = "aAzß犬 🐕\n", "犬a\nßa🐕 "
+    vocabulary = Vocabulary(alphabet)
+    ids = vocabulary.encode(text)
+    assert ids == [3 + alphabet.index(letter) for letter in text]
+    assert vocabulary.decode([PAD, SOS, *ids, PAD, EOS, 3]) == text
+    labels = [vocabulary.label(token) for token in range(vocabulary.size)]
+    assert labels == ["PAD", "SOS", "EOS", *alphabet]
+    with pytest.raises(ValueError, match=r"text must consist of letters .*; got 'ï' in 'naïve'"):
+        Vocabulary().encode("naïve")
+    for wrong in ("", "aba"):
+        with pytest.raises(ValueError, match=f"alphabet must be distinct .*; got '{wrong}'"):
+            Vocabulary(wrong)
 
 
 @pytest.mark.parametrize(

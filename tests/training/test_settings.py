@@ -86,15 +86,8 @@ class Lettered(Toy):
 
 
 def lettered(steps, schedule="constant", letters=26):
-    train = TrainConfig(
-        seeds=2,
-        batch_size=5,
-        steps=steps,
-        schedule=schedule,
-        log_every=2,
-        checkpoint_every=4,
-        keep=9,
-    )
+    saved = {"log_every": 2, "checkpoint_every": 4, "keep": 9}
+    train = TrainConfig(seeds=2, batch_size=5, steps=steps, schedule=schedule, **saved)
     return Lettered(train=train, letters=letters)
 
 
