@@ -31,16 +31,12 @@ LENGTHS = jnp.array([7, 4])
 MASK = padding_mask(LENGTHS)
 
 
-def local_m(*, query, lengths, **arguments):
-    arguments = {"query": query, "centers": jnp.arange(T), "radius": 2, **arguments}
-    output = local_attention(**arguments)
-    del arguments["value"]
-    return output, local_attention_weights(**arguments), None
-
-
-def local_p(*, query, lengths, position_kernel, position_v, **arguments):
-    centers = predicted_centers(query, {"kernel": position_kernel, "v": position_v}, lengths)
-    arguments = {"query": query, "centers": centers, "radius": 2, "sigma": 1.0, **arguments}
+def windowed(*, query, lengths, position_kernel=None, position_v=None, **arguments):
+    """Of local-m, or of local-p, which has parameters for its centers."""
+    arguments |= {"query": query, "centers": jnp.arange(T), "radius": 2}
+    if position_v is not None:
+        params = {"kernel": position_kernel, "v": position_v}
+        arguments |= {"centers": predicted_centers(query, params, lengths), "sigma": 1.0}
     output = local_attention(**arguments)
     del arguments["value"]
     return output, local_attention_weights(**arguments), None
@@ -57,8 +53,8 @@ def monotonic(*, lengths, **arguments):
 
 
 KINDS = {  # the class, its options, and the function with the module's own parameters
-    "local-m": (LocalMAttention, {"radius": 2}, local_m),
-    "local-p": (LocalPAttention, {"radius": 2, "hidden_dim": 4}, local_p),
+    "local-m": (LocalMAttention, {"radius": 2}, windowed),
+    "local-p": (LocalPAttention, {"radius": 2, "hidden_dim": 4}, windowed),
     "coverage": (CoverageAttention, {}, coverage),
     "monotonic": (MonotonicAttention, {}, monotonic),
 }

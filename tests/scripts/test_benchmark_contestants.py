@@ -64,12 +64,16 @@ def check_contestant(name, work):
         np.testing.assert_allclose(np.asarray(of_params[param]), slope, rtol=1e-3, atol=1e-4)
 
 
+PYTORCH = (("scaled", "local 2"), ("general", "causal"))  # slow, because it is slow to import
+
+
 @pytest.mark.parametrize(
     ("name", "score", "mask"),
     [
         *(("naive JAX", score, "causal") for score in ("additive", "general")),
-        *((name, "scaled", "local 2") for name in ("naive JAX", "jax.nn", "flax", "PyTorch SDPA")),
-        *((name, "general", "causal") for name in ("ours, tiled", "jax.nn", "PyTorch SDPA")),
+        *((name, "scaled", "local 2") for name in ("naive JAX", "jax.nn", "flax")),
+        *((name, "general", "causal") for name in ("ours, tiled", "jax.nn")),
+        *(pytest.param("PyTorch SDPA", *case, marks=pytest.mark.slow) for case in PYTORCH),
         ("ours, tiled", OWN, ""),
         ("Keras", "additive", ""),
     ],

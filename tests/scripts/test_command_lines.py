@@ -146,19 +146,15 @@ def workdir(tmp_path_factory):
     return shutil.copytree(run_of_two_seeds(), tmp_path_factory.mktemp("run") / "run")
 
 
-@pytest.fixture
-def half_right(monkeypatch):
-    """Stands for answering: test_sequences.py has the accuracies of a model."""
-    found = Accuracies(*[np.array([0.25, 0.75])] * 3)
+def test_evaluate_prints_a_row_per_result_and_writes_every_seed(
+    workdir, tmp_path, command, monkeypatch
+):
+    """tasks/test_sequences.py has the accuracies of a model."""
+    out, found = tmp_path / "numbers.json", Accuracies(*[np.array([0.25, 0.75])] * 3)
     monkeypatch.setattr(
         "attention_jax.tasks.sequences.accuracies",
         lambda task, params, lengths: dict.fromkeys(lengths, found),
     )
-
-
-@pytest.mark.usefixtures("half_right")
-def test_evaluate_prints_a_row_per_result_and_writes_every_seed(workdir, tmp_path, command):
-    out = tmp_path / "numbers.json"
     words = ["--workdir", workdir, "--lengths", 3, "--out", out]
     status, printed, _ = command("evaluate", *words)
     written = json.loads(out.read_text())
@@ -226,22 +222,3 @@ def test_a_mistake_is_one_line_and_status_2(name, words, named, workdir, command
     words = [workdir if word == "RUN" else word for word in words]
     arguments = [] if "--workdir" in words else ["--workdir", workdir]
     check_error(command(name, *arguments, *words), named)
-
-
-@pytest.mark.usefixtures("half_right")
-def test_a_damaged_checkpoint_is_one_line(workdir, tmp_path, command):
-    damaged = tmp_path / "run"
-    shutil.copytree(workdir, damaged)
-
-    def evaluated_without(step):
-        for path in (damaged / "checkpoints" / str(step)).rglob("_METADATA"):
-            path.write_text("")
-        return command("evaluate", "--workdir", damaged, "--lengths", 3)
-
-    status, out, err = evaluated_without(6)
-    assert (status, err.count("\n"), "step 6" in err) == (0, 1, True)
-    assert err.startswith("warning: ")
-    assert "step 4, 2 seeds" in out
-    status, _, err = evaluated_without(4)
-    assert status == 2
-    assert all(f"step {step}: " in err for step in (6, 4))
