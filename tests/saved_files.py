@@ -1,4 +1,6 @@
-"""Comparisons for tests of saved files: every bit of a state, everything in a folder."""
+"""For tests of saved files: every bit of a state, everything in a folder, what is on the disk."""
+
+import os
 
 import jax
 import jax.numpy as jnp
@@ -24,3 +26,15 @@ def snapshot(folder):
         )
         for path in [folder, *folder.rglob("*")]
     }
+
+
+def fsynced(monkeypatch):
+    """A function that says of a path whether `os.fsync` was called with all of its bytes."""
+    sizes, fsync = {}, os.fsync
+
+    def recorded(file):
+        fsync(file)
+        sizes[os.fstat(file).st_ino] = os.fstat(file).st_size
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    return lambda path: sizes.get(path.stat().st_ino) == path.stat().st_size

@@ -56,7 +56,7 @@ def test_the_gru_is_that_of_the_chapter(score):
     config = gru_padding.Config()
     tasks = [config.task(gru_padding.GRU, score, mask=mask) for mask in (False, True)]
     tasks = [dataclasses.replace(task, embedding_dim=E, hidden_dim=H) for task in tasks]
-    params = tasks[0].init(jax.random.key(5))
+    params = jax.jit(tasks[0].init)(jax.random.key(5))
     arrays = params, jnp.asarray(source), jnp.asarray(LENGTHS), jnp.asarray(target_inputs)
     bare, masked = (jax.jit(task.logits)(*arrays) for task in tasks)
     for logits, lengths in ((bare, None), (masked, LENGTHS)):
@@ -67,7 +67,8 @@ def test_the_gru_is_that_of_the_chapter(score):
 
 def test_initial_parameters_are_distributed_as_in_pytorch():
     tasks = [gru_padding.Config().task(gru_padding.GRU, s, mask=True) for s in SCORES]
-    additive, params = (jax.device_get(jax.jit(task.init)(jax.random.key(5))) for task in tasks)
+    with jax.default_prng_impl("rbg"):  # which compiles quickly
+        additive, params = jax.device_get([jax.jit(t.init)(jax.random.key(5)) for t in tasks])
     kernels = [additive["score"][name] for name in ("query_kernel", "key_kernel")]
     # A linear layer or GRU: uniform up to 1 / sqrt(fan-in), or 1 / sqrt(H).
     for arrays, bound in (
@@ -201,5 +202,5 @@ def test_the_coverage_loss_of_a_string_has_a_floor_of_1():
 )
 def test_letters_written_once_too_often(right, answer, repeated):
     ids = ([*Reversal.vocabulary.encode(text), EOS, *[PAD] * 4][:5] for text in (answer, right))
-    found = coverage.repeated_letters(*(jnp.array([row]) for row in ids))
+    found = jax.jit(coverage.repeated_letters)(*(np.array([row]) for row in ids))
     assert float(found) == pytest.approx(repeated)

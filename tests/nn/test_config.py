@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from attention_jax.nn import ANY_LENGTH, ModelConfig
+from attention_jax.nn import ModelConfig
 
 
 @pytest.mark.parametrize(
@@ -53,18 +53,3 @@ def test_scores_and_normalizers_of_self_attention():
     config = dataclasses.replace(config, architecture="decoder")
     assert (config.self_score, config.self_normalizer) == ("dot", "sigmoid")
     assert ModelConfig(normalizer=None).cross_normalizer == "softmax"
-
-
-def test_labels_name_what_is_not_the_default():
-    assert ModelConfig().label == "scaled"
-    assert ModelConfig(num_heads=4).label == "scaled, 4 heads"
-    assert ModelConfig(normalizer="sigmoid").label == "scaled, sigmoid"
-    config = ModelConfig(
-        score="additive", num_heads=2, attention="local-m", positions="learned",
-        position_limit=64,
-    )  # fmt: skip
-    expected = "additive, local-m, 2 heads in self attention, positions learned position_limit=64"
-    assert config.label == expected
-    usual = ModelConfig(**ANY_LENGTH)
-    assert ModelConfig().label_beside(usual) == "scaled, positions sinusoidal"
-    assert usual.label_beside(usual) == "scaled"

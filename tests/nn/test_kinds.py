@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import normal, run_jit, scrambled
+from numpy_model import run_jit, scrambled
+from oracles import normal
 
 from attention_jax import padding_mask
 from attention_jax.functional.centers import predicted_centers
@@ -30,17 +31,12 @@ LENGTHS = jnp.array([7, 4])
 MASK = padding_mask(LENGTHS)
 
 
-def local_m(*, query, lengths, **arguments):
-    centers = lengths[:, None] - 1 - jnp.arange(T)[None, :]
-    arguments = {"query": query, "centers": centers, "radius": 2, **arguments}
-    output = local_attention(**arguments)
-    del arguments["value"]
-    return output, local_attention_weights(**arguments), None
-
-
-def local_p(*, query, lengths, position_kernel, position_v, **arguments):
-    centers = predicted_centers(query, {"kernel": position_kernel, "v": position_v}, lengths)
-    arguments = {"query": query, "centers": centers, "radius": 2, "sigma": 1.0, **arguments}
+def windowed(*, query, lengths, position_kernel=None, position_v=None, **arguments):
+    """Of local-m, or of local-p, which has parameters for its centers."""
+    arguments |= {"query": query, "centers": jnp.arange(T), "radius": 2}
+    if position_v is not None:
+        params = {"kernel": position_kernel, "v": position_v}
+        arguments |= {"centers": predicted_centers(query, params, lengths), "sigma": 1.0}
     output = local_attention(**arguments)
     del arguments["value"]
     return output, local_attention_weights(**arguments), None
@@ -57,8 +53,8 @@ def monotonic(*, lengths, **arguments):
 
 
 KINDS = {  # the class, its options, and the function with the module's own parameters
-    "local-m": (LocalMAttention, {"radius": 2, "alignment": "reversed"}, local_m),
-    "local-p": (LocalPAttention, {"radius": 2, "hidden_dim": 4}, local_p),
+    "local-m": (LocalMAttention, {"radius": 2}, windowed),
+    "local-p": (LocalPAttention, {"radius": 2, "hidden_dim": 4}, windowed),
     "coverage": (CoverageAttention, {}, coverage),
     "monotonic": (MonotonicAttention, {}, monotonic),
 }
@@ -101,21 +97,12 @@ def test_a_kind_is_its_function_with_its_parameters(kind):
         assert np.all([np.any(np.abs(random[0] - x) > 1e-3) for x in (random[1], expected.output)])
 
 
-def test_windows_of_later_queries():
-    """Those of "reversed" are compared with NumPy in test_model.py."""
-    module = LocalMAttention("dot", 11, 11, radius=1, rngs=nnx.Rngs(0))
-    query, key = normal(2, 11), normal(S, 11, seed=3)
-    _, weights = run_jit(lambda *tokens: module(*tokens, first=3, return_weights=True), query, key)
-    assert [np.flatnonzero(row).tolist() for row in weights] == [[2, 3, 4], [3, 4, 5]]
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
         ("local-m", {"alignment": "sideways"}, "alignment must be .*; got 'sideways'"),
         ("local-m", {"dropout_rate": 1.5}, "dropout_rate"),
         ("local-m", {"radius": -1}, "radius must be at least 0"),
-        ("local-p", {"radius": 0}, "radius must be at least 1; got 0"),
         ("monotonic", {"key_dim": 4}, "key_dim must be 3 to match score"),
     ],
 )

@@ -1,13 +1,12 @@
-"""Multi-head attention against Flax's own and against float64 NumPy, head by head."""
-
-import functools
+"""Multi-head attention against float64 NumPy, head by head; test_nn_dtypes.py has Flax's own."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import multi_head, normal, run_jit, scrambled
+from numpy_model import multi_head, run_jit, scrambled
+from oracles import normal
 
 from attention_jax import SCORES, alibi_bias, alibi_slopes, causal_mask, padding_mask, relative_bias
 from attention_jax.nn import MultiHeadAttention
@@ -30,41 +29,6 @@ def tokens():
 
 def examples(*arrays):
     return zip(*(np.asarray(array, np.float64) for array in arrays), strict=True)
-
-
-# --- against Flax ---
-
-
-def test_grouped_scaled_is_flax():
-    """And so is its gradient; test_nn_dtypes.py compares self attention with biases."""
-    make = functools.partial(MultiHeadAttention, "scaled", DX, **SIZES, normalize_qk=True)
-    module, _ = scrambled(lambda: make(rngs=nnx.Rngs(0)))
-    options = {"in_kv_features": DY, "qkv_features": N * D, "out_features": DO, "num_kv_heads": K}
-    options |= {"normalize_qk": True, "use_bias": False, "decode": False}
-    peer = nnx.eval_shape(lambda: nnx.MultiHeadAttention(N, DX, **options, rngs=nnx.Rngs(9)))
-    for name, theirs in (
-        ("query", "query"), ("key", "key"), ("value", "value"), ("output", "out"),
-        ("query_norm", "query_ln"), ("key_norm", "key_ln"),
-    ):  # fmt: skip
-        nnx.update(getattr(peer, theirs), nnx.state(getattr(module, name)))
-    mask = np.random.default_rng(5).random((B, N, T, S)) < 0.6
-    mask[..., 0] = True  # no row without keys: there the two differ
-
-    def gradient(attend):
-        def loss(x, y):
-            output = attend(x, y, mask=mask)
-            return jnp.sum(jnp.sin(output)), output
-
-        return jax.grad(loss, argnums=(0, 1), has_aux=True)(*tokens())
-
-    with jax.numpy_rank_promotion("allow"):
-        found, expected = run_jit(lambda: (gradient(module), gradient(peer)))
-    assert expected[1].shape == (B, T, DO)
-    for one, other in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-        np.testing.assert_allclose(one, other, atol=5e-5)
-
-
-# --- against NumPy ---
 
 
 QUICK = ("general",)  # attention itself meets every score in conformance.py

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from numpy_model import normal, scrambled
+from numpy_model import scrambled
+from oracles import normal
 
 from attention_jax import alibi_bias, alibi_slopes, causal_mask, local_mask, padding_mask
 from attention_jax.nn import MultiHeadAttention

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.extend.random import define_prng_impl
-from numpy_model import normal, run_jit
+from numpy_model import run_jit
+from oracles import normal
 from quick_compilation import quick_jit
 
 from attention_jax.nn import Attention, Block, Model, ModelConfig, MultiHeadAttention

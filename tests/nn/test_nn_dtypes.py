@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import normal, run_jit
+from numpy_model import run_jit
+from oracles import normal
 
 from attention_jax.nn import (
     Attention,

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from numpy_model import normal, run_jit
+from numpy_model import run_jit
+from oracles import normal
 
 from attention_jax import attention, attention_weights, nn, padding_mask
 from attention_jax.nn.parameters import values_of

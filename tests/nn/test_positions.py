@@ -1,4 +1,7 @@
-"""Encodings, rotations, anchored positions and random ids against loops over their formulas."""
+"""Position ids: their errors, those of a model, and random ones against all that can be drawn.
+
+test_model.py compares encodings, rotations and anchored positions with float64 NumPy.
+"""
 
 import itertools
 import math
@@ -8,115 +11,65 @@ import jax.numpy as jnp
 import numpy as np
 import numpy_model
 import pytest
+from flax import nnx
 
-from attention_jax.nn.positions import (
-    anchored_positions,
-    random_position_ids,
-    random_window_position_ids,
-    rotary,
-    rows_of,
-    sinusoidal_encoding,
-)
+from attention_jax.nn import ModelConfig, PositionEncoding
+from attention_jax.nn.positions import random_position_ids, rotary, sinusoidal_encoding
 
 
-def test_sines_and_cosines():
-    ids = np.array([[0, 5, 3, 2.5], [11, 1, 7, 101]])
-    waves = {"max_wavelength": 50.0, "min_wavelength": 0.5}
-    encodings = np.asarray(jax.jit(lambda ids: sinusoidal_encoding(ids, 6, **waves))(ids))
-    assert encodings.dtype == np.float32
-    angles = ids[..., None] / (0.5 * 100 ** (np.arange(3) / 3))
-    expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
-    np.testing.assert_allclose(encodings, expected, atol=2e-5)
+def make(**settings):
+    return PositionEncoding(ModelConfig(dim=12, **settings), rngs=nnx.Rngs(0))
+
+
+def test_what_cannot_be_encoded_rotated_or_drawn():
     with pytest.raises(ValueError, match=r"dim must be even.*; got 7"):
         sinusoidal_encoding(jnp.arange(3), 7)
-
-
-# --- a learned table ---
-
-
-def table():
-    return jnp.asarray(np.random.default_rng(3).normal(size=(5, 3)), jnp.float32)
-
-
-def test_rows_of_a_table():
-    positions = np.array([[4, 0, 4, 1], [2, 5, 97, 3]], np.int32)
-    encodings = jax.jit(rows_of)(table(), positions)
-    assert encodings.shape == (2, 4, 3)
-    for index in np.ndindex(2, 4):
-        at = positions[index]
-        expected = np.asarray(table())[at] if at < 5 else [math.nan] * 3
-        np.testing.assert_array_equal(encodings[index], expected)
-
-
-# --- rotations ---
-
-
-def test_what_cannot_be_rotated():
     with pytest.raises(ValueError, match=r"x must have an even number of features .*; got 3"):
         rotary(jnp.ones((5, 3)), jnp.arange(5))
-    with pytest.raises(ValueError, match=r"position_ids must be \[5\], or .*; got \[4\]"):
-        rotary(jnp.ones((2, 5, 4)), jnp.arange(4))
     of_x = r"position_ids must be \[5\], or \[\*B, 5\] .* of x \[2, 5, 4\]; got "
-    for shape in ((), (3, 5), (5, 2), (1, 5), (2, 5, 5)):
+    for shape in ((), (4,), (3, 5), (5, 2), (1, 5), (2, 5, 5)):
         expected = of_x + rf"\[{', '.join(map(str, shape))}\]"
         with pytest.raises(ValueError, match=expected):
             rotary(jnp.ones((2, 5, 4)), jnp.zeros(shape, jnp.int32))
+    for count in (0, 8):
+        with pytest.raises(ValueError, match=rf"count must be from 1 to 7, .*; got {count}"):
+            random_position_ids(jax.random.key(0), count, 7)
 
 
-def test_every_example_has_positions_of_its_own():
-    rng = np.random.default_rng(5)
-    x = rng.normal(size=(2, 3, 5, 4)).astype(np.float32)  # [B, N, T, D]
-    ids = rng.integers(0, 23, size=(2, 5)).astype(np.int32)
-    found, by_default, consecutive = numpy_model.run_jit(
-        lambda x, ids: (rotary(x, ids, max_wavelength=50.0), rotary(x), rotary(x, jnp.arange(5))),
-        x,
-        ids,
-    )
-    np.testing.assert_array_equal(by_default, consecutive)
-    for b, n in np.ndindex(2, 3):
-        expected = numpy_model.rotated(np.float64(x[b, n]), ids[b], 50.0)
-        np.testing.assert_allclose(found[b, n], expected, atol=1e-5)
+def test_ids_that_are_not_random_begin_at_0():
+    encoding = make(position_limit=7)
+    for rng in (None, jax.random.key(0)):
+        np.testing.assert_array_equal(encoding.ids(5, rng), [0, 1, 2, 3, 4])
 
 
-# --- anchored positions ---
+@pytest.mark.parametrize("draw", ["subset", "window"])
+def test_ids_are_random_in_training_alone(draw):
+    encoding = make(position_draw=draw, position_limit=43)
+    # 43 // 8 is 5, and evaluation may go beyond the limit: sines have none.
+    np.testing.assert_array_equal(encoding.ids(3), [5, 6, 7])
+    np.testing.assert_array_equal(encoding.ids(47), range(5, 52))
+    with pytest.raises(ValueError, match=r"hold 44 tokens, .*; 43 holds 43"):
+        encoding.ids(44, jax.random.key(0))
 
 
-@pytest.mark.parametrize(
-    ("anchor", "lengths"),
-    [("both", [[0, 1, 7], [3, 5, 2]]), ("start", [4]), ("end", 5)],
-)
-def test_positions_are_counted_from_each_end(anchor, lengths):
-    lengths = np.array(lengths, np.int32)
-    found = jax.jit(anchored_positions, static_argnums=(0, 2))(7, lengths, anchor)
-    start, end = np.zeros((2, *lengths.shape, 7), int)
-    for example in np.ndindex(lengths.shape):
-        real = list(range(lengths[example]))
-        start[example] = range(7)
-        for j, left in zip(real, reversed(real), strict=True):
-            end[example][j] = left
-    expected = {"start": [start], "end": [end], "both": [start, end]}[anchor]
-    assert len(found) == len(expected)
-    for got, positions in zip(found, expected, strict=True):
-        assert got.dtype == jnp.int32
-        np.testing.assert_array_equal(got, positions)
+@pytest.mark.parametrize(("draw", "most"), [("none", 17), ("subset", 15), ("window", 15)])
+def test_a_learned_table_ends(draw, most):
+    encoding = make(positions="learned", position_draw=draw, position_limit=17)
+    ids = np.asarray(encoding.ids(most))
+    np.testing.assert_array_equal(ids, range(17 - most, 17))
+    assert np.all(np.isfinite(encoding((jnp.asarray(ids),))))
+    with pytest.raises(ValueError, match=f"hold {most + 1} tokens, .*; 17 holds {most}"):
+        encoding.ids(most + 1)
 
 
 # --- random ids ---
 
 
-def many(draw, *sizes, keys):
-    """Ids drawn with each key, for each (count, limit) of `sizes`; all in one program."""
-
-    @jax.jit
-    @jax.vmap
-    def draws(rng):
-        return [draw(rng, *size) for size in sizes]
-
-    return [np.asarray(ids) for ids in draws(jax.random.split(jax.random.key(11), keys))]
-
-
-def assert_drawn_with(probabilities, drawn):
-    """Each row of `drawn` is a key of `probabilities`, as often as they say."""
+def assert_drawn_with(probabilities, draw, keys):
+    """Ids of 7 are a key of `probabilities`, as often as they say."""
+    encoding, count = make(position_draw=draw, position_limit=7), len(next(iter(probabilities)))
+    draws = jax.vmap(lambda rng: encoding.ids(count, rng))
+    drawn = numpy_model.run_jit(draws, jax.random.split(jax.random.key(11), keys))
     found = dict.fromkeys(probabilities, 0)
     for row in drawn.tolist():
         found[tuple(row)] += 1
@@ -127,20 +80,9 @@ def assert_drawn_with(probabilities, drawn):
     assert chi_square < freedom + 5 * math.sqrt(2 * freedom)  # mean and standard deviation
 
 
-every_draw = pytest.mark.parametrize("draw", [random_position_ids, random_window_position_ids])
-
-
-@every_draw
-def test_more_ids_than_there_are_cannot_be_drawn(draw):
-    for count in (0, 8):
-        with pytest.raises(ValueError, match=rf"count must be from 1 to 7, .*; got {count}"):
-            draw(jax.random.key(0), count, 7)
-
-
 def test_all_subsets_are_equally_likely():
     subsets = list(itertools.combinations(range(7), 3))
-    (drawn,) = many(random_position_ids, (3, 7), keys=10_007)
-    assert_drawn_with(dict.fromkeys(subsets, 1 / len(subsets)), drawn)
+    assert_drawn_with(dict.fromkeys(subsets, 1 / len(subsets)), "subset", 10_007)
 
 
 def window_probabilities(limit):
@@ -158,5 +100,4 @@ def window_probabilities(limit):
 
 
 def test_windows_have_log_uniform_widths_and_uniform_starts():
-    (drawn,) = many(random_window_position_ids, (2, 7), keys=20_011)
-    assert_drawn_with(window_probabilities(7), drawn)
+    assert_drawn_with(window_probabilities(7), "window", 20_011)

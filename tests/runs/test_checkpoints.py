@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from saved_files import assert_bits_equal, snapshot
+from saved_files import assert_bits_equal, fsynced, snapshot
 
 from attention_jax.runs.checkpoints import Checkpoints
 
@@ -134,21 +134,16 @@ class Killed(BaseException):
 
 
 def test_a_step_gets_its_name_when_all_of_it_is_on_disk(folder, monkeypatch):
-    on_disk, fsync, rename = {}, os.fsync, os.rename
-
-    def recorded_fsync(file):
-        fsync(file)
-        on_disk[os.fstat(file).st_ino] = os.fstat(file).st_size
+    on_disk, rename = fsynced(monkeypatch), os.rename
 
     def checked_rename(old, new):
         if Path(new).name == "3":
             files = [path for path in Path(old).rglob("*") if path.is_file()]
             assert len(files) > 3
-            assert all(on_disk[path.stat().st_ino] == path.stat().st_size for path in files)
+            assert all(map(on_disk, files))
             assert_good(folder, 2)  # what others see meanwhile
         rename(old, new)
 
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "rename", checked_rename)
     Checkpoints(folder).save(3, state(3))
     assert_good(folder, 3)

@@ -31,15 +31,6 @@ def test_rate_and_time_left_leave_the_compiling_call_out(clock, capsys):
     assert progress.seconds == pytest.approx(62)
 
 
-@pytest.mark.parametrize(("steps", "shown"), [(2997, "1498"), (3, "1.5")])
-def test_rates_have_three_digits_or_are_whole(clock, capsys, steps, shown):
-    progress = Progress("dot", start=60, total=70 + steps, seeds=1)  # a resumed run
-    progress.update(70, [1.0])
-    clock.now += 2
-    progress.update(70 + steps, [1.0])
-    assert f", {shown} steps/s, 0 s left\n" in capsys.readouterr().out
-
-
 def test_lines_are_seconds_apart_and_notes_and_the_last_always_come(clock, capsys):
     progress = Progress("dot", start=0, total=100, seeds=1)
     for step in range(10, 110, 10):

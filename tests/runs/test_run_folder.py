@@ -13,7 +13,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from saved_files import snapshot
+from saved_files import fsynced, snapshot
 
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import begun, check_begins, read_config, write_json
@@ -146,17 +146,12 @@ def test_a_folder_that_cannot_be_written_or_searched(tmp_path, monkeypatch, plac
 
 
 def test_json_has_its_name_once_all_of_it_is_on_disk(tmp_path, monkeypatch):
-    on_disk, fsync, replace = {}, os.fsync, os.replace
-
-    def recorded_fsync(file):
-        fsync(file)
-        on_disk[os.fstat(file).st_ino] = os.fstat(file).st_size
+    on_disk, replace = fsynced(monkeypatch), os.replace
 
     def checked_replace(old, new):
-        assert on_disk[Path(old).stat().st_ino] == Path(old).stat().st_size > 0
+        assert on_disk(Path(old))
         replace(old, new)
 
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
     monkeypatch.setattr(os, "replace", checked_replace)
     write_json(tmp_path / "x.json", {"a": [1, 2]})
     monkeypatch.setattr(os, "replace", deny)

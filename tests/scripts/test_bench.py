@@ -2,7 +2,6 @@
 
 import csv
 import importlib
-import math
 import sys
 from pathlib import Path
 
@@ -108,22 +107,3 @@ def _row(score, task):
     row = {"metric": "accuracy (%)", "larger_is_better": True, "by_seed": [90.0, 80.0]}
     row |= {"factor": 1.0, "rate": 0.01, "every": 5, "curve_of": "accuracy", "curve": curve}
     return {**row, "score": score, "task": task}
-
-
-def test_steps_until_a_share_of_the_best_score():
-    fast, slow = _row("fast", "recall"), _row("slow", "recall")
-    slow["curve"] = [[x / 2 for x in look] for look in slow["curve"]]
-    both = {"fast": fast, "slow": slow}
-    assert learning.steps_until(both, "fast", 0.5) == [5 * 11, 5 * 11]  # 0.1 i >= 0.95
-    assert learning.steps_until(both, "slow", 0.5) == [5 * 20, 5 * 20]
-    assert learning.steps_until(both, "slow", 0.9) == [math.inf, math.inf]
-
-
-def test_intervals_that_overlap_are_not_apart():
-    low, high = _row("low", "recall"), _row("high", "recall")
-    high["by_seed"] = [95.0, 99.0]
-    assert learning.apart(low, high)
-    assert not learning.apart(low, low)
-    assert learning.separates({"low": low, "high": high})
-    high["by_seed"] = [92.0, 93.0]
-    assert not learning.separates({"low": low, "high": high})  # 85 and 92.5

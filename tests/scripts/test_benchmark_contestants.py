@@ -64,12 +64,16 @@ def check_contestant(name, work):
         np.testing.assert_allclose(np.asarray(of_params[param]), slope, rtol=1e-3, atol=1e-4)
 
 
+PYTORCH = (("scaled", "local 2"), ("general", "causal"))  # slow, because it is slow to import
+
+
 @pytest.mark.parametrize(
     ("name", "score", "mask"),
     [
         *(("naive JAX", score, "causal") for score in ("additive", "general")),
-        *((name, "scaled", "local 2") for name in ("naive JAX", "jax.nn", "flax", "PyTorch SDPA")),
-        *((name, "general", "causal") for name in ("ours, tiled", "jax.nn", "PyTorch SDPA")),
+        *((name, "scaled", "local 2") for name in ("naive JAX", "jax.nn", "flax")),
+        *((name, "general", "causal") for name in ("ours, tiled", "jax.nn")),
+        *(pytest.param("PyTorch SDPA", *case, marks=pytest.mark.slow) for case in PYTORCH),
         ("ours, tiled", OWN, ""),
         ("Keras", "additive", ""),
     ],
@@ -138,6 +142,7 @@ def test_local_attention_equals_a_masked_softmax():
             np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_both_ways_to_decode_emit_the_same_tokens_and_never_end():
     config = ModelConfig(score="additive", dim=8, hidden_dim=8, num_heads=4, encoder_layers=0)
     source = np.random.default_rng(3).integers(EOS + 1, 29, (5, 7)).astype(np.int32)

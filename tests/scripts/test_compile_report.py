@@ -72,13 +72,6 @@ BACKWARD = [
 ]
 
 
-def test_a_pass_contains_its_loops_over_features():
-    forward = {"bundles": 1100, "tanhs": 1024, "spills": 1}
-    backward = {"bundles": 300 + 8 * (270 + 290) + 100, "tanhs": 8 * 256, "spills": 2}
-    assert tpu_kernels.passes(FORWARD) == [forward]
-    assert tpu_kernels.passes(BACKWARD) == [forward, backward]
-
-
 def test_a_tile_has_bundles_for_1024_pairs():
     kernels = [{"loops": FORWARD}, {"loops": BACKWARD}]
     found = tpu_kernels.tile_row("additive", (64, 32), kernels)

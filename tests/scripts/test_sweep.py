@@ -294,7 +294,6 @@ def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
         (["--bogus", "3"], "--bogus"),
         (["--set", "keep=1,2", "--mesh", "seed=4096"], "mesh"),
         (["--task", "translation", "--lengths", "3"], "lengths"),
-        (["--lengths", "0"], "lengths"),
         (["--set", 'positions="learned'], "positions"),
         (["--set", "attention=local-p", "--normalizer", "entmax"], "normalizer"),
         (["--task", "reversl"], "task"),

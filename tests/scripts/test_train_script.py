@@ -20,21 +20,12 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--score", "adit"], "score"),
         (["--score", "nowhere:Mine"], "nowhere"),
         (["--dim", "7"], "dim"),
-        (["--steps", "0"], "steps"),
-        (["--checkpoint-every", "30"], "checkpoint_every"),
-        (["--min-length", "9"], "min_length"),
         (["--positions", "polar"], "--positions"),
-        (["--mesh", "model=2"], "mesh"),
         (["--mesh", "data=4096"], "mesh"),
         (["--mesh"], "mesh"),
         (["--log-gradients", "every=often"], "log_gradients"),
-        (["--log-gradients", "every=30"], "log_gradients"),
-        (["--task", "reversl"], "task"),
-        (["--task", "nowhere:Task"], "nowhere"),
-        (["--task", "user_tasks:Rotat"], "'Rotate'"),
         (["--task", "user_tasks:Rotate", "--letters", "3"], "--letters"),
     ],
 )

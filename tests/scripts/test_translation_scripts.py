@@ -39,7 +39,6 @@ TINY = [
     "--checkpoint-every=2",
 ]  # fmt: skip
 VALIDATED = ["--source", "validation.de", "--reference", "validation.en"]
-NOT_UTF8 = ["--validation-source", "latin.de", "--validation-target", "train.en"]
 
 
 def validated(_task, _feed, _layout, state, records, _interruption):
@@ -55,13 +54,9 @@ def validated(_task, _feed, _layout, state, records, _interruption):
 def trained(tmp_path_factory):
     """A folder with files, good and bad, and a run of two seeds."""
     folder = write_text(tmp_path_factory.mktemp("here"))
-    german = (folder / "train.de").read_bytes()
     (folder / "short.en").write_text("".join(f"{line}\n" for line in lines_of("train", "en")[1:]))
     (folder / "latin.de").write_bytes(b"Ja .\n" + "Der B\xe4r .\n".encode("latin-1") * 28)
-    (folder / "empty.de").write_bytes(b"")
-    (folder / "blank.de").write_bytes(b"\n" * 29)
-    (folder / "plain.de.gz").write_bytes(german)
-    (folder / "zipped.de.gz").write_bytes(gzip.compress(german))
+    (folder / "zipped.de.gz").write_bytes(gzip.compress((folder / "train.de").read_bytes()))
     (folder / "reversal").mkdir()
     (folder / "reversal" / "config.json").write_text(json.dumps(settings_of(Reversal())))
     arguments = [*TASK, "--workdir", "run", *FILES, *SIZE, *VALIDATION, *TINY]
@@ -159,13 +154,13 @@ def test_files_to_files(command):
 
 
 def test_answers_are_translations(command, talkative, tmp_path):
-    files = ["--figure", str(tmp_path / "a.png"), "--html", str(tmp_path / "a.html")]
-    arguments = ["--workdir", talkative, "--inputs", "Ja .", "Nein .", *files]
+    figure = tmp_path / "a.png"
+    arguments = ["--workdir", talkative, "--inputs", "Ja .", "Nein .", "--figure", figure]
     status, out, err = command("answers", *arguments)
     assert (status, err) == (0, "")
     for line, sentence in zip(out.splitlines(), ("Ja .", "Nein ."), strict=False):
         assert re.match(rf"{sentence} -> ä[ ä]+", line)
-    assert {path.name for path in tmp_path.iterdir()} >= {"a.png", "a.html"}
+    assert figure.exists()
 
 
 def test_nothing_in_nothing_out(command):
@@ -201,7 +196,6 @@ def test_help_is_that_of_the_task(command):
 
 
 TRAIN = ["train", *TASK, "--workdir", "new"]
-AGAIN = ["train", *TASK, "--workdir", "run", "--resume", *FILES, *SIZE, *VALIDATION, *TINY]
 TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
 
 
@@ -209,30 +203,15 @@ TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
     ("arguments", "named"),
     [
         ([*TRAIN, "--source", "train.de", "--target", "short.en"], "short.en"),
-        ([*TRAIN, "--source", "no.de", "--target", "train.en"], "no.de"),
-        ([*TRAIN, "--source", "empty.de", "--target", "train.en"], "empty.de"),
-        ([*TRAIN, "--source", "blank.de", "--target", "train.en"], "blank.de"),
-        ([*TRAIN, "--source", "plain.de.gz", "--target", "train.en"], "plain.de.gz"),
-        ([*TRAIN, *FILES, *NOT_UTF8], "latin.de"),
         ([*TRAIN, *FILES], "vocabulary_size"),
-        ([*TRAIN, *FILES, "--vocabulary-size", "9999"], "vocabulary_size"),  # found in C++
-        ([*TRAIN, *FILES, *SIZE, "--max-tokens", "2"], "max_tokens"),
         ([*TRAIN, *FILES, "--validation-source", "train.de"], "validation_target"),
         ([*TRAIN, "--source", "train.de"], "--target"),
-        ([*TRAIN, *FILES, "--min-length", "3"], "--min-length"),
-        (["train", "--workdir", "new", *FILES], "--source"),
-        (["train", *TASK, "--workdir", "run", *FILES, *SIZE], "--resume"),
-        ([*AGAIN, "--steps", "3"], "steps"),
-        ([*AGAIN, "--clip-norm", "2"], "clip_norm"),
-        (["translate", "--workdir", "no"], "workdir"),
         (["translate", "--workdir", "reversal"], "workdir reversal"),
         ([*TRANSLATE, "--source", "latin.de"], "latin.de"),
         ([*TRANSLATE, "--source", "train.de", "--reference", "short.en"], "short.en"),
         (TRANSLATE, "standard input"),
         ([*TRANSLATE, "--step", "3"], "step"),
         ([*TRANSLATE, "--seed-index", "2"], "seed_index"),
-        ([*TRANSLATE, "--beams", "0"], "beams"),
-        ([*TRANSLATE, "--length-penalty", "-1"], "length_penalty"),
         (["translate", "--workdir", "run", "--out", "no/new"], "out"),
         (["answers", "--workdir", "run", "--inputs", " "], "sentence"),
         (["evaluate", "--workdir", "run", "--lengths", "3"], "lengths"),

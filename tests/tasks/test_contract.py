@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 from saved_files import assert_bits_equal
+from stand_in_training import scaled_at_each_step
 from toy_task import saved_state
 from translation_cases import run_task, write_text
 
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.tasks import TASKS, task_in, task_of
+from attention_jax.tasks import TASKS, gradients, task_in, task_of
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
 from attention_jax.tasks.pages import answers_view, cross_attention
 from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask
@@ -64,30 +66,33 @@ def tasks(*fast):
     return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in NAMES]
 
 
-@pytest.fixture(scope="module", params=tasks("recall", "text", "translation"))
+@pytest.fixture(scope="module", params=tasks("translation"))
 def trained(request, tmp_path_factory):
-    """A task and its run; tests/scripts trains a task from sequence to sequence."""
+    """A task and its run."""
     folder = tmp_path_factory.mktemp("tasks")
     task = small(request.param, folder)
-    every = 2 if task.model.architecture == "encoder-decoder" else None
-    return task, train_run(task, folder / "run", log_gradients=every)
+    return task, train_run(task, folder / "run")
+
+
+@pytest.fixture(scope="module", params=tasks("recall", "text"))
+def scaled(request, tmp_path_factory):
+    """A task, and a run of it with larger parameters at each step."""
+    folder = tmp_path_factory.mktemp("scaled")
+    task = small(request.param, folder)
+    with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
+        return task, train_run(task, folder / "run")
 
 
 # --- training ---
 
 
-def test_training_logs_numbers_and_every_part_has_a_gradient(trained):
+def test_training_logs_numbers(trained):
     task, run = trained
     assert task_in(run.workdir) == task
-    metrics, gradients = (read_lines(run.workdir / f"{n}.jsonl") for n in ("metrics", "gradients"))
+    metrics = read_lines(run.workdir / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3, 4, 5]
     for line in metrics:
         assert np.all(np.isfinite([numbers for name, numbers in line.items() if name != "step"]))
-    if task.model.architecture == "encoder-decoder":
-        assert [line["step"] for line in gradients] == [0, 2, 4, 5]
-        norms = [x for name, x in gradients[0].items() if name.startswith("gradient_norm/")]
-        assert len(norms) > 5
-        assert np.all(np.isfinite(norms) & (np.array(norms) > 0))
 
 
 class Stop:
@@ -104,12 +109,13 @@ class Stop:
         return 15 if self.calls < 0 else None
 
 
-@pytest.mark.parametrize("calls", [pytest.param(0, marks=pytest.mark.slow), 1])
-@pytest.mark.parametrize("trained", tasks("translation"), indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("calls", [0, 1])
+@pytest.mark.parametrize("trained", NAMES, indirect=True)
 def test_resumed_is_the_same_bits(trained, tmp_path, calls):
     """Stopped before the first step, or between checkpoints and in the middle of an update.
 
-    What is logged changes nothing; training/test_settings.py resumes the log of gradients.
+    training/test_validation.py and test_settings.py resume runs of a toy.
     """
     task, run = trained
     assert train_run(task, tmp_path, interruption=Stop(calls)).step == calls
@@ -119,9 +125,9 @@ def test_resumed_is_the_same_bits(trained, tmp_path, calls):
         assert (tmp_path / name).read_bytes() == (run.workdir / name).read_bytes()
 
 
-@pytest.mark.parametrize("trained", ["text", "translation"], indirect=True)
-def test_a_batch_from_the_host_depends_on_seed_and_step_alone(trained):
-    task, run = trained
+@pytest.mark.parametrize("scaled", ["text", "translation"], indirect=True)
+def test_a_batch_from_the_host_depends_on_seed_and_step_alone(scaled):
+    task, run = scaled
     feed, other = (task.feed(run.workdir) for _ in range(2))
     other.batch(1, 2)
     for one, same in zip(feed.batch(1, 4), other.batch(1, 4), strict=True):
@@ -148,9 +154,16 @@ def test_results_are_kept_and_read_back(trained, monkeypatch):
             finished_run(run.workdir, [3])
 
 
-@pytest.mark.parametrize("trained", tasks("text"), indirect=True)
-def test_answers_are_labelled(trained):
-    task, run = trained
+def test_results_of_every_seed_are_in_their_range(scaled):
+    task, run = scaled
+    for result in task.evaluate(run.params, folder=run.workdir).values():
+        assert len(result.by_seed) == task.train.seeds
+        assert result.low <= min(result.by_seed) <= max(result.by_seed) <= (result.high or np.inf)
+
+
+@pytest.mark.parametrize("scaled", tasks("text"), indirect=True)
+def test_answers_are_labelled(scaled):
+    task, run = scaled
     params = run.params_of(1)
     batch, labels = task.examples(run.workdir)
     output = jax.eval_shape(lambda params: task.bind(params)(*batch.inputs), params)
@@ -165,9 +178,9 @@ def test_answers_are_labelled(trained):
 
 
 # scripts/test_command_lines.py draws answers of a task from sequence to sequence.
-@pytest.mark.parametrize("trained", tasks("recall"), indirect=True)
-def test_a_page_shows_every_attention_to_the_answers(trained):
-    task, run = trained
+@pytest.mark.parametrize("scaled", tasks("recall"), indirect=True)
+def test_a_page_shows_every_attention_to_the_answers(scaled):
+    task, run = scaled
     params = run.params_of(1)
     answers = task.answers(params, folder=run.workdir)
     assert len(answers.texts) == len(answers.labels) > 1
@@ -177,7 +190,7 @@ def test_a_page_shows_every_attention_to_the_answers(trained):
         assert weights.shape == (len(rows), len(columns))
         np.testing.assert_allclose(weights.sum(axis=1), 1, rtol=1e-5)
     captures = answers_view(run, answers, all_steps=True).data["captures"]
-    assert {capture["step"] for capture in captures} == {"0", "2", "4", "5"}
+    assert {capture["step"] for capture in captures} == {"0", "2", "4", "6"}
     assert {capture["example"] for capture in captures} == set(answers.labels)
     names = [attention["name"] for attention in captures[0]["attentions"]]
     kind = "self" if task.model.architecture == "decoder" else "cross"
@@ -185,14 +198,19 @@ def test_a_page_shows_every_attention_to_the_answers(trained):
 
 
 # reports/test_gradient_report.py analyses a task from sequence to sequence.
-@pytest.mark.parametrize("trained", tasks("recall"), indirect=True)
-def test_gradients_are_analysed(trained):
-    _, run = trained
+@pytest.mark.parametrize("scaled", tasks("recall"), indirect=True)
+def test_gradients_are_analysed_and_every_part_has_one(scaled, monkeypatch):
+    _, run = scaled
+    monkeypatch.setattr(gradients, "_scale_sweep", lambda *_: None)
     analyzed, analysis = load_analyzed_run(run.workdir), GradientAnalysis(iterations=0)
     numbers = analyze_run(analyzed, analysis, progress=lambda line: None)
-    assert numbers["by_step"]["steps"] == [0, 2, 4, 5]
-    assert set(numbers["examples"]) == {"0", "5"}
-    for table in numbers["examples"]["5"].values():
+    by_step = numbers["by_step"]
+    assert by_step["steps"] == [0, 2, 4, 6]
+    norms = [rows for name, rows in by_step.items() if name.startswith("gradient_norm/")]
+    assert len(norms) > 5
+    assert np.all(np.array(norms) > 0)
+    assert set(numbers["examples"]) == {"0", "6"}
+    for table in numbers["examples"]["6"].values():
         shape = len(table["row_labels"]), len(table["column_labels"])
         assert np.shape(table["weights"]) == np.shape(table["dlogits"]) == shape
     json.dumps(numbers)
@@ -206,25 +224,26 @@ SEQUENCES = [name for name in NAMES if issubclass(task_of(name), SequenceTask)]
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_batches_are_padded_pairs_with_their_solutions(tmp_path, name):
     task = small(name, tmp_path)
-    lettered = dataclasses.replace(task, min_length=2, source_start=False)
 
     @jax.jit
     def draw(rng):
-        batches = [task.batch(rng, size=40, length=length) for length in (None, 2, 7)]
-        return batches, lettered.batch(rng, size=3000)
+        return [task.batch(rng, size=40, length=length) for length in (None, 2, 7)]
 
-    (drawn, many), (others, _) = (
-        jax.tree.map(np.asarray, draw(jax.random.key(seed))) for seed in (3, 4)
-    )
+    drawn, others = (jax.tree.map(np.asarray, draw(jax.random.key(seed))) for seed in (3, 4))
     assert [batch.source.shape for batch in drawn] == [(40, 5), (40, 5), (40, 8)]
     for batch, other in zip(drawn, others, strict=True):
         assert {array.dtype for array in batch} == {np.dtype(np.int32)}
         assert len(set(check_rows(task, batch))) > 10
         assert np.any(other.source != batch.source)
+
+
+def test_lengths_are_uniform_and_a_source_may_begin_with_a_letter(tmp_path):
+    task = dataclasses.replace(small("reversal", tmp_path), min_length=2, source_start=False)
+    many = jax.jit(task.batch, static_argnames="size")(jax.random.key(3), size=3000)
     lengths, counts = np.unique(many.source_lengths, return_counts=True)
     assert lengths.tolist() == [2, 3, 4]
     assert np.all(np.abs(counts - 1000) < 130)
-    assert np.all(many.source[:, 0] >= FIRST)
+    assert np.all(np.asarray(many.source)[:, 0] >= FIRST)
 
 
 def check_rows(task, batch):

@@ -97,7 +97,8 @@ def test_another_part_under_the_name_is_refused(setting, before, after, message,
 def test_a_compiled_model_follows_the_fields_of_what_a_module_names(mine):
     def cap_of(score):
         mine(score)
-        model = nn.bind(config, nn.initial_params(config, 7, jax.random.key(0)), 7)
+        params = jax.eval_shape(lambda: nn.initial_params(config, 7, jax.random.key(0)))
+        model = nn.bind(config, params, 7)
         return model.decoder[0].cross_attention.attention.score.cap
 
     config = ModelConfig(score="my_scores:MINE", dim=4, encoder_layers=0)

@@ -16,6 +16,7 @@ from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask, TrainConfig
+from attention_jax.tasks.vocabulary import Vocabulary
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import TrainedRun, check_run, train_run
 from attention_jax.training.settings import settings_of
@@ -45,17 +46,13 @@ def normal_params(task):
     return jax.tree.map(lambda leaf: rng.normal(size=leaf.shape).astype(leaf.dtype), shapes)
 
 
-@functools.cache
-def some_batch():
-    batch = jax.jit(reversal().batch, static_argnames="size")(jax.random.key(1), size=5)
-    return jax.tree.map(np.asarray, batch)
-
-
 @pytest.mark.parametrize("weight", [pytest.param(None, marks=pytest.mark.slow), 3.0])
 def test_the_loss_is_the_cross_entropy_of_real_tokens_and_the_coverage_loss(weight):
     """And its rng is for dropout."""
     coverage = {} if weight is None else {"attention": "coverage", "decoder_layers": 2}
-    task, batch = reversal(weight=weight or 0.0, dropout_rate=0.3, **coverage), some_batch()
+    task = reversal(weight=weight or 0.0, dropout_rate=0.3, **coverage)
+    batch = jax.jit(task.batch, static_argnames="size")(jax.random.key(1), size=5)
+    batch = jax.tree.map(np.asarray, batch)
 
     @jax.jit
     def run(params, seeds):
@@ -98,16 +95,17 @@ def test_the_tasks_normalizer_stands_where_the_model_names_none():
 
 # --- accuracies and answers of a trained model ---
 
-MODEL = ModelConfig(score="general", dim=16, hidden_dim=16, encoder_layers=0, mask_padding=False)
-TASK = Reversal(MODEL, TrainConfig(seeds=SEEDS, batch_size=32), min_length=1, max_length=3)
+MODEL = ModelConfig(score="general", **SMALL, mask_padding=False)
+TRAIN = TrainConfig(seeds=SEEDS, batch_size=32)
+TASK = Reversal(MODEL, TRAIN, min_length=1, max_length=3, letters=2)
 
 
 @pytest.fixture(scope="module")
 def trained():
     """Trained to be right often, not always."""
-    steps = functools.partial(train_steps, TASK, 280)
+    steps = functools.partial(train_steps, TASK, 60)
     state, _ = jax.jit(jax.vmap(steps))(initial_state(TASK))
-    return TrainedRun(TASK, jax.device_get(state.params), 280)
+    return TrainedRun(TASK, jax.device_get(state.params), 60)
 
 
 @jax.jit
@@ -133,12 +131,12 @@ def answer_alone(params, source, length):
 
 
 def test_accuracies_are_those_of_the_model_asked_in_a_loop(trained):
-    results = accuracies(TASK, trained.params, [3, 2], strings=23)
+    results = accuracies(TASK, trained.params, [3, 2], strings=11)
     assert list(results) == [3, 2]
     draw, seen = jax.jit(TASK.batch, static_argnames=("size", "length")), []
     for length, found in results.items():
         rng = jax.random.fold_in(jax.random.key(0), length)
-        sources = np.asarray(draw(rng, size=23, length=length).source)[:, 1 : length + 1].tolist()
+        sources = np.asarray(draw(rng, size=11, length=length).source)[:, 1 : length + 1].tolist()
         for seed in range(SEEDS):
             params, forced, free, exact = trained.params_of(seed), [], [], []
             for source in sources:
@@ -152,7 +150,7 @@ def test_accuracies_are_those_of_the_model_asked_in_a_loop(trained):
             shares = [float(column[seed]) for column in found]
             assert shares == pytest.approx([np.mean(forced), np.mean(free), np.mean(exact)])
             seen += shares
-    beside = accuracies(TASK, trained.params, [2, 5], strings=23)[2]
+    beside = accuracies(TASK, trained.params, [2, 5], strings=11)[2]
     np.testing.assert_array_equal(beside, results[2])  # whichever other lengths are asked for
     assert 0 < min(seen) < max(seen) < 1
     assert len(set(seen)) > 6
@@ -226,7 +224,22 @@ def test_beyond_the_table_of_learned_positions_results_are_nan(monkeypatch, mode
     assert np.isnan(beyond)
 
 
-# --- settings, and a user's pair ---
+# --- letters, settings, and a user's pair ---
+
+
+def test_ids_are_the_specials_then_the_letters_in_order():
+    alphabet, text = "aAzß犬 🐕\n", "犬a\nßa🐕 "
+    vocabulary = Vocabulary(alphabet)
+    ids = vocabulary.encode(text)
+    assert ids == [3 + alphabet.index(letter) for letter in text]
+    assert vocabulary.decode([PAD, SOS, *ids, PAD, EOS, 3]) == text
+    labels = [vocabulary.label(token) for token in range(vocabulary.size)]
+    assert labels == ["PAD", "SOS", "EOS", *alphabet]
+    with pytest.raises(ValueError, match=r"text must consist of letters .*; got 'ï' in 'naïve'"):
+        Vocabulary().encode("naïve")
+    for wrong in ("", "aba"):
+        with pytest.raises(ValueError, match=f"alphabet must be distinct .*; got '{wrong}'"):
+            Vocabulary(wrong)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import dataclasses
 import json
 
-import jax
+import numpy as np
 import pytest
 
 from attention_jax.tasks.text import MODEL, Text
@@ -32,12 +32,13 @@ def test_a_text_that_was_rewritten_is_refused(tmp_path):
     assert task.examples()[0].targets.shape == (64, 19)
 
 
-def test_examples_are_asked_with_whole_characters(tmp_path):
+def test_examples_are_asked_with_whole_characters(tmp_path, monkeypatch):
+    monkeypatch.setattr(Text, "bind", lambda *_: None)
+    zeros = np.zeros((1, 64), np.int32)
+    monkeypatch.setattr("attention_jax.tasks.text.best_answers", lambda *_, **__: zeros)
     path = tmp_path / "text"
     path.write_text("ä" * 300)
-    sizes = {"dim": 8, "hidden_dim": 7, "num_heads": 2, "decoder_layers": 1}
-    task = Text(path, model=dataclasses.replace(MODEL, **sizes), length=19)
-    answers = task.answers(task.init(jax.random.key(0)))
+    answers = Text(path, length=19).answers(None)
     assert [text for text, _, _ in answers.texts] == ["ä" * 9] * 2
 
 

@@ -152,7 +152,7 @@ def test_regression_interleaves_points_of_a_linear_function_of_their_own():
 def test_the_answer_of_least_squares_stands_beside_a_prediction():
     task = SIZES["regression"]
     text = "1 0 0 0.5 0 1 0 -2 0 0 2 3 1 1 2"  # w = 0.5, -2, 1.5
-    answers = task.answers(task.init(jax.random.key(0)), [text, "1 2 3"])
+    answers = task.answers(jax.jit(task.init)(jax.random.key(0)), [text, "1 2 3"])
     assert [right for _, _, right in answers.texts] == ["1.50", "0.00"]
     assert answers.batch.targets.shape == (2, 7)
     with pytest.raises(ValueError, match="inputs must be numbers, 4 for each point and 3 for"):
@@ -172,7 +172,7 @@ def test_the_loss_is_the_mean_where_something_is_asked(name):
     def both(params):
         return task.loss(params, batch, None), task.bind(params)(*batch.inputs)
 
-    (loss, metrics), output = both(task.init(jax.random.key(1)))
+    (loss, metrics), output = both(jax.jit(task.init)(jax.random.key(1)))
     output, losses, right = np.asarray(output, np.float64), [], []
     for row, token in np.ndindex(batch.targets.shape):
         logits, target = output[row, token], batch.targets[row, token]

@@ -37,21 +37,15 @@ def small_batches(monkeypatch):
     monkeypatch.setattr(translating, "_BATCH_TOKENS", 40)
 
 
-def made(**settings):
+@pytest.fixture(scope="module")
+def translator():
     """A model that nobody trained, with parameters large enough for different answers."""
+    sizes = {"num_heads": 2, "dim": 8, "hidden_dim": 13, "encoder_layers": 0}
     task = Translation(
         source=Path("a.de"),
         target=Path("a.en"),
         vocabulary_size=SIZE,
-        model=ModelConfig(
-            num_heads=2,
-            dim=8,
-            hidden_dim=13,
-            dropout_rate=0.5,
-            encoder_layers=0,
-            tied_embeddings="all",
-        ),
-        **settings,
+        model=ModelConfig(**sizes, dropout_rate=0.5, tied_embeddings="all"),
     )
     params = jax.jit(task.init)(jax.random.key(6))
     params = jax.tree.map(lambda leaf: 2 * np.asarray(leaf), params)
@@ -88,11 +82,6 @@ def answer_alone(translator, ids, most):
     return answer
 
 
-@pytest.fixture(scope="module")
-def translator():
-    return made()
-
-
 def ids_of(translator, sentence):
     return [*translator.subwords.encode([sentence])[0], EOS]
 
@@ -113,13 +102,7 @@ def test_each_translation_is_the_models_own_and_in_its_place(translator):
         (alone[sentence],) = translator.subwords.decode([answer])
     assert found == [alone[sentence] for sentence in sentences]
     assert len(set(found)) == 7  # they differ: one in another's place would be seen
-    for sentence in ("im", ""):
-        assert translate(translator, [sentence]) == [alone[sentence]]
-
-
-def test_a_sentence_without_text_has_an_empty_translation(translator):
-    assert translate(translator, ["", " ", "", "im"])[:3] == ["", "", ""]
-    assert translate(translator, []) == []
+    assert translate(translator, ["", " "]) == ["", ""]
 
 
 def test_beams_are_those_of_the_model_alone(translator):

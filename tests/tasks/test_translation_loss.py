@@ -59,13 +59,12 @@ SMOOTHED = task(label_smoothing=0.25, model={"dropout_rate": 0.3})
 
 @jax.jit
 def losses(params, batch):
-    """((loss, metrics), dparams) without dropout; losses with that of the seeds 0, 1 and 0."""
+    """(loss, metrics) without dropout; losses with that of the seeds 0, 1 and 0."""
 
     def dropped(seed):
         return SMOOTHED.loss(params, batch, jax.random.key(seed))[0]
 
-    gradient = jax.value_and_grad(SMOOTHED.loss, has_aux=True)
-    return gradient(params, batch, None), jax.vmap(dropped)(jnp.array([0, 1, 0]))
+    return SMOOTHED.loss(params, batch, None), jax.vmap(dropped)(jnp.array([0, 1, 0]))
 
 
 def sums_by_hand(batch):
@@ -85,7 +84,7 @@ def sums_by_hand(batch):
 def test_the_loss_is_the_smoothed_cross_entropy_of_real_subwords():
     """And its rng is for dropout."""
     batch = some_batch()
-    ((loss, metrics), _), dropped = losses(initial_params(), batch)
+    (loss, metrics), dropped = losses(initial_params(), batch)
     smoothed, nats, right, tokens = sums_by_hand(batch)
     assert tokens == 4 + 6 + 2
     np.testing.assert_allclose(loss, smoothed / tokens, rtol=1e-5)
@@ -94,24 +93,6 @@ def test_the_loss_is_the_smoothed_cross_entropy_of_real_subwords():
     np.testing.assert_allclose(metrics["accuracy"], right / tokens, rtol=1e-6)
     assert abs(smoothed - nats) > 1e-3
     assert dropped[0] == dropped[2] != dropped[1]
-
-
-def test_what_stands_in_padding_is_not_seen():
-    batch, changed = some_batch(), {}
-    for name, lengths in (
-        ("source", batch.source_lengths),
-        ("target_inputs", batch.target_lengths),
-        ("targets", batch.target_lengths),
-    ):
-        array = getattr(batch, name)
-        padding = np.arange(array.shape[1])[None, :] >= lengths[:, None]
-        changed[name] = np.where(padding, 5, array)
-        assert (changed[name] != array).any()
-    plain, spoiled = (
-        losses(initial_params(), each)[0] for each in (batch, batch._replace(**changed))
-    )
-    for one, other in zip(*map(jax.tree.leaves, (plain, spoiled)), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 def test_bfloat16_is_what_products_are_computed_in():

@@ -105,23 +105,10 @@ def test_ids_are_sentencepieces_and_those_of_a_vocabulary(subwords):
     assert sum(map(peer.IsByte, range(SIZE))) == 256
     assert peer.GetPieceSize() == SIZE
     assert subwords.encode(TEXT[:7]) == [peer.EncodeAsIds(line) for line in TEXT[:7]]
-    assert subwords.decode(subwords.encode(TEXT)) == TEXT
+    lines = [*TEXT, "aZ9 éß жΩ १ 犬 🐕", ""]  # in Unicode's form NFKC: other text is changed
+    assert subwords.decode(subwords.encode(lines)) == lines
     (ids,) = subwords.encode(["Der Hund schläft"])
     assert "".join(subwords.labels(np.array(ids, np.int32))) == "▁Der▁Hund▁schläft"
-
-
-# Letters of one to four bytes, in Unicode's form NFKC, and words apart by one space: sentencepiece
-# changes other text.
-WORDS = st.text("aZ9.éßжΩ१犬🐕", min_size=1, max_size=7)
-SENTENCES = st.lists(WORDS, max_size=5).map(" ".join)
-
-
-@settings(deadline=None, max_examples=50)
-@given(SENTENCES)
-def test_any_text_comes_back(subwords, sentence):
-    (ids,) = subwords.encode([sentence])
-    assert subwords.decode([ids]) == [sentence]
-    assert all(UNKNOWN < token < SIZE for token in ids)
 
 
 def test_decoding_ends_at_eos(subwords):

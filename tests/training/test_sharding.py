@@ -14,12 +14,11 @@ from collectives import collectives
 from saved_files import assert_bits_equal
 from toy_task import Toy, toy, train_toy
 
-from attention_jax.nn import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import initial_state
-from attention_jax.training.run import load_run, train_run
+from attention_jax.training.run import load_run
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, TrainConfig
 
@@ -30,81 +29,16 @@ MESHES = {
     "seed": MeshShape(seed=4),
     "all": MeshShape(data=4, seed=2),
 }
-
-
-def config(steps=12):
-    return Reversal(
-        ModelConfig(dim=8, hidden_dim=16, encoder_layers=0, decoder_self_attention=False),
-        TrainConfig(seeds=4, steps=steps, log_every=2, checkpoint_every=4, batch_size=16),
-        min_length=1,
-        max_length=3,
-    )
-
-
-@functools.cache
-def folder_of(mesh):
-    """Trains on a mesh, or on one device for None; returns the folder and the parameters."""
-    folder = Path(tempfile.mkdtemp())
-    trained = train_run(config(), folder, mesh=MESHES.get(mesh))
-    return folder, trained.params
-
-
-def losses(folder):
-    lines = read_lines(folder / "metrics.jsonl")
-    assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12]
-    return np.array([line["loss"] for line in lines])
-
-
-# The gradient's sums are taken in another order, which is 1e-7 of it; Adam's division makes of that
-# as much of the learning rate, 3e-3, wherever a gradient is next to nothing. (Of a smaller
-# model's losses, 60 steps on, the largest difference was 7e-8.)
-TOLERANCE = 3e-6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", MESHES)
-def test_trains_as_one_device_does(mesh):
-    folder, params = folder_of(mesh)
-    np.testing.assert_allclose(losses(folder), losses(folder_of(None)[0]), rtol=TOLERANCE)
-    assert_spread(params, MESHES[mesh])
-    state = initial_state(config(), Layout(MESHES[mesh]))
-    assert_spread(state, MESHES[mesh])
-    assert_bits_equal(state, initial_state(config()))
-
-
-def assert_spread(stacked, mesh):
-    """Asserts that devices hold their seeds."""
-    for leaf in jax.tree.leaves(stacked):
-        assert len(leaf.addressable_shards) == mesh.devices
-        for shard in leaf.addressable_shards:
-            assert shard.data.shape[0] * mesh.seed == leaf.shape[0]
-            assert shard.data.size * mesh.seed == leaf.size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("before", "after"), [(None, "all"), ("all", None), ("data", "seed"), ("seed", "data")]
-)
-def test_goes_on_over_others(before, after):
-    """A state saved on one mesh is restored on another, and training reaches the same losses."""
-    folder = Path(tempfile.mkdtemp()) / "run"
-    shutil.copytree(folder_of(before)[0], folder)
-    shutil.rmtree(folder / "checkpoints" / "12")
-    layout = Layout(MESHES.get(after))
-    start = functools.partial(initial_state, config())
-    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
-    alone = checkpoints.restore(jax.eval_shape(start))
-    spread = checkpoints.restore(layout.placed(jax.eval_shape(start)))
-    assert alone.step == spread.step == 8
-    assert_bits_equal(alone.state, spread.state)
-    assert_spread(spread.state, MESHES.get(after, MeshShape()))
-    train_run(config(), folder, resume=True, mesh=MESHES.get(after))
-    np.testing.assert_allclose(losses(folder), losses(folder_of(None)[0]), rtol=TOLERANCE)
+TOLERANCE = 3e-6  # the gradient's sums are taken in another order
 
 
 @dataclasses.dataclass(frozen=True)
 class Drawn(Toy):
     """Each device draws its own part of a batch."""
+
+    train: TrainConfig = TrainConfig(
+        seeds=4, steps=6, log_every=2, checkpoint_every=2, batch_size=16
+    )
 
     def init(self, rng):
         return {"kernel": jax.random.normal(rng, (16, 24)), "out": jnp.linspace(-1.0, 1.0, 24)}
@@ -128,6 +62,68 @@ class Fed(Drawn):
         return Feed(batch)
 
 
+FED = Fed(train=dataclasses.replace(Drawn.train, batch_size=None))
+
+
+@functools.cache
+def trained(task, mesh):
+    """Trains over a mesh, or on one device for None: the folder, and the run."""
+    folder = Path(tempfile.mkdtemp())
+    return folder, train_toy(task, folder, mesh=MESHES.get(mesh))
+
+
+def losses(folder):
+    return np.array([line["loss"] for line in read_lines(folder / "metrics.jsonl")])
+
+
+def assert_spread(stacked, mesh):
+    """Asserts that devices hold their seeds."""
+    for leaf in jax.tree.leaves(stacked):
+        assert len(leaf.addressable_shards) == mesh.devices
+        for shard in leaf.addressable_shards:
+            assert shard.data.shape[0] * mesh.seed == leaf.shape[0]
+            assert shard.data.size * mesh.seed == leaf.size
+
+
+SLOW = [pytest.param(Drawn(), mesh, marks=pytest.mark.slow) for mesh in ("data", "seed")]
+
+
+@pytest.mark.parametrize(("task", "mesh"), [(Drawn(), "all"), (FED, "all"), *SLOW])
+def test_trains_as_one_device_does(task, mesh):
+    (folder, spread), (folder_of_one, alone) = trained(task, mesh), trained(task, None)
+    expected = losses(folder_of_one)
+    assert expected.shape == (3, 4)
+    assert len(np.unique(expected)) == expected.size
+    np.testing.assert_allclose(losses(folder), expected, rtol=TOLERANCE)
+    for one, other in zip(*map(jax.tree.leaves, (spread.params, alone.params)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert_spread(spread.params, MESHES[mesh])
+    state = initial_state(task, Layout(MESHES[mesh]))
+    assert_spread(state, MESHES[mesh])
+    assert_bits_equal(state, initial_state(task))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, "all"), ("all", None), ("data", "seed"), ("seed", "data")]
+)
+def test_goes_on_over_others(before, after):
+    """A state saved on one mesh is restored on another, and training reaches the same losses."""
+    task, folder = Drawn(), Path(tempfile.mkdtemp()) / "run"
+    shutil.copytree(trained(task, before)[0], folder)
+    shutil.rmtree(folder / "checkpoints" / "6")
+    layout = Layout(MESHES.get(after))
+    start = functools.partial(initial_state, task)
+    checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
+    alone = checkpoints.restore(jax.eval_shape(start))
+    spread = checkpoints.restore(layout.placed(jax.eval_shape(start)))
+    assert alone.step == spread.step == 4
+    assert_bits_equal(alone.state, spread.state)
+    assert_spread(spread.state, MESHES.get(after, MeshShape()))
+    train_toy(task, folder, mesh=MESHES.get(after))
+    np.testing.assert_allclose(losses(folder), losses(trained(task, None)[0]), rtol=TOLERANCE)
+
+
 class Filled(Drawn):
     """Batches made on the host, whose size depends on the mesh."""
 
@@ -143,25 +139,8 @@ def test_filled_up_batches_do_not_change_the_program():
     assert load_run(folder).step == 2
 
 
-@pytest.mark.parametrize(("cls", "batch_size"), [(Drawn, 16), (Fed, None)])
-def test_a_toy_trains_as_one_device_does(cls, batch_size):
-    task = toy(cls, seeds=4, steps=6, log_every=2, checkpoint_every=6, batch_size=batch_size)
-    runs, lines = [], []
-    for mesh in (None, "all"):
-        folder = Path(tempfile.mkdtemp())
-        runs.append(train_toy(task, folder, mesh=MESHES.get(mesh)))
-        lines.append(np.array([line["loss"] for line in read_lines(folder / "metrics.jsonl")]))
-    assert lines[0].shape == (3, 4)
-    assert len(np.unique(lines[0])) == lines[0].size
-    np.testing.assert_allclose(lines[1], lines[0], rtol=TOLERANCE)
-    alone, spread = (run.params for run in runs)
-    for one, other in zip(jax.tree.leaves(spread), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
-    assert_spread(spread, MESHES["all"])
-
-
 def test_each_part_is_drawn_where_it_is_used():
-    layout, task = Layout(MeshShape(data=8)), config()
+    layout, task = Layout(MeshShape(data=8)), Reversal()
     rng = jax.random.key(5)
     draw = jax.jit(lambda rng: layout.constrained(task.batch(rng, size=16), "data"))
     assert collectives(draw.lower(rng).compile()) == []
@@ -213,11 +192,3 @@ def test_what_cannot_be_cut_up(monkeypatch, shape, message):
         shape.check(seeds=4, batch_size=10)
     assert message in str(told.value)
     MeshShape(data=2, seed=2).check(seeds=12, batch_size=10)
-
-
-def test_one_device_is_left_alone():
-    layout = Layout()
-    state = {"w": np.ones((3, 5), np.float32)}
-    assert layout.constrained(state)["w"] is state["w"]
-    assert layout.constrained(state, "data")["w"] is state["w"]
-    assert layout.by_seed.device_set == {jax.devices()[0]}

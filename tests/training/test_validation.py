@@ -74,16 +74,15 @@ class Counting(Toy):
 def run(folder, curve=CURVE, *, stop=None, **settings):
     """Trains or resumes; the steps of the validations are in `Counting.seen`."""
     Counting.seen.clear()
-    interruption = Interruption()
-    if stop == "start":
-        interruption.requested = signal.SIGTERM
     with (
+        Interruption() as interruption,
         mock.patch.object(Counting, "stop", stop),
         mock.patch.object(Counting, "curve", curve or CURVE),
     ):
+        if stop == "start":
+            interruption.requested = signal.SIGTERM
         task = Counting(validated=curve is not None, **settings)
-        options = {"interruption": interruption} if stop == "start" else {}
-        return train_toy(task, folder, **options)
+        return train_toy(task, folder, interruption=interruption)
 
 
 def steps_of(folder):
