@@ -124,16 +124,6 @@ def test_16_bits_accumulate_in_float32():
     assert_close("output", narrow, np.asarray(reference(*wide, mask=aj.causal_mask())), 2**-7)
 
 
-def test_one_token_per_device_is_enough():
-    with jax.enable_x64(True):
-        tokens = np.random.default_rng(1).normal(size=(8, 3))
-        got, expected = (
-            attend(tokens, tokens, tokens, mask=aj.causal_mask())
-            for attend in (ring_of(8), reference)
-        )
-    assert_close("output", got, np.asarray(expected), 1e-13)
-
-
 def test_reverse_over_reverse_of_a_small_ring():
     """Without a mask: two tokens on each device, in tiles of one."""
     tokens = np.random.default_rng(0).normal(size=(3, 4, 2))
