@@ -83,7 +83,7 @@ def loss_of(attend, score_name, **options):
     return loss
 
 
-FAST = ("general", ("combination",), 4)
+FAST = ("general", ("combination",), 3)
 CASES = [FAST, *((score, MASKS, 2) for score in CORE_SCORES), ("own", MASKS, 1), ("own", MASKS, 3)]
 CASES += [("dot", (mask,), devices) for mask in MASKS for devices in (2, 8)]
 
