@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from oracles import softmax
 from score_cases import SCORE_CASES
 from walk_cases import numpy_weights
 
@@ -24,28 +25,20 @@ def soft_capped(params, q, k):
 PAIRS = {name: SCORE_CASES[name].pair for name in SCORES} | {"softcap": soft_capped}
 
 
-def softmax_where(logits, allowed=True):
-    """Softmax over the last axis; 0 for rows without keys. Ignores NaN outside `allowed`."""
-    logits = np.where(allowed, logits, -np.inf)
-    largest = logits.max(-1, keepdims=True)
-    exps = np.exp(logits - np.where(np.isfinite(largest), largest, 0))
-    return exps / np.maximum(exps.sum(-1, keepdims=True), 1e-300)
-
-
 def normalizer(text):
     """Softmax, or log_scaled(start=n), as a function of (logits, allowed)."""
     start = re.fullmatch(r"log_scaled\(start=(\d+)\)", text)
 
     def log_scaled(logits, allowed):
         count = np.broadcast_to(allowed, logits.shape).sum(-1, keepdims=True)
-        return softmax_where(
+        return softmax(
             np.maximum(1, np.log(1 + count) / np.log(1 + int(start[1]))) * logits, allowed
         )
 
-    return log_scaled if start else softmax_where
+    return log_scaled if start else softmax
 
 
-def weights_of(score, params, query, key, allowed=True, bias=0.0, weigh=softmax_where):
+def weights_of(score, params, query, key, allowed=True, bias=0.0, weigh=softmax):
     """Returns weights [T, S] of queries [T, Dq] and keys [S, Dk]."""
     pair = score if callable(score) else PAIRS[score]
     return weigh(pair(params, query[:, None, :], key[None, :, :]) + bias, allowed)
@@ -81,7 +74,7 @@ def head_projection(params, x):
 
 
 def multi_head(
-    score, params, x, y, allowed=True, bias=0.0, wavelength=None, at=None, weigh=softmax_where,
+    score, params, x, y, allowed=True, bias=0.0, wavelength=None, at=None, weigh=softmax,
     values=None,
 ):  # fmt: skip
     """Returns output [T, output_dim] and weights [N, T, S], to which the masks broadcast.
@@ -137,7 +130,7 @@ def kind_weights(config, params, query, memory, length, allowed):
         for token in query:
             key = memory @ own["key_kernel"] + covered[:, None] * params["coverage_kernel"]
             logits = np.tanh(token @ own["query_kernel"] + key) @ own["v"]
-            rows.append(softmax_where(logits, allowed[0]))
+            rows.append(softmax(logits, allowed[0]))
             covered = covered + rows[-1]
         return np.stack(rows)
     if config.attention == "monotonic":

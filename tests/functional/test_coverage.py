@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from numpy_model import softmax_where
+from oracles import softmax
 from score_cases import each_score, numpy_params
 
 from attention_jax import SCORES, causal_mask, padding_mask
@@ -60,7 +60,7 @@ def test_every_score_adds_coverage_to_the_features_of_keys(name):
         for i in range(T):
             query = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], queries)
             logits = score.pair(params, query, keys + np.outer(covered, kernel))
-            weights = softmax_where(np.float64(logits)[0] + bias[b, i], allowed[b, i])
+            weights = softmax(np.float64(logits)[0] + bias[b, i], allowed[b, i])
             rows.append((weights, np.minimum(weights, covered).sum()))
             covered += np.float32(weights)
         weights, loss = map(np.array, zip(*rows, strict=True))
