@@ -191,7 +191,6 @@ class ScoreCase:
     name: str
     score: aj.Score
     logits: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
-    params_at_64: int = 0  # numbers in its parameters where Dq = Dk = 64
     mask: str = "combination"  # that it meets as it is, with the mask's own rule for tiles
 
     @property
@@ -206,22 +205,22 @@ class ScoreCase:
 SCORE_CASES = {
     case.name: case
     for case in (
-        ScoreCase("additive", aj.Additive(A), _additive, 2193, "padding"),
-        ScoreCase("concat", Concat(A), _concat, 2193, "none"),
-        ScoreCase("cosine", Cosine(), _cosine, 1, "dense_shared"),
+        ScoreCase("additive", aj.Additive(A), _additive, mask="padding"),
+        ScoreCase("concat", Concat(A), _concat, mask="none"),
+        ScoreCase("cosine", Cosine(), _cosine, mask="dense_shared"),
         ScoreCase("distance", NegativeSquaredDistance(), _distance),
         ScoreCase("dot", aj.Dot(), _dot, mask="local"),
-        ScoreCase("general", aj.General(), _general, 4096, "segment"),
+        ScoreCase("general", aj.General(), _general, mask="segment"),
         ScoreCase("scaled", aj.ScaledDot(), _scaled),
-        ScoreCase("softcap", SoftCap(aj.General(), CAP), _soft_capped, 4096, "dense"),
-        ScoreCase("own", OwnCosine(), _own_cosine, 4097, "causal"),
-        ScoreCase("elliptical", Elliptical(), _elliptical, 64),
-        ScoreCase("hyperbolic", Hyperbolic(), _hyperbolic, 1, "causal"),
-        ScoreCase("indexer", Indexer(), _indexer, 20736, "padding"),
+        ScoreCase("softcap", SoftCap(aj.General(), CAP), _soft_capped, mask="dense"),
+        ScoreCase("own", OwnCosine(), _own_cosine, mask="causal"),
+        ScoreCase("elliptical", Elliptical(), _elliptical),
+        ScoreCase("hyperbolic", Hyperbolic(), _hyperbolic, mask="causal"),
+        ScoreCase("indexer", Indexer(), _indexer, mask="padding"),
         ScoreCase("l2", L2(), _l2, mask="local"),
         ScoreCase("manhattan", Manhattan(), _manhattan, mask="segment"),
-        ScoreCase("neural", Neural(A), _neural, 2210, "dense"),
-        ScoreCase("ngpt", NGPT(), _ngpt, 64, "padding"),
+        ScoreCase("neural", Neural(A), _neural, mask="dense"),
+        ScoreCase("ngpt", NGPT(), _ngpt, mask="padding"),
         ScoreCase("power", Power(), _power, mask="causal"),
         ScoreCase("softplus", Softplus(), _softplus, mask="local"),
         ScoreCase("tropical", Tropical(), _tropical, mask="segment"),

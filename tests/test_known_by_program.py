@@ -4,6 +4,7 @@ Scores, functions as scores, masks, biases and normalisers, as they are written 
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from attention_jax import attention, interop
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 NUMBERS = (0.1, 3.0)
+NOW = {"score": 1, "mask": 1, "bias": 1, "normalizer": 1}  # what parts of a user read
 
 
 def expected(temperature, allowed=True):
@@ -158,16 +160,17 @@ def module_of(temperature):
     return module
 
 
-PYTREES = {
-    "nnx": module_of,
-    "Partial": lambda temperature: jax.tree_util.Partial(product, temperature),
+OF_PARAMETERS = {
+    "nnx": lambda temperature: {"score": module_of(temperature)},
+    "Partial": lambda temperature: {"score": jax.tree_util.Partial(product, temperature)},
+    "function": lambda temperature: {"score": product, "params": temperature},
 }
 
 
-@pytest.mark.parametrize("kind", PYTREES)
-def test_leaves_of_a_callable_pytree_are_parameters(kind):
+@pytest.mark.parametrize("kind", OF_PARAMETERS)
+def test_parameters_of_a_function_and_leaves_of_a_callable_pytree(kind):
     def output(temperature):
-        return attention(X, X, X, score=PYTREES[kind](temperature))
+        return attention(X, X, X, **OF_PARAMETERS[kind](temperature))
 
     def loss(temperature):
         return jnp.sum(output(temperature) ** 2)
@@ -175,6 +178,14 @@ def test_leaves_of_a_callable_pytree_are_parameters(kind):
     for temperature in map(jnp.float32, NUMBERS):
         close(output(temperature), temperature)
         np.testing.assert_allclose(jax.grad(loss)(temperature), slope(temperature), rtol=2e-4)
+
+
+def test_callables_that_count_as_functions():
+    def doubled(q, k, scale=2.0):
+        return scale * (q @ k.T)
+
+    for score in (doubled, jax.jit(doubled), functools.partial(doubled, scale=2.0)):
+        close(attention(X, X, X, score=score), 2.0)
 
 
 def test_a_module_as_score_is_compiled_once_while_it_trains():
@@ -195,54 +206,51 @@ def test_a_module_as_score_is_compiled_once_while_it_trains():
 
 # --- masks and biases ---
 
-LIMIT = 1
-
 
 @aj.mask_dataclass
 class Near(aj.Mask):
     def allowed(self, query_positions, key_positions):
-        return abs(query_positions[:, None] - key_positions[None, :]) <= LIMIT
+        return abs(query_positions[:, None] - key_positions[None, :]) <= NOW["mask"]
 
 
 @aj.bias_dataclass
 class Slope(aj.Bias):
     def values(self, query_positions, key_positions):
         before = key_positions[None, :] <= query_positions[:, None]
-        return jnp.where(before, 0.0, -1e4 * LIMIT)
+        return jnp.where(before, 0.0, -1e4 * NOW["bias"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Hotter(aj.Normalizer):
+    sums_to_one = False
+
+    def weight(self, params, shifted):
+        return jax.nn.sigmoid(shifted)
+
+    def transform(self, params, logits, num_keys):
+        return NOW["normalizer"] * logits
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
 def test_numbers_of_masks_and_biases_are_those_of_now(implementation):
-    global LIMIT
     i, j = np.indices((6, 6))
     options = {"score": "dot", "implementation": implementation}
-    for LIMIT in (0, 1):
-        near, causal = abs(i - j) <= LIMIT, j <= i
+    for limit in (0, 1):
+        NOW["mask"] = NOW["bias"] = limit
+        near, causal = abs(i - j) <= limit, j <= i
         close(attention(X, X, X, mask=Near(), **options), 1.0, allowed=near)
         both = aj.causal_mask() & (~Near() | aj.local_mask(0, 0))
         close(attention(X, X, X, mask=both, **options), 1.0, allowed=causal & (~near | (i == j)))
-        close(attention(X, X, X, bias=Slope(), **options), 1.0, allowed=causal | (LIMIT == 0))
+        close(attention(X, X, X, bias=Slope(), **options), 1.0, allowed=causal | (limit == 0))
 
 
 def test_numbers_of_normalizers_are_those_of_now():
-    global LIMIT
-
-    @dataclasses.dataclass(frozen=True)
-    class Mine(aj.Normalizer):
-        sums_to_one = False
-
-        def weight(self, params, shifted):
-            return jax.nn.sigmoid(shifted)
-
-        def transform(self, params, logits, num_keys):
-            return LIMIT * logits
-
-    for LIMIT in (1, 2):
-        for implementation in ("reference", "tiled"):
-            got = attention(X, X, X, score="dot", normalizer=Mine(), implementation=implementation)
-            tokens = X.astype(np.float64)
-            weights = 1 / (1 + np.exp(-LIMIT * tokens @ tokens.T))
-            np.testing.assert_allclose(got, weights @ tokens, rtol=2e-5, atol=1e-5)
+    for factor in (2, 1):
+        NOW["normalizer"] = factor
+        weights = 1 / (1 + np.exp(-factor * X.astype(np.float64) @ X.T))
+        for name in ("reference", "tiled"):
+            got = attention(X, X, X, score="dot", normalizer=Hotter(), implementation=name)
+            np.testing.assert_allclose(got, weights @ X, rtol=2e-5, atol=1e-5)
 
 
 def test_subclasses_of_softmax():
@@ -273,34 +281,21 @@ def test_subclasses_of_softmax():
 # --- changes between a call and its derivative ---
 
 
-@pytest.mark.parametrize("part", ["score", "mask", "bias", "normalizer"])
-def test_a_change_before_the_derivative_is_refused(part):
-    global LIMIT, TEMPERATURE
-
-    @dataclasses.dataclass(frozen=True)
-    class Mine(aj.Normalizer):
-        sums_to_one = False
-
-        def weight(self, params, shifted):
-            return LIMIT * jax.nn.sigmoid(shifted)
-
-    options = {
-        "score": {"score": by_global},
-        "mask": {"mask": Near()},
-        "bias": {"bias": Slope()},
-        "normalizer": {"normalizer": Mine()},
-    }[part]
+def test_a_change_before_the_derivative_is_refused():
+    """Of any part of a call."""
+    parts = {"mask": Near(), "bias": Slope(), "normalizer": Hotter()}
+    parts["score"] = lambda q, k: NOW["score"] * (q @ k.T)
 
     def loss(tokens):
-        return jnp.sum(attention(tokens, X, X, implementation="tiled", **options) ** 2)
+        return jnp.sum(attention(tokens, X, X, implementation="tiled", **parts) ** 2)
 
-    LIMIT, TEMPERATURE = 1, 1.0
     compiled = jax.jit(loss)
     compiled(X)
     _, pull_back = jax.vjp(loss, X)
-    LIMIT, TEMPERATURE = 2, 3.0
-    for late in (lambda: pull_back(1.0), lambda: jax.grad(compiled)(X)):
-        with pytest.raises(ValueError, match="must not change between a call of attention and its"):
-            late()
-    LIMIT, TEMPERATURE = 1, 1.0
+    for part in NOW:
+        NOW[part] = 2
+        for late in (lambda: pull_back(1.0), lambda: jax.grad(compiled)(X)):
+            with pytest.raises(ValueError, match="must not change between a call of attention"):
+                late()
+        NOW[part] = 1
     np.testing.assert_array_equal(pull_back(1.0)[0], jax.grad(loss)(X))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_lines import check_error
+from flax import nnx
 
 import attention_jax as aj
 from attention_jax import attention
@@ -138,6 +139,14 @@ def test_a_wrong_function_as_score(score, message):
 
     message = f"score .*<lambda>.*{message}"
     refused(message, lambda: call(X), lambda: jax.jit(call)(X))
+
+
+def test_a_module_needs_a_score_that_initialises_its_params():
+    def general(params, q, k):
+        return q @ params["kernel"] @ k.T
+
+    message = r"general takes params .* define init"
+    refused(message, lambda: aj.nn.Attention(general, 8, 8, rngs=nnx.Rngs(0)))
 
 
 @dataclasses.dataclass(frozen=True)

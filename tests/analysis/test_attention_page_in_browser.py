@@ -3,9 +3,11 @@
 Needs Chromium, its driver and Selenium, or the tests are skipped; tests/README.md has the commands.
 """
 
+import json
+import shutil
+
 import numpy as np
 import pytest
-from attention_pages import requested_addresses, start_browser
 
 from attention_jax.analysis import AttentionView, view
 
@@ -41,6 +43,44 @@ def whole_page():
     additive = AttentionView.step_by_step({"7": views["additive", "7"]})
     both = AttentionView.side_by_side({"dot": dot, "additive": additive})
     return AttentionView({**both.data, "title": EVIL})
+
+
+# Nothing in the background may ask for anything: a test counts the requests of the page.
+SWITCHES = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--window-size=1400,1000",
+)  # fmt: skip
+
+
+def start_browser(folder):
+    """A Selenium driver with a fresh profile in `folder`; skips the test if there is none."""
+    selenium = pytest.importorskip("selenium.webdriver", reason="needs pip install -e '.[browser]'")
+    program, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("needs chromium and chromedriver: apt-get install chromium chromium-driver")
+    options = selenium.ChromeOptions()
+    options.binary_location = program
+    for switch in (*SWITCHES, f"--user-data-dir={folder}"):
+        options.add_argument(switch)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return selenium.Chrome(options=options, service=selenium.ChromeService(driver))
+
+
+def requested_addresses(browser):
+    """The addresses that pages have asked for since the last call, the browser's own left out."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    requests = [
+        message["params"]
+        for message in messages
+        if message["method"] == "Network.requestWillBeSent"
+    ]
+    # The browser's new tab loads parts of the browser itself, for a document chrome://new-tab-page.
+    return [
+        request["request"]["url"]
+        for request in requests
+        if not request["documentURL"].startswith("chrome")
+    ]
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Hessians of known spectrum, and those of losses through attention against NumPy's eigenvalues."""
+"""Hessians of known spectrum: products, the edges of the spectrum, the trace."""
 
 import functools
 
@@ -8,7 +8,6 @@ import numpy as np
 from conformance import quick_jit
 from jax.flatten_util import ravel_pytree
 
-import attention_jax as aj
 from attention_jax.analysis import (
     hessian_spectrum_edges,
     hessian_trace,
@@ -155,38 +154,3 @@ def test_narrow_parameters_give_wide_numbers():
     assert tuple(trace) == (6 * (1 + 2 + 3) + 2 * 4, 0)
     assert (product["x"].dtype, product["y"].dtype) == (jnp.bfloat16, jnp.float16)
     np.testing.assert_array_equal(product["x"].astype(np.float32), [6, 12, 18])
-
-
-# --- a loss through attention ---
-
-
-def test_the_spectrum_of_a_loss_through_attention():
-    """Against `jax.hessian` of additive's formula, in its parameters."""
-    score, seen = aj.Additive(hidden_dim=2), np.tri(5, 7, 1, dtype=bool)
-    query, key, value = (normal(*shape) for shape in ((5, 2), (7, 3), (7, 2)))
-
-    def loss(params):
-        output = aj.attention(query, key, value, score=score, params=params, mask=aj.causal_mask(1))
-        return jnp.sum(jnp.sin(output))
-
-    def by_formula(params):
-        q, k = query @ params["query_kernel"], key @ params["key_kernel"]
-        logits = jnp.tanh(q[:, None] + k[None]) @ params["v"]
-        weights = jax.nn.softmax(jnp.where(seen, logits, -jnp.inf))
-        return jnp.sum(jnp.sin(weights @ value))
-
-    with jax.enable_x64(True):
-        params = jax.tree.map(np.float64, score.init(jax.random.key(1), 2, 3))
-        flat, restore = ravel_pytree(params)
-
-        @quick_jit
-        def all_of_it(params):
-            return (
-                jax.hessian(lambda flat: by_formula(restore(flat)))(flat),
-                hessian_spectrum_edges(loss, params, RNG, iterations=len(flat)).ritz_values,
-            )
-
-        expected, ritz_values = in_numpy(all_of_it(params))
-    scale = np.abs(expected).max()
-    assert scale > 0.1
-    np.testing.assert_allclose(ritz_values, np.linalg.eigvalsh(expected), atol=1e-11 * scale)

@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import attention_jax as aj
-from attention_jax import analysis, nn
+from attention_jax import analysis
 
 T, S = 5, 7
 PAIRS = np.full((2, T, S), 1 / S, np.float32)
@@ -83,7 +83,6 @@ def test_the_argument_is_named(function, arguments, options, expected):
 
 
 def test_a_capture_without_matrices_makes_no_page():
-    attend = nn.Attention("dot", 4, 4, rngs=nnx.Rngs(0))
-    captured = analysis.capture(attend, jnp.ones((1, 3, 4)), jnp.ones((1, 5, 4)), matrices=False)
+    captured = analysis.capture(aj.attention, *TOKENS, matrices=False)
     with pytest.raises(ValueError, match="matrices=True"):
         analysis.view(captured)

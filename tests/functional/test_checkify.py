@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import quick_jit
+from conformance import ALL_IMPLEMENTATIONS, quick_jit
 from jax.experimental import checkify
+from score_cases import slow_unless
 
 import attention_jax as aj
 
@@ -43,22 +44,17 @@ def attend(implementation, mask=MASK, **options):
 
 
 @pytest.mark.slow
-def test_tiles_and_their_gradient():
-    attended = attend("tiled", bias=BIAS, return_statistics=True, **DROPOUT)
+@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+def test_all_options_and_their_gradient(implementation):
+    attended = attend(implementation, bias=BIAS, return_statistics=True, **DROPOUT)
     error, _ = checked(attended)(QUERY, KEY, VALUE)
     assert error.get() is None
 
 
-def test_tiles_with_nan_in_padding():
-    key = KEY.copy()
-    key[:, 4:] = np.nan
-    error, _ = checked(attend("tiled", mask=TABLE & PADDING))(QUERY, key, VALUE)
-    assert error.get() is None
-
-
-def test_the_reference_is_clean_and_a_nan_of_the_user_is_reported():
-    query = QUERY.copy()
-    query[1, 2] = np.nan
-    program = checked(attend("reference", bias=BIAS, return_statistics=True, **DROPOUT))
-    assert program(QUERY, KEY, VALUE)[0].get() is None
-    assert "nan" in program(query, KEY, VALUE)[0].get()
+@pytest.mark.parametrize("implementation", slow_unless(["tiled"], ALL_IMPLEMENTATIONS))
+def test_nan_in_padding_is_clean_and_a_nan_of_the_user_is_reported(implementation):
+    key, query = KEY.copy(), QUERY.copy()
+    key[:, 4:], query[1, 2] = np.nan, np.nan
+    program = checked(attend(implementation, mask=TABLE & PADDING))
+    assert program(QUERY, key, VALUE)[0].get() is None
+    assert "nan" in program(query, key, VALUE)[0].get()

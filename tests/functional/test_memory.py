@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from oracles import normal, softmax
-from products import product_dtypes
 from score_cases import DK, SCORE_CASES, each_score, numpy_params
 
 from attention_jax import (
@@ -53,23 +52,45 @@ def test_attention_to_a_memory_is_the_formula(name):
     np.testing.assert_array_equal(memory.values, value)
 
 
+def product_dtypes(function, *arguments):
+    """The dtypes of the two factors of each matrix product that `function(*arguments)` runs."""
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "dot_general":
+                yield tuple(factor.aval.dtype.name for factor in equation.invars)
+            for value in jax.tree.leaves(
+                equation.params,
+                is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr"),
+            ):
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    yield from walk(inner)
+
+    return set(walk(jax.make_jaxpr(function)(*arguments).jaxpr))
+
+
 @pytest.mark.parametrize(
     ("score", "dtype"),
     [
         (Cosine(1.0), jnp.bfloat16),
         (NegativeSquaredDistance(), jnp.bfloat16),
-        (SoftCap(ScaledDot()), jnp.float16),
+        (SoftCap(SoftCap(ScaledDot())), jnp.float16),
     ],
 )
-def test_a_memory_of_16_bits_is_multiplied_in_16_bits(score, dtype):
+def test_tokens_and_memories_of_16_bits_are_multiplied_in_16_bits(score, dtype):
+    """Under a cap, in the gradient too."""
     query, key, value = (jnp.asarray(array, dtype) for array in tokens(DK))
 
-    def attend(query, *memory):
-        return attention(query, *memory, score=score, implementation="tiled")
+    def gradient(query, *memory):
+        def total(query):
+            return attention(query, *memory, score=SoftCap(score), implementation="tiled").sum()
 
-    memory = remember(score, {}, key, value, query_dim=DK)
+        return jax.grad(total)(query)
+
+    memory = remember(SoftCap(score), {}, key, value, query_dim=DK)
     for tokens_of_16_bits in (memory, (key, value)):
-        products = product_dtypes(attend, query, *tokens_of_16_bits)
+        products = product_dtypes(gradient, query, *tokens_of_16_bits)
         assert products == {(dtype.dtype.name,) * 2}
 
 

@@ -1,5 +1,7 @@
-"""The devices at hand, the interpreter of kernels, and programs for one platform alone."""
+"""The devices at hand, programs for one platform alone, and kernels that nothing has used yet."""
 
+import subprocess
+import sys
 import types
 
 import jax
@@ -52,3 +54,24 @@ def test_a_program_for_another_platform_is_lowered_here():
     traced.lower(lowering_platforms=("tpu",))
     with pytest.raises(NotImplementedError, match="than cpu, tpu"):
         traced.lower(lowering_platforms=("cpu", "tpu"))
+
+
+PROGRAM = """
+import sys
+import jax
+import attention_jax as aj
+
+tokens = [jax.ShapeDtypeStruct((3, 2), "f4")] * 3
+for name in ("reference", "tiled", None):
+    jax.eval_shape(lambda *tokens: aj.attention(*tokens, implementation=name), *tokens)
+kernels = ("cudnn", "mosaic_tpu", "mosaic_gpu")
+loaded = [f"attention_jax.kernels.{name}" for name in kernels] + ["jax.experimental.pallas"]
+print([name for name in loaded if name in sys.modules])
+"""
+
+
+def test_no_kernel_is_loaded_before_it_is_used():
+    process = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.strip() == "[]"

@@ -83,7 +83,24 @@ def test_no_pairs(name):
     np.testing.assert_array_equal(output, jnp.zeros((*query.shape[:2], value.shape[-1])))
 
 
-REFUSED = {
+def by_sorting(q, k):
+    return jnp.sort(q)[:, :1] + jnp.sort(k)[:, :1].T
+
+
+MATRIX = jnp.ones((8, 8))
+
+
+def by_a_matrix(q, k):
+    return q @ MATRIX @ k.T
+
+
+def alike(length, dtype, dim=8):
+    """Query, key and value of one array."""
+    return dict.fromkeys(("query", "key", "value"), np.ones((2, length, dim), dtype))
+
+
+WHOLE, RAGGED = ({**alike(n, "f4"), "params": None} for n in (128, 130))  # of a TPU's tiles
+OF_ALL = {
     "softmax without a sink, not Entmax": {"normalizer": "sparsemax"},
     "softmax without a sink, not Softmax": {
         "normalizer": "softmax(sink=True)", "normalizer_params": {"sink": jnp.ones(())}},
@@ -92,16 +109,52 @@ REFUSED = {
     "conjunctions; got DenseMask": {"mask": jnp.ones((1, 1), bool)},
     "conjunctions; got OrMask": {"mask": aj.causal_mask() | aj.local_mask(1, 1)},
 }  # fmt: skip
+OF_ONE = {
+    "cudnn": {
+        "dot product of features; got Additive": {
+            "score": "additive", "params": aj.Additive().init(jax.random.key(0), 11, 11)},
+        "dot product of features; got SoftCap": {"score": "softcap", "params": None},
+        "got bfloat16, float32": {"query": jnp.ones((2, 5, 11))},
+        "max_logit": {"return_statistics": True},
+        "features in 16 bits": {**alike(5, "f2"), "score": "distance", "params": None},
+        "left 2, right 1": {"mask": aj.local_mask(2, 1)},
+        "left None, right -1": {"mask": aj.causal_mask(-1)},
+        "no padding": {"mask": aj.local_mask(2, 0) & aj.padding_mask(jnp.array([4, 0]))},
+        "NaN": {"query": jnp.ones((2, 9, 11), jnp.bfloat16), "mask": aj.local_mask(1, 0)},
+        r"got \(11, 129\)": {"value": jnp.ones((2, 7, 129), jnp.bfloat16)},
+    },
+    "mosaic_tpu": {
+        # Other arguments of `force_tpu_interpret_mode` fail where a gradient is taken.
+        r"runs on a TPU, not on cpu: use 'tiled', or .*force_tpu_interpret_mode\(True\)": {},
+        "cannot run by_sorting in its kernels: .*: sort": {"score": by_sorting, **WHOLE},
+        "by_sorting, which may have an infinite slope": {
+            "score": by_sorting, "mask": aj.causal_mask(), **WHOLE},
+        r"\(a length that is no multiple of the tile counts as one\)": {
+            "score": by_sorting, **RAGGED},
+        r"by_a_matrix, which reads arrays \[8, 8\] that .*pass them as params": {
+            "score": by_a_matrix, **WHOLE},
+        "float32 or bfloat16.* got float16": alike(128, "f2"),
+        "float32 or bfloat16.* got float64": alike(128, "f8"),
+    },
+    "mosaic_gpu": {
+        "additive attention, not Dot": {"score": "dot", **WHOLE},
+        "KiB of shared memory, more than 227": {"value": jnp.ones((2, 71, 1000))},
+        "Hopper generation, not on cpu": {},
+        "not in float64": {"value": np.ones((2, 71, 2))},
+    },
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_no_kernel_serves_is_refused(name, words):
+@pytest.mark.parametrize(
+    ("name", "words"), [(name, words) for name in CASES for words in (*OF_ALL, *OF_ONE[name])]
+)
+def test_what_a_kernel_cannot_serve_is_refused(name, words):
     case, ((query, key, value, params), _) = arrays_of(name)
-    line = f"^implementation '{name}' .*{words}.*: use 'tiled'"
-    arguments = {"score": case.score, "params": params, "implementation": name, **REFUSED[words]}
-    with pytest.raises(NotImplementedError, match=line):
-        aj.attention(query, key, value, **arguments)
+    arguments = {"query": query, "key": key, "value": value, "score": case.score, "params": params}
+    arguments |= OF_ALL.get(words) or OF_ONE[name][words]
+    line = f"^implementation '{name}'.*{words}"
+    with jax.enable_x64("float64" in words), pytest.raises(NotImplementedError, match=line):
+        aj.attention(**arguments, implementation=name)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -6,7 +6,6 @@
 import jax
 import jax.numpy as jnp
 import kernel_cases
-import numpy as np
 import pytest
 from kernel_cases import BFLOAT16, check, results
 
@@ -62,41 +61,9 @@ def test_the_interpreter_finds_no_races(capfd):
     assert "RACE" not in "".join(capfd.readouterr()).upper()
 
 
-# --- what the kernels cannot serve ---
-
-
-REFUSED = {
-    "a score": ({"score": "dot", "key": jnp.ones((B, S, DQ))}, "additive attention, not Dot"),
-    "wide values": ({"value": jnp.ones((B, S, 1000))}, "KiB of shared memory, more than 227"),
-    "a CPU": ({}, "Hopper generation, not on cpu"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_it_cannot_do_is_refused(case):
-    changes, expected = REFUSED[case]
-    score, (query, key, value, params), _ = draw()
-    arguments = {"query": query, "key": key, "value": value, "score": score, "params": params}
-    arguments |= changes
-    if arguments["score"] == "dot":
-        arguments["params"] = None
-    with pytest.raises(
-        NotImplementedError, match=f"^implementation 'mosaic_gpu'.* .*{expected}.*: use 'tiled'"
-    ):
-        aj.attention(**arguments, implementation=NAME)
-
-
 def test_an_older_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(mosaic_gpu, "nvidia_generation", lambda: 8.6)
     score, (query, key, value, params), _ = draw()
     query = query[:, :9]  # a shape of its own: what was traced is not asked again
     with pytest.raises(NotImplementedError, match=r"of compute capability 9.0; got 8.6"):
         aj.attention(query, key, value, score=score, params=params, implementation=NAME)
-
-
-def test_float64_is_refused():
-    score, arrays, _ = draw()
-    with jax.enable_x64(True):
-        query, key, value, params = jax.tree.map(np.float64, arrays)
-        with pytest.raises(NotImplementedError, match="not in float64"):
-            aj.attention(query, key, value, score=score, params=params, implementation=NAME)

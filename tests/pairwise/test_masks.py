@@ -73,15 +73,15 @@ RULES = {  # mask -> its table
         [[table_of(lambda i, j, n=n: j < n)] * 3 for n in (3, 4)],
     ),
     **{
-        f"{kind} {name}": (combine(array), table)
-        for kind, array in (("NumPy", TABLE), ("JAX", jnp.asarray(TABLE)), ("list", TABLE.tolist()))
-        for name, combine, table in (
-            ("array & mask", lambda array: array & causal_mask(), TABLE & CAUSAL),
-            ("mask & array", lambda array: causal_mask() & array, TABLE & CAUSAL),
-            ("array | mask", lambda array: array | causal_mask(), TABLE | CAUSAL),
-            ("mask | array", lambda array: causal_mask() | array, TABLE | CAUSAL),
-            ("not", lambda array: ~(array & causal_mask()), ~(TABLE & CAUSAL)),
-        )
+        f"{type(array)} {name}": (combine(array, causal_mask()), combine(TABLE, CAUSAL))
+        for array in (TABLE, jnp.asarray(TABLE), TABLE.tolist())
+        for name, combine in {
+            "array & mask": lambda array, mask: array & mask,
+            "mask & array": lambda array, mask: mask & array,
+            "array | mask": lambda array, mask: array | mask,
+            "mask | array": lambda array, mask: mask | array,
+            "not": lambda array, mask: ~(array & mask),
+        }.items()
     },
 }  # fmt: skip
 

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 from conformance import assert_close, named, quick_jit
 from oracles import assert_leaves_close, complex_step, normal
-from products import product_dtypes
 from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, A, features_of, numpy_params
 
-from attention_jax import attention
 from attention_jax.scores import (
     Additive,
     Cosine,
-    Dot,
     General,
     NegativeSquaredDistance,
     ScaledDot,
@@ -94,22 +91,7 @@ def test_fixed_scales_and_their_dtype(scale):
         assert score(scale).init(RNG, DK, DK) == {}
 
 
-@pytest.mark.parametrize("name", SCORE_CASES)
-def test_logits_without_queries_or_keys(name):
-    case = SCORE_CASES[name]
-    params = case.score.init(RNG, case.query_dim, DK)
-    for sizes in ((0, S), (T, 0)):
-        query, key = np.ones((sizes[0], case.query_dim)), np.ones((sizes[1], DK))
-        assert jax.eval_shape(case.score, params, query, key).shape == sizes
-
-
 # --- initialisation ---
-
-
-@pytest.mark.parametrize("name", SCORE_CASES)
-def test_how_many_parameters(name):
-    shapes = jax.eval_shape(lambda: SCORE_CASES[name].score.init(RNG, 64, 64))
-    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == SCORE_CASES[name].params_at_64
 
 
 def test_first_logits_have_standard_deviation_1():
@@ -201,17 +183,6 @@ def test_rounding_of_the_distance_is_as_documented(shift):
         NegativeSquaredDistance(1.0)({}, *pair) for pair in (narrow, map(jnp.float32, narrow))
     )
     np.testing.assert_array_equal(got, wide)
-
-
-@pytest.mark.parametrize("inner", [Dot(), Cosine(1.0), NegativeSquaredDistance(), SoftCap()])
-def test_a_cap_multiplies_bfloat16_tokens_in_bfloat16(inner):
-    def gradient(query, key):
-        def total(query):
-            return attention(query, key, key, score=SoftCap(inner), implementation="tiled").sum()
-
-        return jax.grad(total)(query)
-
-    assert product_dtypes(gradient, *tokens(dtype=jnp.bfloat16)) == {("bfloat16", "bfloat16")}
 
 
 # --- classes of one's own ---
