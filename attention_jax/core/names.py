@@ -44,7 +44,7 @@ def named(given: Any, base: type, names: Mapping[str, Any], get: Callable[[str],
     if isinstance(given, str):
         name, fields = _name_and_fields(given, noun, names, get)
         found = names[name] if name in names else imported(name, given, noun, names)
-    is_class = isinstance(found, type) and issubclass(found, base)
+    is_class = isinstance(found, type) and issubclass(found, base) and found is not base
     if fields is None and not is_class:
         return found
     if not is_class and not isinstance(found, base):

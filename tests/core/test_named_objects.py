@@ -106,6 +106,12 @@ def test_the_named_scores_and_what_is_returned_unchanged():
 # --- mistakes: those of a text are in test_wrong_calls.py ---
 
 
+def test_a_base_class_stands_for_nothing():
+    for get, base in ((aj.get_score, aj.Score), (aj.get_normalizer, aj.Normalizer)):
+        with pytest.raises(ValueError, match=f"must be a name or a {base.__name__}"):
+            get(base)
+
+
 def test_a_text_that_is_too_deep():
     with pytest.raises(ValueError, match=r"^score must be name\(field=value"):
         aj.get_score("softcap(score=" * 2000 + "dot" + ")" * 2000)
