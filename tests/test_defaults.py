@@ -132,7 +132,7 @@ DEFAULTS = {  # public names -> what inspect finds
                             encoder_layers=3, decoder_layers=3, tied_embeddings="all"),
         train=TrainConfig(seeds=1, steps=9000, batch_size=None, learning_rate=0.002,
                           warmup_steps=1000, schedule="inverse-sqrt", beta2=0.98, epsilon=1e-9,
-                          keep=5, keep_best=1),
+                          keep_best=1),
         batch_tokens=2560, buckets=8, label_smoothing=0.1, precision="float32",
         validation_metric="bleu"),
     "Text": dict(

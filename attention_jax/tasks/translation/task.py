@@ -63,7 +63,6 @@ TRAIN = TrainConfig(
     warmup_steps=1000,
     beta2=0.98,
     epsilon=1e-9,
-    keep=5,
     keep_best=1,
 )
 
