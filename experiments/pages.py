@@ -18,7 +18,9 @@ from experiments.lab import (
     FOLDER,
     SUBJECT_OF,
     SUBJECTS,
+    Claim,
     Row,
+    claims_of,
     content_of,
     labelled,
     load,
@@ -91,14 +93,22 @@ def _index(folder: Path) -> Iterator[str]:
 
 
 def _misses() -> str:
-    found = [
-        (f"[`{name}`]({subject}/README.md#{name})", *claim.cells()[:-1])
-        for name, subject in SUBJECT_OF.items()
-        if (content := content_of(name)) is not None
-        for claim in load(name).claims(content["rows"])
+    contents = {name: content for name in SUBJECT_OF if (content := content_of(name)) is not None}
+    lines = [
+        (f"[`{name}`]({SUBJECT_OF[name]}/README.md#{name})", *claim.cells()[:-1])
+        for name, claim in missed(contents)
+    ]
+    return markdown(("experiment", "claim", "source", "measured", "bounds"), lines)
+
+
+def missed(contents: Mapping[str, Row]) -> list[tuple[str, Claim]]:
+    """The claims that result files miss, each with the name of its experiment."""
+    return [
+        (name, claim)
+        for name, content in contents.items()
+        for claim in claims_of(load(name), content)
         if claim.verdict == "MISS"
     ]
-    return markdown(("experiment", "claim", "source", "measured", "bounds"), found)
 
 
 def _section(experiment: ModuleType, content: Row) -> Iterator[str]:
@@ -108,7 +118,7 @@ def _section(experiment: ModuleType, content: Row) -> Iterator[str]:
     yield f"**{labelled(experiment)}** {labelled(experiment, 'Answer')}"
     yield f"Source: {labelled(experiment, 'Source')}"
     yield f"```bash\n{labelled(experiment, 'Command')}\n```"
-    verdicts = [claim.verdict for claim in experiment.claims(content["rows"])]
+    verdicts = [claim.verdict for claim in claims_of(experiment, content)]
     counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
     yield (
         f"[Rows]({name}.json) of commit {commit[:10]}, jax {measured['packages']['jax']}."
@@ -152,7 +162,7 @@ def _of_experiment(experiment: ModuleType, content: Row, folder: Path) -> Iterat
         if (path := folder / f"{stem}.png").exists():
             yield html_page.image(path.read_bytes(), caption)
     head = ("claim", "source", "measured", "bounds", "verdict")
-    yield html_page.table(head, [claim.cells() for claim in experiment.claims(content["rows"])])
+    yield html_page.table(head, [claim.cells() for claim in claims_of(experiment, content)])
 
 
 if __name__ == "__main__":

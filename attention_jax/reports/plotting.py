@@ -28,12 +28,21 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def new_figure(
-    width: float, height: float, *, rows: int = 1, columns: int = 1, **subplots: Any
+    width: float,
+    height: float,
+    *,
+    rows: int = 1,
+    columns: int = 1,
+    grid: bool = False,
+    **subplots: Any,
 ) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, row by row, independent of any global state; sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False, **subplots).flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, **subplots).flat)
+    for ax in axes if grid else ():
+        ax.grid(alpha=0.3)
+    return figure, axes
 
 
 def check_png(path: Path) -> None:
