@@ -107,8 +107,6 @@ class Config:
     def __post_init__(self) -> None:
         lab.check_least(self, bases=0, rates=0, factors=0, seeds=2, steps=1, batch=1, tests=2)
         lab.check_least(self, keys=2, dim=1)
-        for score in self.scores:
-            get_score(score)
 
 
 QUICK = Config(
@@ -308,37 +306,35 @@ def largest_move(rows: list[Row]) -> float:
 def claims(rows: list[Row]) -> list[Claim]:
     """What each family of scores expresses and learns."""
     of = means(matrix(rows))
-    found = [Claim("largest move between two runs over the interval", largest_move(rows), high=1)]
-    if products := [of[score] for score in PRODUCTS if score in of]:
-        by_relation = [[mean[relation] for mean in products] for relation in RELATIONS]
-        text = "dot, general, scaled, softcap and softplus are one column: largest difference of"
-        gap = max(max(each) - min(each) for each in by_relation)
-        found.append(Claim(f"{text} mean accuracy over relations", gap, high=0.03))
-        text = "no dot product expresses nearest, predecessor or longest: highest accuracy"
-        three = ("nearest", "predecessor", "longest")
-        most = max(mean[relation] for mean in products for relation in three)
-        found.append(Claim(text, most, high=0.5))
+    products = [of[score] for score in PRODUCTS]
+    by_relation = [[mean[relation] for mean in products] for relation in RELATIONS]
+    gap = max(max(each) - min(each) for each in by_relation)
+    three = ("nearest", "predecessor", "longest")
+    most = max(mean[relation] for mean in products for relation in three)
     parity = {score for score, mean in of.items() if mean["parity"] >= LEARNED}
-    expected = {"additive", "concat", "neural", "softcap"} & {*of}
-    text = "of all scores only additive, concat, neural and softcap learn parity (>= 99 %): number"
-    found.append(Claim(f"{text} of scores for which this is wrong", len(parity ^ expected), high=0))
-    for score, least in (("additive", 0.8), ("neural", 0.85)):
-        if score in of:
-            text = f"{score} learns something of every relation: lowest accuracy"
-            found.append(Claim(text, min(of[score].values()), least))
-    if home := [of[score][relation] for score, relation in AT_HOME.items() if score in of]:
-        text = "cosine, distance, manhattan and dot learn the relations cosine, nearest, manhattan"
-        found.append(Claim(f"{text} and inner: lowest accuracy", min(home), 0.97))
-    if "cosine" in of:
-        text = "cosine learns which key is longest, although it divides by the length: accuracy"
-        found.append(Claim(text, of["cosine"]["longest"], 0.97))
-    if impossible := cells_with("-", of):
-        text = "a cell that is proved impossible is not learned: highest accuracy"
-        found.append(Claim(text, max(impossible), high=0.95))
-    if possible := cells_with("+", of):
-        text = "what is possible is learned: share of cells with known weights at 95 % and above"
-        found.append(Claim(text, float(np.mean(np.array(possible) >= 0.95)), 0.75))
-    return found
+    wrong = len(parity ^ {"additive", "concat", "neural", "softcap"})
+    additive, neural = (min(of[score].values()) for score in ("additive", "neural"))
+    home = min(of[score][relation] for score, relation in AT_HOME.items())
+    possible = float(np.mean(np.array(cells_with("+", of)) >= 0.95))
+    column = "dot, general, scaled, softcap and softplus are one column: largest difference of mean"
+    three_text = "no dot product expresses nearest, predecessor or longest: highest accuracy"
+    only = "of all scores only additive, concat, neural and softcap learn parity (>= 99 %): number"
+    learns = "cosine, distance, manhattan and dot learn the relations cosine, nearest, manhattan"
+    longest = "cosine learns which key is longest, although it divides by the length: accuracy"
+    known = "what is possible is learned: share of cells with known weights at 95 % and above"
+    impossible = "a cell that is proved impossible is not learned: highest accuracy"
+    return [
+        Claim("largest move between two runs over the interval", largest_move(rows), high=1),
+        Claim(f"{column} accuracy over relations", gap, high=0.03),
+        Claim(three_text, most, high=0.5),
+        Claim(f"{only} of scores for which this is wrong", wrong, high=0),
+        Claim("additive learns something of every relation: lowest accuracy", additive, 0.8),
+        Claim("neural learns something of every relation: lowest accuracy", neural, 0.85),
+        Claim(f"{learns} and inner: lowest accuracy", home, 0.97),
+        Claim(longest, of["cosine"]["longest"], 0.97),
+        Claim(impossible, max(cells_with("-", of)), high=0.95),
+        Claim(known, possible, 0.75),
+    ]
 
 
 def table(rows: list[Row]) -> str:
