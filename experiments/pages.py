@@ -14,19 +14,8 @@ from types import ModuleType
 
 from attention_jax.reports import html_page
 from attention_jax.runs.run_folder import write_text
-from experiments.lab import (
-    FOLDER,
-    SUBJECT_OF,
-    SUBJECTS,
-    Claim,
-    Row,
-    claims_of,
-    content_of,
-    labelled,
-    load,
-    markdown,
-    name_of,
-)
+from experiments import lab
+from experiments.lab import Claim, Row, labelled, load, markdown, name_of
 
 from benchmarks import readme_tables  # isort: skip  # lab adds scripts/ to the path
 
@@ -47,8 +36,8 @@ def write_pages() -> None:
 
 def pages() -> list[Path]:
     """The Markdown files of the project, of all experiments and of scripts."""
-    root, subjects = FOLDER.parent, [FOLDER / subject for subject in SUBJECTS]
-    folders = (root, FOLDER, *subjects, root / "scripts", root / "scripts/benchmarks")
+    root, subjects = lab.FOLDER.parent, [lab.FOLDER / subject for subject in lab.SUBJECTS]
+    folders = (root, lab.FOLDER, *subjects, root / "scripts", root / "scripts/benchmarks")
     return [page for folder in folders for page in sorted(folder.glob("*.md"))]
 
 
@@ -71,7 +60,7 @@ def part_of(part: str, folder: Path) -> str | None:
     if part in (tables := _benchmark_tables()):
         return tables[part]
     name, _, function = part.partition(".")
-    if name not in SUBJECT_OF or (content := content_of(name)) is None:
+    if name not in lab.SUBJECT_OF or (content := lab.content_of(name)) is None:
         return None
     experiment = load(name)
     if function:
@@ -83,9 +72,9 @@ _benchmark_tables = functools.cache(readme_tables.tables)
 
 
 def _index(folder: Path) -> Iterator[str]:
-    for name, subject in SUBJECT_OF.items():
+    for name, subject in lab.SUBJECT_OF.items():
         experiment = load(name)
-        path = os.path.relpath(FOLDER / subject, folder)
+        path = os.path.relpath(lab.FOLDER / subject, folder)
         question, answer = labelled(experiment), labelled(experiment, "Answer")
         yield f"**[{question}]({path}/README.md#{name})** {answer}"
         for stem, caption in [*experiment.CAPTIONS.items()][:1]:
@@ -93,9 +82,9 @@ def _index(folder: Path) -> Iterator[str]:
 
 
 def _misses() -> str:
-    contents = {name: content for name in SUBJECT_OF if (content := content_of(name)) is not None}
+    contents = {name: content for name in lab.SUBJECT_OF if (content := lab.content_of(name))}
     lines = [
-        (f"[`{name}`]({SUBJECT_OF[name]}/README.md#{name})", *claim.cells()[:-1])
+        (f"[`{name}`]({lab.SUBJECT_OF[name]}/README.md#{name})", *claim.cells()[:-1])
         for name, claim in missed(contents)
     ]
     return markdown(("experiment", "claim", "source", "measured", "bounds"), lines)
@@ -106,7 +95,7 @@ def missed(contents: Mapping[str, Row]) -> list[tuple[str, Claim]]:
     return [
         (name, claim)
         for name, content in contents.items()
-        for claim in claims_of(load(name), content)
+        for claim in lab.claims_of(load(name), content)
         if claim.verdict == "MISS"
     ]
 
@@ -118,7 +107,7 @@ def _section(experiment: ModuleType, content: Row) -> Iterator[str]:
     yield f"**{labelled(experiment)}** {labelled(experiment, 'Answer')}"
     yield f"Source: {labelled(experiment, 'Source')}"
     yield f"```bash\n{labelled(experiment, 'Command')}\n```"
-    verdicts = [claim.verdict for claim in claims_of(experiment, content)]
+    verdicts = [claim.verdict for claim in lab.claims_of(experiment, content)]
     counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
     yield (
         f"[Rows]({name}.json) of commit {commit[:10]}, jax {measured['packages']['jax']}."
@@ -162,7 +151,7 @@ def _of_experiment(experiment: ModuleType, content: Row, folder: Path) -> Iterat
         if (path := folder / f"{stem}.png").exists():
             yield html_page.image(path.read_bytes(), caption)
     head = ("claim", "source", "measured", "bounds", "verdict")
-    yield html_page.table(head, [claim.cells() for claim in claims_of(experiment, content)])
+    yield html_page.table(head, [claim.cells() for claim in lab.claims_of(experiment, content)])
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ which no model learns from.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -99,17 +98,13 @@ def run(config: Config) -> list[Row]:
     """A row for each score."""
     make_folder("workdir", config.workdir)
     rows: list[Row] = []
-    for index, score in enumerate(config.scores):
+    for score in config.scores:
         path, task = config.workdir / f"{score_folder(score)}.json", config.task(score)
-        same = known_by(task, config.factors, config.rates)
-        measure = functools.partial(_measured, config, task)
-        rows += [{"score": score, **row} for row in lab.kept_rows(path, same, measure)]
-        print(f"{index + 1} of {len(config.scores)}: {score}", file=sys.stderr, flush=True)
+        settings: Any = task, config.factors, config.rates
+        kept = lab.kept_rows(path, known_by(*settings), lambda of=settings: [learned(*of)])
+        rows += [{"score": score, **row} for row in kept]
+        print(f"{score}: learned", file=sys.stderr, flush=True)
     return rows
-
-
-def _measured(config: Config, task: Any) -> list[Row]:
-    return [learned(task, config.factors, config.rates)]
 
 
 # --- what came out ---

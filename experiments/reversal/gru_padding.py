@@ -198,44 +198,42 @@ CAPTIONS = {
 
 def plot(rows: list[Row]) -> dict[str, Any]:
     """Letters right by length: published, without the mask, with it; and for the transformer."""
-    scores = dict.fromkeys(column(rows, "score"))
-
-    def panel(model: str, arm: str) -> dict[str, Any]:
-        by_score = {s: where(rows, model=model, arm=arm, score=s) for s in scores}
-        return {s: {row["length"]: row["letters"] for row in by_score[s]} for s in by_score}
-
-    published = {
-        score: {length: [share] for length, share in PUBLISHED[score].items()}
-        for score in scores
-        if score in PUBLISHED
-    }
+    scores = {*column(rows, "score")} & {*PUBLISHED}
+    published = [
+        {"score": score, "length": length, "letters": [share]}
+        for score in PUBLISHED
+        for length, share in PUBLISHED[score].items()
+        if score in scores
+    ]
     seeds = f"({len(column(rows, 'letters', model=GRU)[0])} seeds)"
     gru = {
         "as published (one training)": published,
-        f"trained again, no padding mask {seeds}": panel(GRU, UNMASKED),
-        f"trained with a padding mask {seeds}": panel(GRU, MASKED),
+        f"trained again, no padding mask {seeds}": where(rows, model=GRU, arm=UNMASKED),
+        f"trained with a padding mask {seeds}": where(rows, model=GRU, arm=MASKED),
     }
     title = "A published ranking of scores vanishes at trained lengths with a padding mask"
-    transformer = {arm: panel(OURS, arm) for arm in (UNMASKED, MASKED)}
+    transformer = {arm: where(rows, model=OURS, arm=arm) for arm in (UNMASKED, MASKED)}
     return {
         "gru_padding": _draw(gru, title),
         "transformer_padding": _draw(transformer, "The same with this library's transformer"),
     }
 
 
-def _draw(panels: dict[str, dict[str, Any]], title: str) -> Any:
-    """A panel per title: letters right of each score, {length: [seeds]}."""
+def _draw(panels: dict[str, list[Row]], title: str) -> Any:
+    """A panel per title: letters right of each score by length."""
     shape: Any = {"columns": len(panels), "sharey": True}
     figure, axes = plotting.new_figure(3.9 * len(panels), 3.9, grid=True, **shape)
-    for ax, (name, by_score) in zip(axes, panels.items(), strict=True):
+    for ax, (name, rows) in zip(axes, panels.items(), strict=True):
+        scores = [*dict.fromkeys(column(rows, "score"))]
         ax.axvspan(TRAINED[-1] + 0.5, TESTED[-1] + 0.5, color="#eeeeee")
-        for place, (score, by_length) in enumerate(by_score.items()):
-            lengths = np.array([*by_length])
-            mean, deviation = mean_and_deviation(100 * np.array([*by_length.values()]))
+        for place, score in enumerate(scores):
+            lengths = np.array(column(rows, "length", score=score))
+            letters = np.array(column(rows, "letters", score=score))
+            mean, deviation = mean_and_deviation(100 * letters)
             bars = np.minimum(deviation, mean), np.minimum(deviation, 100 - mean)
             line: Any = {"linestyle": "-" if np.all(np.diff(lengths) == 1) else ":"}
-            line |= {"linewidth": 1.3, "label": score, **style_of(score, [*by_score])}
-            ax.errorbar(lengths + 0.12 * (place - (len(by_score) - 1) / 2), mean, bars, **line)
+            line |= {"linewidth": 1.3, "label": score, **style_of(score, scores)}
+            ax.errorbar(lengths + 0.12 * (place - (len(scores) - 1) / 2), mean, bars, **line)
         ax.set(
             title=name, xlabel="string length (trained on 3 to 8)", xticks=TESTED, ylim=(-3, 106)
         )

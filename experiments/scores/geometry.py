@@ -148,21 +148,19 @@ def angle_sweep(key: Array, config: Config) -> list[Row]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """Where topic 7's words hold, and where they do not."""
-    found = []
-    for name, least in ONE_HOT.items():
-        for row in where(rows, score=name):
-            text = f"{name}, longest keys: largest weight, mean over draws"
-            found.append(Claim(text, row["weight"][-1], least, 1 + 1e-6, "nearly one-hot"))
-    for row in where(rows, score="additive"):
-        text = "additive, query orthogonal to the keys: largest difference from uniform"
-        found.append(Claim(text, row["from_uniform"], 0.03125, math.inf, "flat", True))
-        text = f"additive, longest keys: largest weight minus {row['limit']:.2f}, of infinite keys"
-        off = row["weight"][-1] - row["limit"]
-        found.append(Claim(text, off, -0.01, 0.01, "nearly one-hot", True))
-    for row in where(rows, angle_scale=10.0):
-        norm = row["jacobian"][len(row["jacobian"]) // 2]
-        found.append(Claim("key scale 10, 45 degrees: norm of the Jacobian", norm, 0.4999, 0.5001))
-    return found
+    longest = {row["score"]: row["weight"][-1] for row in where(rows, "score")}
+    (additive,), (turned,) = where(rows, score="additive"), where(rows, angle_scale=10.0)
+    norm = turned["jacobian"][len(turned["jacobian"]) // 2]
+    flat = "additive, query orthogonal to the keys: largest difference from uniform"
+    limit, words = additive["limit"], "nearly one-hot"
+    infinite = f"additive, longest keys: largest weight minus {limit:.2f}, of infinite keys"
+    text = "longest keys: largest weight, mean over draws"
+    return [
+        *(Claim(f"{x}, {text}", longest[x], ONE_HOT[x], 1 + 1e-6, words) for x in ONE_HOT),
+        Claim(flat, additive["from_uniform"], 0.03125, math.inf, "flat", True),
+        Claim(infinite, longest["additive"] - limit, -0.01, 0.01, words, True),
+        Claim("key scale 10, 45 degrees: norm of the Jacobian", norm, 0.4999, 0.5001),
+    ]
 
 
 def table(rows: list[Row]) -> str:

@@ -54,8 +54,6 @@ from experiments.translation.translators import SEARCHES, Texts, bootstrapped, t
 CAPTIONS = {
     "translation_heatmaps": "Cross attention of the decoder while it translates the same sentences:"
     " means over layers and heads, two scores side by side.",
-    "translation_heads": "The mean largest weight of every head of the cross attention: all heads"
-    " of unscaled dot align, and none of additive's in the first layer.",
 }
 # Bounds, in BLEU, written before the runs: the least by score and search, and how much lower a
 # later test set may be than the first.
@@ -274,9 +272,8 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """Heat maps and heads."""
-    arms = where(rows, part="arm")
-    pair = column(arms[:2], "score")
+    """Heat maps of the first two scores."""
+    pair = column(rows, "score", part="arm")[:2]
     maps = zip(*(where(rows, part="map", score=score) for score in pair), strict=True)
     panels = {
         f"{row['score']}, sentence {index}": (np.array(row["weights"]), row["rows"], row["columns"])
@@ -288,21 +285,7 @@ def plot(rows: list[Row]) -> dict[str, Any]:
     for ax in heatmaps.axes[: len(panels)]:
         ax.set_aspect("auto")  # panels of one size, whatever the lengths of the sentences
         ax.tick_params(labelsize=8)
-    strips, (ax,) = plotting.new_figure(6.4, 3)
-    drawn = [arm for arm in arms if EQUAL_MINUTES not in arm["score"]]
-    for place, arm in enumerate(drawn):
-        for layer, largest in enumerate(arm["largest"]):
-            color, marker = lab.style(arm["score"])["color"], plotting.MARKERS[layer]
-            y = [place + 0.22 * (layer - 1)] * len(largest)
-            ax.plot(largest, y, ls="", marker=marker, color=color, ms=5)
-            if place == 0:
-                ax.plot([], [], ls="", marker=marker, color="gray", label=f"layer {layer + 1}")
-    ax.axvline(ALIGNS, color="k", ls="--", lw=1, label="aligns from here")
-    ax.set_yticks(range(len(drawn)), [arm["score"] for arm in drawn])
-    ax.set(xlabel="mean largest weight of a head's rows", xlim=(0, 1))
-    ax.invert_yaxis()
-    ax.legend(fontsize=9, loc="lower left")
-    return dict(zip(CAPTIONS, (heatmaps, strips), strict=True))
+    return {"translation_heatmaps": heatmaps}
 
 
 if __name__ == "__main__":
