@@ -28,7 +28,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,15 +217,14 @@ def train_seeds(score: Score, config: Config, rngs: Array, rate: Array, factor: 
 
 def run(config: Config) -> list[Row]:
     """A row per base seed, score and relation."""
-    cells, rows, start = [*itertools.product(config.bases, config.scores)], [], time.monotonic()
+    rows: list[Row] = []
     settings = dataclasses.asdict(config) | {"scores": None, "bases": None, "workdir": None}
     make_folder("workdir", config.workdir)
-    for index, (base, name) in enumerate(cells):
+    for base, name in itertools.product(config.bases, config.scores):
         path = config.workdir / f"{score_folder(name)}_{base}.json"
         measure = functools.partial(_rows_of, config, name, base)
         rows += lab.kept_rows(path, settings | {"score": lab.program_of(name)}, measure)
-        minutes = (time.monotonic() - start) / 60
-        print(f"{index + 1} of {len(cells)}: {name}, base {base}, {minutes:.1f} min", flush=True)
+        print(f"{name}, base {base}: measured", flush=True)
     return rows
 
 
@@ -240,18 +238,15 @@ def _rows_of(config: Config, name: str, base: int) -> list[Row]:
     loss, right = (np.asarray(array, np.float64) for array in swept)
     best = np.lexsort((loss, -right), axis=0)[0]  # the most right, then the lowest loss
     rate, factor = settings[best].T
-    loss, right = (
-        np.asarray(array, np.float64)
-        for array in train_seeds(score, one_key, rngs[1:], rate, factor)
-    )
-    return [
-        {
-            **{"base": base, "score": name, "relation": relation},
-            **{"rate": significant(rate[i]), "factor": significant(factor[i])},
-            **{"right": [round(x, 4) for x in right[:, i]], "loss": significant(loss[:, i].mean())},
-        }
-        for i, relation in enumerate(RELATIONS)
-    ]
+    tested = train_seeds(score, one_key, rngs[1:], rate, factor)
+    loss, right = (np.asarray(array, np.float64) for array in tested)
+    rows = []
+    for i, relation in enumerate(RELATIONS):
+        row = {"base": base, "score": name, "relation": relation}
+        row |= {"rate": significant(rate[i]), "factor": significant(factor[i])}
+        row |= {"right": [round(x, 4) for x in right[:, i]], "loss": significant(loss[:, i].mean())}
+        rows.append(row)
+    return rows
 
 
 # --- what came out ---

@@ -143,10 +143,10 @@ def claims(rows: list[Row]) -> list[Claim]:
     """The printed variances, the source's softmax and seeds, and the expected variances."""
     (source,) = where(rows, "columns")
     sums = np.sum(source["columns"], axis=1)
-    printed_off = 0.0  # as a share of what rounding explains
-    for name, printed in PRINTED.items():
-        variance = where(rows, recipe="source", step=name)[0]["variance"]
-        printed_off = max(printed_off, abs(variance - printed) / max(0.0051, 2e-6 * printed))
+    variances = {row["step"]: row["variance"] for row in where(rows, recipe="source")}
+    printed_off = max(  # as a share of what rounding explains
+        abs(variances[name] - x) / max(0.0051, 2e-6 * x) for name, x in PRINTED.items()
+    )
     off = 0.0
     for recipe, entry in RECIPES.items():
         projected = DIM * entry

@@ -59,7 +59,6 @@ class Config(Texts):
     steps: tuple[int, int, int] = (4000, 27000, 20000)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         lab.check_least(self, steps=1)
 
 

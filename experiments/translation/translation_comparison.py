@@ -80,7 +80,6 @@ class Config(Texts):
     drawn: tuple[int, ...] = (0, 4)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         lab.check_least(self, steps=1, seeds=2)
         if len(self.scores) < 2 or len(set(self.scores)) != len(self.scores):
             raise ValueError(f"scores must be two or more, each once; got {self.scores}")

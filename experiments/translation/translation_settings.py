@@ -63,7 +63,6 @@ class Config(Texts):
     seeds: int = 3
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         lab.check_least(self, steps=1, seeds=2)
         if "recipe" not in self.trials or not {*self.trials} <= {*TRIALS}:
             raise ValueError(f"trials must be recipe and others of {[*TRIALS]}; got {self.trials}")
