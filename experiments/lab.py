@@ -10,11 +10,13 @@ and
     run(config) -> rows        measures: a list with a dict per measured point, which is JSON
     table(rows) -> Markdown    what a reader needs to see of the rows
     plot(rows) -> figures      {file stem: figure}
-    claims(rows) -> claims     findings, each with bounds that were written before the run
+    claims(rows) -> claims     findings about the rows of the default settings, each with bounds
+                               that were written before the run
     missing(config) -> reason  optional: which data the user has yet to bring; "" for none
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
-alone, so that they can be changed without a new run, and work with any scores and settings.
+alone, so that they can be changed without a new run. `table` and `plot` work with any scores and
+settings.
 """
 
 from __future__ import annotations
@@ -117,14 +119,15 @@ class Claim(NamedTuple):
 # --- rows ---
 
 
-def where(rows: Iterable[Row], **values: Any) -> list[Row]:
-    """The rows with these values."""
-    return [row for row in rows if all(row.get(name) == value for name, value in values.items())]
+def where(rows: Iterable[Row], *names: str, **values: Any) -> list[Row]:
+    """The rows that have these columns, and these values."""
+    having = (row for row in rows if row.keys() >= {*names, *values})
+    return [row for row in having if all(row[name] == value for name, value in values.items())]
 
 
 def column(rows: Iterable[Row], name: str, **values: Any) -> list[Any]:
-    """One column of the rows with these values."""
-    return [row[name] for row in where(rows, **values) if name in row]
+    """One column of the rows that have it, and these values."""
+    return [row[name] for row in where(rows, name, **values)]
 
 
 def significant(numbers: Any) -> Any:
@@ -158,9 +161,12 @@ def spread_and_worst(by_seed: Sequence[float], worst: Callable[..., float] = min
 
 def style(score: str, others: Sequence[str] = ()) -> dict[str, Any]:
     """The colour and marker of a score's line; `others` are the scores beyond the first four."""
-    names = dict.fromkeys([*FOUR_SCORES, *others, score])
-    index = [*names].index(score) % len(plotting.COLORS)
-    return {"color": plotting.COLORS[index], "marker": plotting.MARKERS[index]}
+    return plotting.style_of(index_of(score, others))
+
+
+def index_of(score: str, others: Sequence[str] = ()) -> int:
+    """The index of a score's colour and marker; arguments as in `style`."""
+    return [*dict.fromkeys([*FOUR_SCORES, *others, score])].index(score)
 
 
 def check_least(config: Any, **least: float) -> None:
@@ -226,13 +232,15 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
         1 if a claim is missed with the default settings; else 0.
 
     Raises:
-        ValueError: data is missing; the folder cannot be written; or it holds the results of the
-            default settings and these are others.
+        ValueError: data is missing; a score is not known; the folder cannot be written; or it
+            holds the results of the default settings and these are others.
     """
     if hasattr(experiment, "missing") and (reason := experiment.missing(config)):
         raise ValueError(reason)
+    for score in getattr(config, "scores", ()):
+        get_score(score)  # a wrong name is found before the first training
     beside, name = Path(str(experiment.__file__)).parent, name_of(experiment)
-    default = _settings(config) == _settings(type(config)())
+    default = _settings(config) == _settings(experiment.Config())
     folder = results or (beside if default else Path("runs") / name)
     if not default and folder.resolve() == beside.resolve():
         raise ValueError(f"results must not be {folder}, which holds those of the default settings")
@@ -252,7 +260,7 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     write_json(folder / f"{name}.json", content)
     figures = experiment.plot(rows).items()
     paths = [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
-    claims = experiment.claims(rows) if default else []
+    claims = claims_of(experiment, content)
     print(*(" | ".join(claim.cells()) for claim in claims), sep="\n")
     _print_table(experiment.table(rows))
     print(folder / f"{name}.json", *paths, sep="\n")
@@ -265,10 +273,20 @@ def _print_table(text: str) -> None:
     console.print(rich.markdown.Markdown(text)) if console.is_terminal else print(text)
 
 
+def claims_of(experiment: ModuleType, content: Row) -> list[Claim]:
+    """The claims on a result file; none unless its settings are the default ones."""
+    default = _settings(experiment.Config()).items()
+    is_default = all(content["config"].get(name) == value for name, value in default)
+    claims: list[Claim] = experiment.claims(content["rows"]) if is_default else []
+    return claims
+
+
 def _settings(config: Any) -> Row:
-    """The settings that numbers depend on: all but folders."""
-    fields = dataclasses.asdict(config)
-    return {name: value for name, value in fields.items() if not isinstance(value, Path)}
+    """The settings that numbers depend on, all but folders, as they stand in a result file."""
+    fields = dataclasses.asdict(config).items()
+    numbers = {name: value for name, value in fields if not isinstance(value, Path)}
+    settings: Row = json.loads(json.dumps(numbers))
+    return settings
 
 
 def program_of(score: str) -> str:

@@ -14,17 +14,8 @@ from types import ModuleType
 
 from attention_jax.reports import html_page
 from attention_jax.runs.run_folder import write_text
-from experiments.lab import (
-    FOLDER,
-    SUBJECT_OF,
-    SUBJECTS,
-    Row,
-    content_of,
-    labelled,
-    load,
-    markdown,
-    name_of,
-)
+from experiments import lab
+from experiments.lab import Claim, Row, labelled, load, markdown, name_of
 
 from benchmarks import readme_tables  # isort: skip  # lab adds scripts/ to the path
 
@@ -45,8 +36,8 @@ def write_pages() -> None:
 
 def pages() -> list[Path]:
     """The Markdown files of the project, of all experiments and of scripts."""
-    root, subjects = FOLDER.parent, [FOLDER / subject for subject in SUBJECTS]
-    folders = (root, FOLDER, *subjects, root / "scripts", root / "scripts/benchmarks")
+    root, subjects = lab.FOLDER.parent, [lab.FOLDER / subject for subject in lab.SUBJECTS]
+    folders = (root, lab.FOLDER, *subjects, root / "scripts", root / "scripts/benchmarks")
     return [page for folder in folders for page in sorted(folder.glob("*.md"))]
 
 
@@ -69,7 +60,7 @@ def part_of(part: str, folder: Path) -> str | None:
     if part in (tables := _benchmark_tables()):
         return tables[part]
     name, _, function = part.partition(".")
-    if name not in SUBJECT_OF or (content := content_of(name)) is None:
+    if name not in lab.SUBJECT_OF or (content := lab.content_of(name)) is None:
         return None
     experiment = load(name)
     if function:
@@ -81,9 +72,9 @@ _benchmark_tables = functools.cache(readme_tables.tables)
 
 
 def _index(folder: Path) -> Iterator[str]:
-    for name, subject in SUBJECT_OF.items():
+    for name, subject in lab.SUBJECT_OF.items():
         experiment = load(name)
-        path = os.path.relpath(FOLDER / subject, folder)
+        path = os.path.relpath(lab.FOLDER / subject, folder)
         question, answer = labelled(experiment), labelled(experiment, "Answer")
         yield f"**[{question}]({path}/README.md#{name})** {answer}"
         for stem, caption in [*experiment.CAPTIONS.items()][:1]:
@@ -91,14 +82,22 @@ def _index(folder: Path) -> Iterator[str]:
 
 
 def _misses() -> str:
-    found = [
-        (f"[`{name}`]({subject}/README.md#{name})", *claim.cells()[:-1])
-        for name, subject in SUBJECT_OF.items()
-        if (content := content_of(name)) is not None
-        for claim in load(name).claims(content["rows"])
+    contents = {name: content for name in lab.SUBJECT_OF if (content := lab.content_of(name))}
+    lines = [
+        (f"[`{name}`]({lab.SUBJECT_OF[name]}/README.md#{name})", *claim.cells()[:-1])
+        for name, claim in missed(contents)
+    ]
+    return markdown(("experiment", "claim", "source", "measured", "bounds"), lines)
+
+
+def missed(contents: Mapping[str, Row]) -> list[tuple[str, Claim]]:
+    """The claims that result files miss, each with the name of its experiment."""
+    return [
+        (name, claim)
+        for name, content in contents.items()
+        for claim in lab.claims_of(load(name), content)
         if claim.verdict == "MISS"
     ]
-    return markdown(("experiment", "claim", "source", "measured", "bounds"), found)
 
 
 def _section(experiment: ModuleType, content: Row) -> Iterator[str]:
@@ -108,7 +107,7 @@ def _section(experiment: ModuleType, content: Row) -> Iterator[str]:
     yield f"**{labelled(experiment)}** {labelled(experiment, 'Answer')}"
     yield f"Source: {labelled(experiment, 'Source')}"
     yield f"```bash\n{labelled(experiment, 'Command')}\n```"
-    verdicts = [claim.verdict for claim in experiment.claims(content["rows"])]
+    verdicts = [claim.verdict for claim in lab.claims_of(experiment, content)]
     counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
     yield (
         f"[Rows]({name}.json) of commit {commit[:10]}, jax {measured['packages']['jax']}."
@@ -152,7 +151,7 @@ def _of_experiment(experiment: ModuleType, content: Row, folder: Path) -> Iterat
         if (path := folder / f"{stem}.png").exists():
             yield html_page.image(path.read_bytes(), caption)
     head = ("claim", "source", "measured", "bounds", "verdict")
-    yield html_page.table(head, [claim.cells() for claim in experiment.claims(content["rows"])])
+    yield html_page.table(head, [claim.cells() for claim in lab.claims_of(experiment, content)])
 
 
 if __name__ == "__main__":

@@ -106,12 +106,7 @@ def _write_page(arguments: Arguments) -> list[tuple[str, lab.Claim]]:
     make_folder("results", page.parent)
     write_text(page, pages.results_page(found, folders))
     print(page)
-    return [
-        (name, claim)
-        for name, content in found.items()
-        for claim in lab.load(name).claims(content["rows"])
-        if claim.verdict == "MISS"
-    ]
+    return pages.missed(found)
 
 
 if __name__ == "__main__":

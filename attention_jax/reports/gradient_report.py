@@ -120,7 +120,8 @@ def _by_step(
     Panels whose name ends in `log` are logarithmic.
     """
     rows = -(-len(titles) // columns)
-    figure, axes = plotting.new_figure(11.5, 2.3 * rows + 0.6, rows=rows, columns=columns)
+    shape: Any = {"rows": rows, "columns": columns}
+    figure, axes = plotting.new_figure(11.5, 2.3 * rows + 0.6, grid=True, **shape)
     for unused in axes[len(titles) :]:
         unused.remove()
     lines: dict[int, Any] = {}
@@ -136,7 +137,6 @@ def _by_step(
         if name.endswith("/saturation"):
             ax.set_ylim(-0.05, 1.05)
         ax.set_title(title, fontsize=9)
-        ax.grid(alpha=0.3)
         ax.set_xlabel("step")
     _legend(figure, [lines[index] for index in sorted(lines)])
     return figure
@@ -173,7 +173,7 @@ def examples_view(runs: Sequence[JSON]) -> AttentionView:
 
 def scale_curves(runs: Sequence[JSON]) -> Figure:
     """Jacobian norm and entropy against the logits' standard deviation; markers: no scaling."""
-    figure, axes = plotting.new_figure(10, 4.4, columns=2)
+    figure, axes = plotting.new_figure(10, 4.4, columns=2, grid=True)
     labels = {"jacobian_norm": "norm of the softmax's Jacobian", "entropy": "entropy (nats)"}
     for ax, (name, label) in zip(axes, labels.items(), strict=True):
         for index, run in enumerate(runs):
@@ -187,7 +187,6 @@ def scale_curves(runs: Sequence[JSON]) -> Figure:
                 unscaled = np.interp(0.0, np.log(scales), values)  # at scale 1
                 ax.plot(sd, unscaled, marker, color=color, markerfacecolor=face, markersize=8)
         ax.set(xscale="log", xlabel="standard deviation of a row's logits", ylabel=label)
-        ax.grid(alpha=0.3)
     solid = [line for line in axes[0].lines if line.get_linestyle() == "-"]
     _legend(figure, solid, title="solid: trained, dotted: at step 0")
     return figure

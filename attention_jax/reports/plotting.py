@@ -28,12 +28,21 @@ def style_of(index: int) -> dict[str, Any]:
 
 
 def new_figure(
-    width: float, height: float, *, rows: int = 1, columns: int = 1, **subplots: Any
+    width: float,
+    height: float,
+    *,
+    rows: int = 1,
+    columns: int = 1,
+    grid: bool = False,
+    **subplots: Any,
 ) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, row by row, independent of any global state; sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False, **subplots).flat)
+    axes = list(figure.subplots(rows, columns, squeeze=False, **subplots).flat)
+    for ax in axes if grid else ():
+        ax.grid(alpha=0.3)
+    return figure, axes
 
 
 def check_png(path: Path) -> None:
@@ -168,29 +177,3 @@ def draw_band(
     axes.plot(x, middle, label=label, markersize=markersize, linewidth=linewidth, **style)
     low, high = np.clip(low, *limits), np.clip(high, *limits)
     axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
-
-
-def loss_curves(
-    steps: Sequence[int],
-    losses: Mapping[str, np.ndarray],
-    *,
-    title: str,
-    indices: Mapping[str, int] | None = None,
-) -> Figure:
-    """Losses [len(steps), seeds] by score, on a logarithmic axis.
-
-    Args:
-        steps: the step of each row of losses.
-        losses: by score, [len(steps), seeds].
-        title: of the figure.
-        indices: of the colour and the marker of each score; None for the order of the scores.
-    """
-    figure, (axes,) = new_figure(6.4, 3.8)
-    indices = indices or {score: index for index, score in enumerate(losses)}
-    for score, values in losses.items():
-        draw_band(axes, steps, values, index=indices[score], label=score, log=True)
-    axes.set_yscale("log")
-    axes.set(xlabel="step", ylabel="loss (nats per token)", title=title)
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return figure

@@ -97,8 +97,6 @@ class Config:
     def __post_init__(self) -> None:
         lab.check_least(self, dims=1, keys=3, samples=10, kernel_scales=1e-6, kernel_samples=2)
         lab.check_least(self, kernel_dim=1, iterations=1, trace_samples=2, seeds=2, strings=1)
-        for score in self.scores:
-            self.training(self.steps[1], score=score)
 
     def training(self, steps: int, **model: Any) -> Reversal:
         """The settings of a model for strings of 3 to 8 letters, and its training."""
@@ -267,45 +265,39 @@ def _curvature(config: Config) -> list[Row]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """At the largest d and scale; bounds are 4 standard errors, or 2 over seeds."""
-    found = []
-    dot, scaled = (where(rows, part="queries", score=score)[-1:] for score in PRODUCTS)
-    for raw, ours in zip(dot, scaled, strict=True):
-        d, gap = raw["dim"], math.log(2) / expected_maximum(raw["keys"])
-        at = f"at d = {d:,}, unscaled / scaled dot"
-        vanishing = 4 * math.exp(-math.sqrt(d) * gap) / 0.25  # a soft row has a |J| of 1/4
-        median, mean = (raw[x] / ours[x] for x in ("dlogits_median", "dquery"))
-        share = raw["top_tenth"] - ours["top_tenth"]
-        tenth = f"share of |dlogits| in a tenth of the queries at d = {d:,}, unscaled - scaled dot"
-        found += [
-            Claim(f"mean gradient into the query {at}", mean, 1),
-            Claim(tenth, share, 0, 1),
-            Claim(f"median |dlogits| {at}", median, 0, vanishing, "extremely small gradients"),
-        ]
-    additive, product = (where(rows, part="kernels", score=s)[-1:] for s in ("additive", "scaled"))
-    for tanh, other in zip(additive, product, strict=True):
-        scale, keys = tanh["scale"], tanh["keys"]
-        at, units, error = f"at scale {scale:g}", saturated(scale), 4 * tanh["saturated_error"]
-        # Half of a unit's argument comes from the query. The unit's signs for two keys therefore
-        # have the covariance 2/pi arcsin(1/2) = 1/3 over queries, and its sign has the variance 2/3
-        # within a row. v² sums to 1 / E tanh² = 1 / 0.394294 of the initial arguments.
-        signs = (keys - 1) / keys * (2 / 3) / 0.394294
-        within = 4 * tanh["variance_error"] + signs * 4 / (scale * math.sqrt(2 * math.pi))
-        entropy = tanh["entropy"] - other["entropy"]
-        beyond = f"share of tanh units beyond {TANH_BOUND} {at}, as of normal arguments"
-        variance = f"variance of additive's logits within a row {at} is that of signs"
-        found += [
-            Claim(beyond, tanh["saturated"], units - error, units + error),
-            Claim(variance, tanh["variance"], signs - within, signs + within),
-            Claim(f"entropy {at}, additive - scaled dot, nats", entropy, 4 * tanh["entropy_error"]),
-        ]
-    for row in where(rows, part="padding", mask=False)[1:]:
-        name = "trained without a mask: loss on the shortest strings, without their padding - with"
-        found.append(Claim(name, *gain(row["bare"], row["padded"])))
-    if curved := where(rows, part="curvature"):
-        worst = max(np.max(np.divide(row["residual"], row["largest"])) for row in curved)
-        name = "an eigenvalue lies near each largest one of Lanczos: worst residual / eigenvalue"
-        found.append(Claim(name, worst, 0, 0.01))
-    return found
+    raw, ours = (where(rows, part="queries", score=score)[-1] for score in PRODUCTS)
+    d, gap = raw["dim"], math.log(2) / expected_maximum(raw["keys"])
+    of_both = f"at d = {d:,}, unscaled / scaled dot"
+    vanishing = 4 * math.exp(-math.sqrt(d) * gap) / 0.25  # a soft row has a |J| of 1/4
+    median, mean = (raw[x] / ours[x] for x in ("dlogits_median", "dquery"))
+    share = raw["top_tenth"] - ours["top_tenth"]
+    tenth = f"share of |dlogits| in a tenth of the queries at d = {d:,}, unscaled - scaled dot"
+    tanh, other = (where(rows, part="kernels", score=s)[-1] for s in ("additive", "scaled"))
+    scale, keys = tanh["scale"], tanh["keys"]
+    at, units, error = f"at scale {scale:g}", saturated(scale), 4 * tanh["saturated_error"]
+    # Half of a unit's argument comes from the query. The unit's signs for two keys therefore have
+    # the covariance 2/pi arcsin(1/2) = 1/3 over queries, and its sign has the variance 2/3 within
+    # a row. v² sums to 1 / E tanh² = 1 / 0.394294 of the initial arguments.
+    signs = (keys - 1) / keys * (2 / 3) / 0.394294
+    within = 4 * tanh["variance_error"] + signs * 4 / (scale * math.sqrt(2 * math.pi))
+    entropy = tanh["entropy"] - other["entropy"]
+    beyond = f"share of tanh units beyond {TANH_BOUND} {at}, as of normal arguments"
+    variance = f"variance of additive's logits within a row {at} is that of signs"
+    trained = where(rows, part="padding", mask=False)[-1]
+    padded = "trained without a mask: loss on the shortest strings, without their padding - with"
+    curved = where(rows, part="curvature")
+    residual = max(np.max(np.divide(row["residual"], row["largest"])) for row in curved)
+    lanczos = "an eigenvalue lies near each largest one of Lanczos: worst residual / eigenvalue"
+    return [
+        Claim(f"mean gradient into the query {of_both}", mean, 1),
+        Claim(tenth, share, 0, 1),
+        Claim(f"median |dlogits| {of_both}", median, 0, vanishing, "extremely small gradients"),
+        Claim(beyond, tanh["saturated"], units - error, units + error),
+        Claim(variance, tanh["variance"], signs - within, signs + within),
+        Claim(f"entropy {at}, additive - scaled dot, nats", entropy, 4 * tanh["entropy_error"]),
+        Claim(padded, *gain(trained["bare"], trained["padded"])),
+        Claim(lanczos, residual, 0, 0.01),
+    ]
 
 
 def saturated(scale: float) -> float:
@@ -342,7 +334,7 @@ def _line(ax: Any, rows: list[Row], x: str, name: str, label: str, ls: str = "-"
 
 
 def _plot_kernels(rows: list[Row]) -> Any:
-    figure, axes = plotting.new_figure(8.8, 6.8, rows=2, columns=2)
+    figure, axes = plotting.new_figure(8.8, 6.8, rows=2, columns=2, grid=True)
     units, logits, entropy, gradient = axes
     additive, product = (where(rows, part="kernels", score=s) for s in ("additive", "scaled"))
     scales, keys = column(additive, "scale"), additive[0]["keys"]
@@ -366,7 +358,7 @@ def _plot_kernels(rows: list[Row]) -> Any:
 
 
 def _plot_queries(rows: list[Row]) -> Any:
-    figure, (gradient, share) = plotting.new_figure(8.8, 3.6, columns=2)
+    figure, (gradient, share) = plotting.new_figure(8.8, 3.6, columns=2, grid=True)
     for score, name in PRODUCTS.items():
         line = where(rows, part="queries", score=score)
         _line(gradient, line, "dim", "dquery", f"{name}, mean")
@@ -382,7 +374,6 @@ def _plot_queries(rows: list[Row]) -> Any:
 def _finish(axes: Any, xlabel: str) -> None:
     for ax in axes:
         ax.set(xscale="log", xlabel=xlabel)
-        ax.grid(alpha=0.3)
         ax.legend(fontsize=9)
 
 

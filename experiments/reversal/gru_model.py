@@ -50,16 +50,12 @@ class GRUReversal(Reversal):
         initial_score = _INITIAL_SCORES.get(self.model.score, get_score(self.model.score).init)
 
         def gru(rng: Array, input_dim: int) -> Params:
-            shapes = {
-                "input_kernel": (input_dim, 3 * hidden),
-                "state_kernel": (hidden, 3 * hidden),
-                "input_bias": (3 * hidden,),
-                "state_bias": (3 * hidden,),
-            }
-            rngs = jax.random.split(rng, len(shapes))
+            rngs, gates = jax.random.split(rng, 4), 3 * hidden
             return {
-                name: _uniform(rng, shape, hidden)
-                for rng, (name, shape) in zip(rngs, shapes.items(), strict=True)
+                "input_kernel": _uniform(rngs[0], (input_dim, gates), hidden),
+                "state_kernel": _uniform(rngs[1], (hidden, gates), hidden),
+                "input_bias": _uniform(rngs[2], (gates,), hidden),
+                "state_bias": _uniform(rngs[3], (gates,), hidden),
             }
 
         kernel_rng, bias_rng = jax.random.split(logits)

@@ -217,17 +217,16 @@ def tested(labels: Row, trained: TrainedRun, config: Config) -> Iterator[Row]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """The recipe reverses any length; each part and the growth of the logits are needed."""
-    rows = [row for row in rows if row.get("score", SCORES[0]) in SCORES]
     found: list[Claim] = []
 
     def add(text: str, low: float, name: str, high: float = 1, **labels: Any) -> None:
         """The worst mean over seeds, of the arms that have one of the values of each label."""
-        arms = [
-            row for row in rows if all(row.get(key) in any_of for key, any_of in labels.items())
+        means = [
+            float(np.mean(row[name]))
+            for row in where(rows, name, *labels)
+            if all(row[key] in any_of for key, any_of in labels.items())
         ]
-        means = [float(np.mean(by_seed)) for by_seed in column(arms, name)]
-        if means:
-            found.append(Claim(text, max(means) if high < 1 else min(means), low, high))
+        found.append(Claim(text, max(means) if high < 1 else min(means), low, high))
 
     near = "letters right at 41-500"
     add(f"26 letters: {near}, worst score", 0.999, "letters", alphabet=[26])
@@ -263,10 +262,10 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def _margins(rows: list[Row]) -> Iterator[Claim]:
-    """The least difference, less two standard errors over seeds: above 0 it is no chance."""
+    """The least margin of each comparison."""
     at_200 = where(rows, trained="3-8", length=200)
     shares: Any = {(row["score"], row["normalizer"]): row["weight"] for row in at_200}
-    shares |= {(r["part"], r["arm"], r["length"]): r["letters"] for r in rows if "part" in r}
+    shares |= {(r["part"], r["arm"], r["length"]): r["letters"] for r in where(rows, "part")}
     waves = (ENTERS, "sinusoidal, 2017's")
     first = {part: (part, next(iter(arms)), 500) for part, arms in PARTS.items()}
     pairs: dict[str, list[Any]] = {
@@ -282,11 +281,14 @@ def _margins(rows: list[Row]) -> Iterator[Claim]:
         " softmax's": [((x, name), (x, "softmax")) for x in SCORES for name in SHARPER],
     }
     for text, compared in pairs.items():
-        found = [pair for pair in compared if shares.keys() >= set(pair)]
-        if found:
-            gains = (lab.gain(shares[more], shares[less]) for more, less in found)
-            least = min(mean - error for mean, error in gains)
-            yield Claim(f"{text}, less 2 standard errors, least", least, 0, 1)
+        margin = min(margin_over(shares[more], shares[less]) for more, less in compared)
+        yield Claim(f"{text}, less 2 standard errors, least", margin, 0, 1)
+
+
+def margin_over(more: Sequence[float], less: Sequence[float]) -> float:
+    """The mean difference of seeds, less two standard errors: above 0 it is no chance."""
+    mean, error = lab.gain(more, less)
+    return mean - error
 
 
 def table(rows: list[Row]) -> str:
@@ -304,8 +306,7 @@ def _by_length(rows: list[Row], names: Sequence[str], what: str, *more: str) -> 
     """Means over seeds, with a line for each arm."""
     shares = {
         (*(row[name] for name in names), row["length"]): row.get("strings", row.get("letters"))
-        for row in rows
-        if names[0] in row
+        for row in where(rows, *names)
     }
     lengths: tuple[Any, ...] = (*more, *SHOWN)
     heads = [*names, *(f"letters, {near}" for near in more), *(f"{what}, {n:,}" for n in SHOWN)]
@@ -330,18 +331,18 @@ def plot(rows: list[Row]) -> dict[str, Any]:
     """The size of logits, and the normalisers as tables of colours."""
     figure, axes = plotting.new_figure(10, 3.9, columns=2, sharey=True)
     for ax, part in zip(axes, (SCALED, ADDITIVE), strict=True):
-        for index, arm in enumerate(PARTS[part]):
-            if line := where(rows, part=part, arm=arm):
-                shares = 100 * np.array(column(line, "letters"))
-                lengths = column(line, "length")
-                plotting.draw_band(ax, lengths, shares, index=index, label=arm, limits=(0, 100))
+        for index, arm in enumerate(dict.fromkeys(column(rows, "arm", part=part))):
+            line = where(rows, part=part, arm=arm)
+            shares = 100 * np.array(column(line, "letters"))
+            lengths = column(line, "length")
+            plotting.draw_band(ax, lengths, shares, index=index, label=arm, limits=(0, 100))
         ax.axvline(40, color="gray", linestyle=":", linewidth=1)
         ax.set(title=part, xlabel="length of the string", xscale="log")
         ax.set_xticks(list(LENGTHS["part"]), [f"{n:,}" for n in LENGTHS["part"]], fontsize=8)
         ax.minorticks_off()
     axes[0].set(ylabel="letters right (%)", ylim=(-3, 103))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    arms = list(dict.fromkeys((r["trained"], r["score"]) for r in rows if "trained" in r))
+    arms = list(dict.fromkeys((r["trained"], r["score"]) for r in where(rows, "trained")))
     tables = {"length_normalizers": _color_tables(rows, arms)} if arms else {}
     return {"length_logits": figure, **tables}
 

@@ -44,12 +44,8 @@ def measured(
         width = -(-(length + 1) // TILE) * TILE - 1
         batch = random_strings(trained.task, length, width, count)
         rows = max(1, LETTERS_PER_CALL // width)
-        parts = [
-            _by_seed(
-                measure, trained.task, trained.params, Batch(*(x[i : i + rows] for x in batch))
-            )
-            for i in range(0, count, rows)
-        ]
+        chunks = (Batch(*(x[i : i + rows] for x in batch)) for i in range(0, count, rows))
+        parts = [_by_seed(measure, trained.task, trained.params, chunk) for chunk in chunks]
         means[length] = np.concatenate(parts, axis=1).mean(1)
     return means
 

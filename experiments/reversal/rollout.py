@@ -32,7 +32,7 @@ from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
 from experiments import lab
 from experiments.heads import ALIGNS, SPREADS, entropy
-from experiments.lab import Claim, Row, column
+from experiments.lab import Claim, Row, column, where
 from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings, trained_arms
 
 Array = jax.Array
@@ -125,18 +125,14 @@ def means(attention: dict[str, Array]) -> dict[str, np.ndarray]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """Cross attention finds the letter to write, and its rollout puts less weight on it."""
-    found = []
-    for score in dict.fromkeys(column(rows, "score")):
-        cross = np.array(column(rows, "cross_on_letter", score=score))
-        mixed = np.array(column(rows, "cross_rollout_on_letter", score=score))
-        right = np.array(column(rows, "reversed", score=score))
-        for text, by_seed, low in (
-            ("cross attention on the letter", cross, 0.8),
-            ("cross attention on the letter less its rollout's share", cross - mixed, 0.1),
-            ("strings reversed", right, 0.98),
-        ):
-            found.append(Claim(f"{score}: {text}, worst seed", by_seed.min(), low, 1))
-    return found
+    cross, right = (np.array(column(rows, name)) for name in ("cross_on_letter", "reversed"))
+    less = (cross - column(rows, "cross_rollout_on_letter")).min()
+    text = "scaled: cross attention on the letter"
+    return [
+        Claim(f"{text}, worst seed", cross.min(), 0.8, 1),
+        Claim(f"{text} less its rollout's share, worst seed", less, 0.1, 1),
+        Claim("scaled: strings reversed, worst seed", right.min(), 0.98, 1),
+    ]
 
 
 def table(rows: list[Row]) -> str:
@@ -148,7 +144,7 @@ def table(rows: list[Row]) -> str:
     }
     heads = ("heads that align", "heads that spread", "own letter by rollout after each layer, %")
     lines = []
-    for row in [row for row in rows if "seed" in row]:
+    for row in where(rows, "seed"):
         aligned = np.sum(np.array(row["sharpness"]) >= ALIGNS)
         spread = np.sum(np.array(row["spread"]) >= SPREADS)
         kept = " / ".join(f"{100 * share:.0f}" for share in row["own_letter"])
@@ -167,7 +163,7 @@ CAPTIONS = {
 
 def plot(rows: list[Row]) -> dict[str, Any]:
     """The attention of the first score on the word."""
-    word = next(row for row in rows if "encoder" in row)
+    word = where(rows, "encoder")[0]
     letters, back = list(WORD), list(reversed(WORD))
     heads = {
         f"layer {layer}, head {head}": (np.array(weights), letters, letters)

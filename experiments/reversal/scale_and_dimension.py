@@ -289,8 +289,7 @@ def claims(rows: list[Row]) -> list[Claim]:
         Claim(begins, max(entropies[0]) - min(entropies[1]), high=0, source=falls),
         Claim(harms, harm, high=0, source=least, denies=True),
     ]
-    if not (four := comparisons(rows).get("as they are")):
-        return found
+    four = comparisons(rows)["as they are"]
     worst = max(four, key=lambda score: loss_of(four[score]))
     gap, of_chance = gain(four["scaled"]["loss"], four[worst]["loss"])
     most = -of_chance if worst != "scaled" else -math.inf
@@ -345,14 +344,13 @@ def plot(rows: list[Row]) -> dict[str, Any]:
 def _training(rows: list[Row]) -> Any:
     dims = sizes_of_dot(rows)
     shape: Any = {"rows": 3, "columns": len(dims), "sharex": "col", "sharey": "row"}
-    figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 6.8, **shape)
+    figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 6.8, grid=True, **shape)
     panels = zip(axes, itertools.product(LABELS.items(), dims.items()), strict=True)
     for ax, ((name, label), (dim, arms)) in panels:
         for size, score, index in ((PLAIN, "dot", 1), (SCALED, "scaled dot", 3)):
             looks, log = arms[size]["looks"], name != "entropy"
             options: Any = {"index": index, "label": score, "log": log, "limits": (0, np.inf)}
             plotting.draw_band(ax, looks["step"], np.array(looks[name]), **options)
-        ax.grid(alpha=0.3)
         ax.set(yscale="log" if name != "entropy" else "linear", ylabel=label)
         if name == "loss":
             ax.set_title(f"reversal model, d = {dim}")
@@ -364,7 +362,7 @@ def _training(rows: list[Row]) -> Any:
 
 
 def _sizes(rows: list[Row]) -> Any:
-    figure, (ax,) = plotting.new_figure(7.4, 4.2)
+    figure, (ax,) = plotting.new_figure(7.4, 4.2, grid=True)
     ax.set(xscale="log", yscale="log", xlabel="sd of logits within a row, before training")
     ax.set_ylabel(f"final {LABELS['loss']}")
     for index, (dim, arms) in enumerate(sizes_of_dot(rows).items(), start=4):
@@ -381,7 +379,6 @@ def _sizes(rows: list[Row]) -> Any:
             ax.plot(sd, loss, marker, ms=9, label=label, **options)
     ax.axhline(GUESSING, color="black", ls="--", lw=1, label="guessing letters")
     ax.minorticks_off()
-    ax.grid(alpha=0.3)
     figure.legend(loc="outside right center", fontsize=9)
     return figure
 

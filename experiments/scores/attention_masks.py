@@ -46,7 +46,7 @@ from matplotlib.figure import Figure
 from attention_jax import Mask, causal_mask, local_mask, masked_softmax, padding_mask, segment_mask
 from attention_jax.analysis import attention_gradients
 from attention_jax.reports import plotting
-from experiments.lab import Claim, Row, main, markdown, significant, where
+from experiments.lab import Claim, Row, column, main, markdown, significant, where
 
 Array = jax.Array
 
@@ -172,7 +172,7 @@ def without_keys(weigh: Callable[[Array, Array], Array]) -> Row:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """Gradients of masked logits, and what two ways of masking do to a query without keys."""
-    dlogit = max(row["masked_dlogit"] for row in rows if "mask" in row)
+    dlogit = max(column(rows, "masked_dlogit"))
     added, finite = (where(rows, way=way)[0] for way in ("-inf added, nan_to_num", "-1e9"))
     weight, dvalue, nan = finite["weights"], finite["dvalues"], added["nan dlogits"]
     text = "query without keys"
@@ -186,16 +186,17 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 def table(rows: list[Row]) -> str:
     """Tiles by mask, and a query without keys by the way it is masked."""
-    masks = [row for row in rows if "mask" in row]
     statuses = ("empty", "full", "partial")
-    lines = [(row["mask"].replace("|", "or"), *(row[each] for each in statuses)) for row in masks]
+    lines = [
+        (row["mask"].replace("|", "or"), *(row[each] for each in statuses))
+        for row in where(rows, "mask")
+    ]
     head = ("mask", "tiles empty: skipped", "full: not masked", "partial: masked pair by pair")
     tiles = markdown(head, lines)
     measured = ("weights", "dlogits", "dvalues")
     lines = [
         (row["way"], *("NaN" if row[f"nan {what}"] else f"{row[what]:.4g}" for what in measured))
-        for row in rows
-        if "way" in row
+        for row in where(rows, "way")
     ]
     gradients = "largest gradient of a logit", "of a value"
     of_ways = ("a query without keys, masked by", "largest weight", *gradients)
@@ -204,10 +205,9 @@ def table(rows: list[Row]) -> str:
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
     """The masks' tables."""
-    shown = [row for row in rows if "mask" in row]
     figure, axes = plotting.new_figure(9.6, 10.4, rows=3, columns=3, sharex=True, sharey=True)
     colors = ListedColormap(["white", plotting.COLORS[5]])
-    for ax, row in zip(axes, shown, strict=True):
+    for ax, row in zip(axes, where(rows, "mask"), strict=True):
         ax.imshow(row["table"], cmap=colors, vmin=0, vmax=1)
         edges = np.arange(0, LENGTH + 1, TILE) - 0.5
         ax.vlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)

@@ -148,26 +148,24 @@ def angle_sweep(key: Array, config: Config) -> list[Row]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """Where topic 7's words hold, and where they do not."""
-    found = []
-    for name, least in ONE_HOT.items():
-        for row in where(rows, score=name):
-            text = f"{name}, longest keys: largest weight, mean over draws"
-            found.append(Claim(text, row["weight"][-1], least, 1 + 1e-6, "nearly one-hot"))
-    for row in where(rows, score="additive"):
-        text = "additive, query orthogonal to the keys: largest difference from uniform"
-        found.append(Claim(text, row["from_uniform"], 0.03125, math.inf, "flat", True))
-        text = f"additive, longest keys: largest weight minus {row['limit']:.2f}, of infinite keys"
-        off = row["weight"][-1] - row["limit"]
-        found.append(Claim(text, off, -0.01, 0.01, "nearly one-hot", True))
-    for row in where(rows, angle_scale=10.0):
-        norm = row["jacobian"][len(row["jacobian"]) // 2]
-        found.append(Claim("key scale 10, 45 degrees: norm of the Jacobian", norm, 0.4999, 0.5001))
-    return found
+    longest = {row["score"]: row["weight"][-1] for row in where(rows, "score")}
+    (additive,), (turned,) = where(rows, score="additive"), where(rows, angle_scale=10.0)
+    norm = turned["jacobian"][len(turned["jacobian"]) // 2]
+    flat = "additive, query orthogonal to the keys: largest difference from uniform"
+    limit, words = additive["limit"], "nearly one-hot"
+    infinite = f"additive, longest keys: largest weight minus {limit:.2f}, of infinite keys"
+    text = "longest keys: largest weight, mean over draws"
+    return [
+        *(Claim(f"{x}, {text}", longest[x], ONE_HOT[x], 1 + 1e-6, words) for x in ONE_HOT),
+        Claim(flat, additive["from_uniform"], 0.03125, math.inf, "flat", True),
+        Claim(infinite, longest["additive"] - limit, -0.01, 0.01, words, True),
+        Claim("key scale 10, 45 degrees: norm of the Jacobian", norm, 0.4999, 0.5001),
+    ]
 
 
 def table(rows: list[Row]) -> str:
     """Largest weight and gradient by score, for keys of unit variance and for the longest."""
-    of_scores = [row for row in rows if "score" in row]
+    of_scores = where(rows, "score")
     scales = np.array(of_scores[0]["scales"])
     unit, last = int(np.abs(scales - 1).argmin()), len(scales) - 1
     head = ["score"]
@@ -183,8 +181,8 @@ def table(rows: list[Row]) -> str:
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
     """The sweep over angles, and that over key scales."""
-    angles, (top, bottom) = plotting.new_figure(8, 6.8, rows=2, sharex=True)
-    turning = [row for row in rows if "angle_scale" in row]
+    angles, (top, bottom) = plotting.new_figure(8, 6.8, rows=2, grid=True, sharex=True)
+    turning = where(rows, "angle_scale")
     colors = colormaps["viridis"](np.linspace(0, 0.88, len(turning)))
     for color, row in zip(colors, turning, strict=True):
         label = f"key scale {row['angle_scale']:g}"
@@ -196,10 +194,9 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     bottom.set(ylabel="norm of d weights / d logits", xticks=range(0, 91, 15), ylim=(0, 0.53))
     bottom.set_xlabel("angle between the query and the first key (degrees)")
     angles.legend(loc="outside lower center", ncols=len(turning))
-    figure, axes = plotting.new_figure(8, 7.4, rows=2, sharex=True)
-    names = column(rows, "score")
-    for shift, row in enumerate(where(rows, score=name)[0] for name in names):
-        look = lab.style(row["score"], names)
+    figure, axes = plotting.new_figure(8, 7.4, rows=2, grid=True, sharex=True)
+    for shift, row in enumerate(where(rows, "score")):
+        look = lab.style(row["score"], column(rows, "score"))
         for ax, what in zip(axes, ("weight", "jacobian"), strict=True):
             low, middle, high = np.maximum(row[f"{what} quantiles"], 1e-12)
             # Markers at different scales, so that curves that coincide are seen.
@@ -213,8 +210,6 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     axes[1].set(xscale="log", yscale="log", ylim=(1e-8, 1), ylabel="norm of d weights / d logits")
     axes[1].set_xlabel("key scale (1: features of variance 1)")
     figure.legend(loc="outside lower center", ncols=3)
-    for ax in (top, bottom, *axes):
-        ax.grid(alpha=0.3)
     return {"geometry_angle": angles, "geometry_scale": figure}
 
 

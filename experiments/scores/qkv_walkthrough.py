@@ -141,12 +141,12 @@ def _variances(rngs: Array, variance: float) -> dict[str, Array]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """The printed variances, the source's softmax and seeds, and the expected variances."""
-    (source,) = (row for row in rows if "columns" in row)
+    (source,) = where(rows, "columns")
     sums = np.sum(source["columns"], axis=1)
-    printed_off = 0.0  # as a share of what rounding explains
-    for name, printed in PRINTED.items():
-        variance = where(rows, recipe="source", step=name)[0]["variance"]
-        printed_off = max(printed_off, abs(variance - printed) / max(0.0051, 2e-6 * printed))
+    variances = {row["step"]: row["variance"] for row in where(rows, recipe="source")}
+    printed_off = max(  # as a share of what rounding explains
+        abs(variances[name] - x) / max(0.0051, 2e-6 * x) for name, x in PRINTED.items()
+    )
     off = 0.0
     for recipe, entry in RECIPES.items():
         projected = DIM * entry
@@ -213,7 +213,7 @@ def _steps(rows: list[Row], recipe: str, title: str) -> Figure:
 
 def _axis(rows: list[Row]) -> Figure:
     weights = np.array(where(rows, recipe="source", step="weights")[0]["values"])
-    (columns,) = (np.array(row["columns"]) for row in rows if "columns" in row)
+    columns = np.array(where(rows, "columns")[0]["columns"])
     sums = columns.sum(axis=1)
     span = f"{sums.min():.2f} to {sums.max():.2f}"
     title = f"softmax over dim 0, as the source's code:\nrows sum to {span}"

@@ -215,13 +215,11 @@ def variances_by_formula(
 def claims(rows: list[Row]) -> list[Claim]:
     """The sources' numbers and formulas, and ours."""
     draws = [(row["deviation"], row["dim"]) for row in where(rows, source=True)]
-    if not draws:
-        return []
     printed = max(abs(deviation - PRINTED[dim]) for deviation, dim in draws)
     of_source = max(abs(deviation / math.sqrt(dim) - 1) for deviation, dim in draws)
     dots = where(rows, product="dot")
     of_dot = max(abs(float(np.mean(row["deviations"])) / math.sqrt(row["dim"]) - 1) for row in dots)
-    cases = [row for row in rows if "means" in row]
+    cases = where(rows, "means")
     off = np.array([np.mean(row["pairs, row"], axis=1) / row["formula"] for row in cases]) - 1
     plain = np.arange(len(off)) % len(NORMALISATIONS) == 0  # tokens as they are
     (pairs, within_rows), normalised = abs(off[plain]).max(axis=0), abs(off[~plain]).max()

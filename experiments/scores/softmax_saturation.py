@@ -218,7 +218,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     even, random = where(rows, scores="even")[0], where(rows, scores="random")[0]
     scales, peak = even["scales"], even["peak_scale"]
     color, other_color, median_color = plotting.COLORS[4:]  # of no score
-    figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, sharey=True)
+    figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, grid=True, sharey=True)
     left.plot(scales, even["gradient"], color=color, label="norm for the largest weight")
     left.plot(scales, even["jacobian"], "--", color=other_color, label="norm of the whole Jacobian")
     left.axvline(peak, color=color, lw=1, alpha=0.6)
@@ -238,7 +238,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     right.plot(tail, [limit / c for c in tail], ":", color="gray", lw=2.5, label=label)
     right.set_title(f"random queries, {random['keys']} keys each")
     right.set_xlabel("scale c, the scores' standard deviation: $\\sqrt{d_k}$ of raw dot products")
-    curves, axes = plotting.new_figure(10, 4.2, columns=2, sharey=True)
+    curves, axes = plotting.new_figure(10, 4.2, columns=2, grid=True, sharey=True)
     for ax, arm in zip(axes, ("raw", "scaled"), strict=True):
         of_arm = where(rows, arm=arm)
         colors = colormaps["viridis"](np.linspace(0, 0.88, len(of_arm)))
@@ -253,7 +253,6 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     axes[0].set_ylabel("attention weight")
     curves.suptitle(f"Attention over {CURVE_KEYS} random keys (bands: 10 to 90 % of the queries)")
     for ax in (left, right, *axes):
-        ax.grid(alpha=0.3)
         ax.legend(fontsize=9, loc="upper right")
     left.set_ylim(0, 0.6)
     return {"softmax_saturation": figure, "softmax_saturation_curves": curves}

@@ -138,9 +138,7 @@ def matrix_minus_loop() -> float:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """The sources' numbers and claims."""
-    scores = {row["score"]: row for row in rows if "score" in row}
-    if not set(PRINTED) <= set(scores):
-        return []
+    scores = {row["score"]: row for row in where(rows, "score")}
     general = scores["general"]
     logit = max(abs(scores[name]["logit"] - printed) for name, printed in PRINTED.items())
     step = max(
@@ -149,7 +147,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     )
     transposed = where(rows, number="s . W^T h")[0]["is"] - general["logit"]
     loop = where(rows, number="matrix minus loop")[0]["is"]
-    tables = [np.array(row["is"]) for row in rows if "table" in row]
+    tables = [np.array(row["is"]) for row in where(rows, "table")]
     hand = max(np.abs(a - b).max() for a, b in zip(tables[2:], by_hand(), strict=True))
     return [
         Claim("largest difference from the printed scores", logit, 0, 5.1e-5, "four scores"),
@@ -180,7 +178,7 @@ def table(rows: list[Row]) -> str:
     head = ["score", "logit of query s and key h", "as the source prints it"]
     head.append("pairs of random keys in the order of their dot products")
     lines = []
-    for row in (row for row in rows if "score" in row):
+    for row in where(rows, "score"):
         printed = f"{PRINTED[row['score']]:.4f}" if row["score"] in PRINTED else ""
         share = f"{100 * row['same_order']:.0f} %"
         lines.append((row["score"], f"{row['logit']:.4f}", printed, share))
@@ -189,7 +187,7 @@ def table(rows: list[Row]) -> str:
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
     """The summands of each logit, and the four tables of E11.1."""
-    scores = [row for row in rows if "score" in row]
+    scores = where(rows, "score")
     width = max(2.6 * len(scores), 5.2)
     summands, axes = plotting.new_figure(width, 3.4, columns=len(scores), sharey=True)
     for ax, row in zip(axes, scores, strict=True):
@@ -207,8 +205,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     summands.suptitle("The logit of one query s and one key h, and its summands, for each score")
     ratios = {"width_ratios": [3, 3, 3, 2]}
     tokens, axes = plotting.new_figure(10.5, 3.6, columns=4, gridspec_kw=ratios)
-    tables = [row for row in rows if "table" in row]
-    for ax, row in zip(axes, tables, strict=True):
+    for ax, row in zip(axes, where(rows, "table"), strict=True):
         numbers = np.array(row["is"])
         plotting.draw_weights(ax, numbers, "123", "123"[: numbers.shape[1]])
         for (query, key), number in np.ndenumerate(numbers):

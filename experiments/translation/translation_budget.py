@@ -59,7 +59,6 @@ class Config(Texts):
     steps: tuple[int, int, int] = (4000, 27000, 20000)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         lab.check_least(self, steps=1)
 
 
@@ -113,8 +112,8 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 def table(rows: list[Row]) -> str:
     """The trainings, and BLEU of each test set."""
-    lines, tests = [], [row for row in rows if "test" in row]
-    trainings = {row["recipe"]: row for row in rows if "minutes" in row}
+    lines, tests = [], where(rows, "test")
+    trainings = {row["recipe"]: row for row in where(rows, "minutes")}
     for row in tests:
         training = trainings[row["recipe"]]
         cells = [row["recipe"], f"{training['steps']:,}", f"{training['minutes']:.1f}"]
@@ -128,13 +127,12 @@ def table(rows: list[Row]) -> str:
 
 def plot(rows: list[Row]) -> dict[str, Any]:
     """Validation BLEU against minutes."""
-    figure, (ax,) = plotting.new_figure(5.6, 3.6)
-    for index, row in enumerate(row for row in rows if "minutes" in row):
+    figure, (ax,) = plotting.new_figure(5.6, 3.6, grid=True)
+    for index, row in enumerate(where(rows, "minutes")):
         minutes = [step / row["steps"] * row["minutes"] for step in row["validated"]]
-        drawn: Row = {"color": plotting.COLORS[index], "marker": plotting.MARKERS[index], "ms": 4}
-        ax.plot(minutes, row["validation_bleu"], label=row["recipe"], **drawn)
+        drawn = plotting.style_of(index)
+        ax.plot(minutes, row["validation_bleu"], label=row["recipe"], ms=4, **drawn)
     ax.set(xlabel="minutes", ylabel="BLEU, greedy", xlim=(0, None))
-    ax.grid(alpha=0.3)
     ax.legend(loc="lower right")
     return {"translation_budget": figure}
 

@@ -52,11 +52,8 @@ from experiments.translation import translators
 from experiments.translation.translators import SEARCHES, Texts, bootstrapped, tested, trained
 
 CAPTIONS = {
-    "translation_seeds": "BLEU of each seed on each test set, with 4 beams.",
     "translation_heatmaps": "Cross attention of the decoder while it translates the same sentences:"
     " means over layers and heads, two scores side by side.",
-    "translation_heads": "The mean largest weight of every head of the cross attention: all heads"
-    " of unscaled dot align, and none of additive's in the first layer.",
 }
 # Bounds, in BLEU, written before the runs: the least by score and search, and how much lower a
 # later test set may be than the first.
@@ -83,7 +80,6 @@ class Config(Texts):
     drawn: tuple[int, ...] = (0, 4)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         lab.check_least(self, steps=1, seeds=2)
         if len(self.scores) < 2 or len(set(self.scores)) != len(self.scores):
             raise ValueError(f"scores must be two or more, each once; got {self.scores}")
@@ -210,38 +206,36 @@ def divergence(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def claims(rows: list[Row]) -> list[Claim]:
     """BLEU of the seeds, the later test sets, where attention looks, and which heads align."""
     found, spreading = [], 0
-    scores = [score for score in LEAST if where(rows, part="seeds", score=score)]
     first, *later = dict.fromkeys(column(rows, "test", part="seeds"))
-    for score in scores:
-        for search, least in LEAST[score].items():
+    for score, bounds in LEAST.items():
+        for search, least in bounds.items():
             text = f"{score}: BLEU of {first}, {search}, mean over seeds"
             found.append(Claim(text, _bleu(rows, score, first, search).mean(), least, 100))
         for test in later:
             lower = (_bleu(rows, score, first) - _bleu(rows, score, test)).mean()
             text = f"{score}: BLEU of {first} minus that of {test}, 4 beams, means over seeds"
-            found.append(Claim(text, lower, -100, MOST_LOWER.get(test, 100)))
+            found.append(Claim(text, lower, -100, MOST_LOWER[test]))
         (arm,) = where(rows, part="arm", score=score)
         aligned = float(np.mean(np.array(arm["largest"]) >= ALIGNS))
         found.append(Claim(f"{score}: share of heads that align", aligned, 0.5, 1, TOPIC_7))
         spreading += int(np.sum(np.array(arm["entropy"]) >= SPREADS))
-    if len(scores) == 2:
-        text = "heads that spread, of both (a bound written after the run)"
-        found.append(Claim(text, spreading, 0, 0, TOPIC_7, denies=True))
-        deviation = max(_bleu(rows, score, first).std(ddof=1) for score in scores)
-        text = "deviation of BLEU over seeds, 4 beams, larger of both"
-        found.append(Claim(text, deviation, 0, 1))
-        ahead = [
-            (_bleu(rows, "scaled", x) - _bleu(rows, "additive", x)).mean() for x in (first, *later)
-        ]
-        text = "scaled minus additive: BLEU, 4 beams, means over seeds, the"
-        found.append(Claim(f"{text} least of all tests", min(ahead), 0, 2))
-        found.append(Claim(f"{text} most of all tests", max(ahead), 0, 2))
-        share = arm["divergence"] / min(arm["from_uniform"])  # of the last, additive
-        text = "scaled and additive: divergence of their rows over that from uniform rows"
-        found.append(Claim(text, share, 0, 0.5))
-        text = "scaled and additive: share of rows with the same largest weight"
-        found.append(Claim(text, arm["same_largest"], 0.6, 1))
-    return found
+    deviation = max(_bleu(rows, score, first).std(ddof=1) for score in LEAST)
+    ahead = [
+        (_bleu(rows, "scaled", x) - _bleu(rows, "additive", x)).mean() for x in (first, *later)
+    ]
+    share, same = arm["divergence"] / min(arm["from_uniform"]), arm["same_largest"]  # additive's
+    spread_text = "heads that spread, of both (a bound written after the run)"
+    text = "scaled minus additive: BLEU, 4 beams, means over seeds, the"
+    of_both = "scaled and additive:"
+    return [
+        *found,
+        Claim(spread_text, spreading, 0, 0, TOPIC_7, denies=True),
+        Claim("deviation of BLEU over seeds, 4 beams, larger of both", deviation, 0, 1),
+        Claim(f"{text} least of all tests", min(ahead), 0, 2),
+        Claim(f"{text} most of all tests", max(ahead), 0, 2),
+        Claim(f"{of_both} divergence of their rows over that from uniform rows", share, 0, 0.5),
+        Claim(f"{of_both} share of rows with the same largest weight", same, 0.6, 1),
+    ]
 
 
 def _bleu(rows: list[Row], score: str, test: str, search: str = "4 beams") -> np.ndarray:
@@ -277,19 +271,8 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """BLEU of the seeds, heat maps and heads."""
-    arms = where(rows, part="arm")
-    pair = column(arms[:2], "score")
-    seeds, (ax,) = plotting.new_figure(6.4, 3.4)
-    tests = [*dict.fromkeys(column(rows, "test", part="seeds"))]
-    for score, shift in zip(pair, (-0.16, 0.16), strict=True):
-        for place, test in enumerate(tests):
-            bleu, label = _bleu(rows, score, test), None if place else score
-            beside = place + shift + 0.07 * (np.arange(len(bleu)) - (len(bleu) - 1) / 2)
-            ax.plot(beside, bleu, ls="", label=label, **lab.style(score))
-    ax.set_xticks(range(len(tests)), tests)
-    ax.set(xlim=(-0.5, len(tests) - 0.5), ylabel="BLEU, 4 beams")
-    ax.legend()
+    """Heat maps of the first two scores."""
+    pair = column(rows, "score", part="arm")[:2]
     maps = zip(*(where(rows, part="map", score=score) for score in pair), strict=True)
     panels = {
         f"{row['score']}, sentence {index}": (np.array(row["weights"]), row["rows"], row["columns"])
@@ -301,21 +284,7 @@ def plot(rows: list[Row]) -> dict[str, Any]:
     for ax in heatmaps.axes[: len(panels)]:
         ax.set_aspect("auto")  # panels of one size, whatever the lengths of the sentences
         ax.tick_params(labelsize=8)
-    strips, (ax,) = plotting.new_figure(6.4, 3)
-    drawn = [arm for arm in arms if EQUAL_MINUTES not in arm["score"]]
-    for place, arm in enumerate(drawn):
-        for layer, largest in enumerate(arm["largest"]):
-            color, marker = lab.style(arm["score"])["color"], plotting.MARKERS[layer]
-            y = [place + 0.22 * (layer - 1)] * len(largest)
-            ax.plot(largest, y, ls="", marker=marker, color=color, ms=5)
-            if place == 0:
-                ax.plot([], [], ls="", marker=marker, color="gray", label=f"layer {layer + 1}")
-    ax.axvline(ALIGNS, color="k", ls="--", lw=1, label="aligns from here")
-    ax.set_yticks(range(len(drawn)), [arm["score"] for arm in drawn])
-    ax.set(xlabel="mean largest weight of a head's rows", xlim=(0, 1))
-    ax.invert_yaxis()
-    ax.legend(fontsize=9, loc="lower left")
-    return dict(zip(CAPTIONS, (seeds, heatmaps, strips), strict=True))
+    return {"translation_heatmaps": heatmaps}
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import check_folder
 from attention_jax.tasks.translation import translate as translation
 from attention_jax.tasks.translation.task import MODEL, TRAIN, Translation
 from attention_jax.tasks.translation.text import ParallelText, read_parallel_text
@@ -53,9 +52,6 @@ class Texts:
     layers: int = MODEL.encoder_layers
     most_buckets: int = 12
     workdir: Path = Path("runs/translation")
-
-    def __post_init__(self) -> None:
-        check_folder("workdir", self.workdir)
 
     def files(self, split: str) -> list[Path]:
         """The two files of a split; ValueError if there are none."""

@@ -11,7 +11,7 @@ from command_lines import call, load
 from html_reader import Reader
 from matplotlib.figure import Figure
 
-from experiments import lab, pages
+from experiments import lab
 
 reproduce = load("scripts/reproduce.py")
 DOC = """What is {name}?
@@ -57,10 +57,8 @@ def house(tmp_path, monkeypatch):
     names = ("first", "second", "third")
     monkeypatch.setattr(reproduce, "ROOT", tmp_path)
     monkeypatch.setattr(lab, "SUBJECT_OF", dict.fromkeys(names, "subject"))
-    monkeypatch.setattr(pages, "SUBJECT_OF", lab.SUBJECT_OF)
-    monkeypatch.setattr(pages, "SUBJECTS", {"subject": names})
-    for module in (lab, pages):
-        monkeypatch.setattr(module, "FOLDER", tmp_path / "experiments")
+    monkeypatch.setattr(lab, "SUBJECTS", {"subject": names})
+    monkeypatch.setattr(lab, "FOLDER", tmp_path / "experiments")
     for name in names:
         error = RuntimeError("out of luck") if name == "second" else None
         install(stand_in(name, calls, error=error), monkeypatch)

@@ -67,11 +67,8 @@ def test_arms_have_the_normalizers_of_their_names():
 
 
 def test_a_margin_is_the_difference_less_two_standard_errors():
-    part, arm = length.COSTLY[0]
-    row = {"part": part, "arm": arm}
-    near, far = {"length": 60, "letters": [1.0, 0.9]}, {"length": 5000, "letters": [0.5, 0.6]}
-    (claim,) = length.claims([{**row, **near}, {**row, **far}])
-    assert claim.measured == pytest.approx(0.4 - 2 * math.sqrt(0.02 / 2))
+    margin = length.margin_over([1.0, 0.9], [0.5, 0.6])
+    assert margin == pytest.approx(0.4 - 2 * math.sqrt(0.02 / 2))
 
 
 def test_means_over_the_heads_of_a_rollout():
