@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from finite_differences import check_derivatives
-from score_cases import SCORE_CASES, numpy_params
+from oracles import normal
 from walk_cases import numpy_walk, numpy_weights, probabilities
 
 from attention_jax import (
@@ -98,14 +98,6 @@ def test_walks_against_a_loop_and_a_half_is_chosen():
 # --- attention ---
 
 
-def arrays(score, seed=3):
-    """(query, key, value, params) for one score."""
-    rng, score = np.random.default_rng(seed), SCORE_CASES[score].score
-    shapes = {"query": (B, T, 11), "key": (B, S, 11), "value": (B, S, DV)}
-    tokens = (rng.normal(size=shape).astype(np.float32) for shape in shapes.values())
-    return *tokens, numpy_params(score, 11, 11)
-
-
 def test_the_hard_form_starts_at_the_first_key_with_weight():
     zeros = np.zeros((1, 1), np.float32)  # logits of 0: the first key that is met is chosen
     initial = np.float32([[0, 0, 0.1, 0.6], [0, 0.3, 0, 0], [0, 0, 0, 0]])
@@ -115,7 +107,7 @@ def test_the_hard_form_starts_at_the_first_key_with_weight():
 
 
 def test_noise():
-    query, key, value, _ = arrays("dot")
+    query, key, value = (normal(B, length, DV) for length in (T, S, S))
     rng = jax.random.key(3)
 
     @quick_jit
