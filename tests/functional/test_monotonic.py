@@ -21,8 +21,6 @@ from attention_jax import (
 B, T, S, DV = 2, 5, 7, 13
 # Outside of `jit` every operation is a program of its own.
 jitted_weights = quick_jit(monotonic_weights)
-jitted_hard_weights = quick_jit(hard_monotonic_weights)
-jitted_hard_positions = quick_jit(hard_monotonic_positions)
 
 
 # --- weights from probabilities ---
@@ -80,7 +78,7 @@ def test_low_precision_is_computed_in_float32():
 
 def test_a_walk_that_passes_the_last_key_ends():
     p = np.float32([[0, 1, 0], [0, 0, 0], [1, 1, 1]])
-    assert jitted_hard_weights(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert quick_jit(hard_monotonic_weights)(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
 def test_walks_against_a_loop_and_a_half_is_chosen():
@@ -91,8 +89,8 @@ def test_walks_against_a_loop_and_a_half_is_chosen():
     assert positions.dtype == np.int32
     for example, first, found in zip(p, start, positions, strict=True):
         assert found.tolist() == numpy_walk(example >= 0.5, first)
-    for transformed in (jitted_hard_positions, quick_jit(jax.vmap(hard_monotonic_positions))):
-        np.testing.assert_array_equal(transformed(p, start), positions)
+    for transformed in (hard_monotonic_positions, jax.vmap(hard_monotonic_positions)):
+        np.testing.assert_array_equal(quick_jit(transformed)(p, start), positions)
 
 
 # --- attention ---
