@@ -190,12 +190,8 @@ class ScoreCase:
 
     name: str
     score: aj.Score
-    logits: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
+    pair: Callable  # (params, q [..., Dq], k [..., Dk]) -> logit [...], in NumPy
     mask: str = "combination"  # that it meets as it is, with the mask's own rule for tiles
-
-    @property
-    def pair(self):
-        return self.logits
 
     @property
     def query_dim(self):

@@ -57,10 +57,6 @@ def public_objects(pages: tuple) -> dict:
     }
 
 
-def is_tuple(value) -> bool:
-    return inspect.isclass(value) and issubclass(value, tuple)
-
-
 def is_constant(value) -> bool:
     of_library = getattr(value, "__module__", "").startswith("attention_jax")
     return not (inspect.isfunction(value) or (inspect.isclass(value) and of_library))
@@ -102,7 +98,8 @@ def shape_mistake(value) -> str:
 
 
 def example_mistake(value) -> str:
-    shown = ">>>" in own_docstring(value) or is_tuple(value) or value.__name__ in NO_EXAMPLE
+    is_tuple = inspect.isclass(value) and issubclass(value, tuple)
+    shown = ">>>" in own_docstring(value) or is_tuple or value.__name__ in NO_EXAMPLE
     return "" if shown else "has no example"
 
 

@@ -10,21 +10,16 @@ from attention_jax import attention
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 
 
+def doubled(x):
+    return 2 * x
+
+
 def product_with_rule(kind, slope_of):
     """2 q . k, with a derivative that the user says: `slope_of()` times that of q . k."""
+    double = getattr(jax, kind)(doubled)
     if kind == "custom_jvp":
-
-        @jax.custom_jvp
-        def double(x):
-            return 2 * x
-
         double.defjvp(lambda primals, tangents: (2 * primals[0], slope_of() * tangents[0]))
     else:
-
-        @jax.custom_vjp
-        def double(x):
-            return 2 * x
-
         double.defvjp(lambda x: (2 * x, None), lambda _, cotangent: (slope_of() * cotangent,))
     return lambda q, k: double(q @ k.T)
 
@@ -57,10 +52,7 @@ def test_the_rule_of_a_second_derivative_is_that_of_now():
 
     slope.defjvp(lambda primals, tangents: (0 * primals[0] + 2, curvature * tangents[0]))
 
-    @jax.custom_jvp
-    def double(x):
-        return 2 * x
-
+    double = jax.custom_jvp(doubled)
     double.defjvp(lambda primals, tangents: (2 * primals[0], slope(primals[0]) * tangents[0]))
 
     def score(q, k):
@@ -78,9 +70,7 @@ def test_the_rule_of_a_second_derivative_is_that_of_now():
 
 
 def test_rules_that_cannot_be_differentiated_are_no_errors_in_a_call():
-    @jax.custom_vjp
-    def double(x):
-        return 2 * x
+    double = jax.custom_vjp(doubled)
 
     def bwd(_, cotangent):
         raise TypeError("a rule of the user")

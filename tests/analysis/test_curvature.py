@@ -43,10 +43,6 @@ def normal(*shape, seed=1):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def in_numpy(tree):
-    return jax.tree.map(np.asarray, tree)
-
-
 # --- quadratic forms: the Hessian is the matrix ---
 
 
@@ -64,7 +60,7 @@ def test_a_quadratic_form_has_its_matrix():
             edges = hessian_spectrum_edges(loss, params, RNG, iterations=50)
             return [product(vector), product(other)], edges
 
-        products, edges = in_numpy(all_of_it(params, vector, other))
+        products, edges = jax.device_get(all_of_it(params, vector, other))
         assert jax.tree.map(jnp.shape, products[0]) == jax.tree.map(jnp.shape, params)
         flat, flat_other, image, image_of_other = (
             np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
@@ -86,7 +82,7 @@ def test_edges_that_stand_apart_are_found_early_and_residuals_bound_the_rest():
     def of_two_lengths(params):
         return [hessian_spectrum_edges(loss, params, RNG, iterations=m) for m in (20, 80)]
 
-    edges, long = in_numpy(of_two_lengths(jnp.asarray(normal(200), np.float32)))
+    edges, long = jax.device_get(of_two_lengths(jnp.asarray(normal(200), np.float32)))
     assert edges.largest.dtype == edges.ritz_values.dtype == np.float32
     np.testing.assert_allclose([edges.smallest, edges.largest], [-4, 10], rtol=tolerance)
     for found in (edges, long):  # inside the spectrum, and no better than the residuals say
@@ -110,7 +106,7 @@ def test_invariant_subspaces():
         return [find(iterations=m) for m in (12, 3)]
 
     for eigenvalues in spectra:
-        of_lengths = in_numpy(of_two_lengths(symmetric(eigenvalues)))
+        of_lengths = jax.device_get(of_two_lengths(symmetric(eigenvalues)))
         for edges in of_lengths:
             ends = [edges.smallest, edges.largest]
             np.testing.assert_allclose(ends, [min(eigenvalues), max(eigenvalues)], atol=1e-5)
@@ -128,7 +124,7 @@ def test_the_trace_lies_within_its_error_and_the_error_is_that_of_theory():
     samples = 2000
     with jax.enable_x64(True):
         estimate = quick_jit(lambda x: hessian_trace(quadratic(matrix), x, RNG, samples=samples))
-        trace = in_numpy(estimate(normal(20)))
+        trace = jax.device_get(estimate(normal(20)))
     assert abs(trace.mean - np.trace(matrix)) <= 4 * trace.standard_error
     expected = np.sqrt(2 * squares.sum() / samples)
     np.testing.assert_allclose(trace.standard_error, expected, rtol=0.1)
@@ -142,7 +138,7 @@ def test_narrow_parameters_give_wide_numbers():
         wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
         return jnp.sum(wide["x"] ** 3) + 2 * jnp.sum(wide["y"] ** 2)
 
-    trace, product = in_numpy(
+    trace, product = jax.device_get(
         quick_jit(
             lambda params: (
                 hessian_trace(loss, params, RNG, samples=3),

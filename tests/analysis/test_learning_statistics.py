@@ -35,19 +35,9 @@ def inputs():
     return normal(B, T, D, seed=2), normal(B, S, D, seed=3)
 
 
-def output_of(params, query, key, allowed):
-    return aj.attention(
-        query,
-        key,
-        params["second"]["value"],
-        score="general",
-        params=params["first"],
-        mask=allowed,
-    )
-
-
 def loss(params, query, key, allowed, counted):
-    output = output_of(params, query, key, allowed)
+    value, params = params["second"]["value"], params["first"]
+    output = aj.attention(query, key, value, score="general", params=params, mask=allowed)
     return jnp.sum(jnp.where(counted[..., None], output**2, 0)) / 2
 
 

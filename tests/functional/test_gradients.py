@@ -23,23 +23,15 @@ from attention_jax.analysis import attention_gradients
 DOUTPUT = cotangents()["output"]  # [B, T, DV]
 
 
-def library_gradients(score_name, mask, inputs, doutput, dtype):
-    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), inputs)
-    return attention_gradients(
-        **arrays,
-        doutput=jnp.asarray(doutput, dtype),
-        score=SCORE_CASES[score_name].score,
-        mask=mask,
-    )
-
-
 def check(score_name, mask_name, dtype, tolerance):
     inputs, allowed = inputs_of(score_name), allowed_table(mask_name)
     inputs = poisoned(inputs, allowed)
     doutput = np.where(allowed.any(-1)[..., None], DOUTPUT, np.nan)
     expected = numpy_side(score_name, mask_name, shared=False)[1]
+    arrays = {**inputs, "doutput": doutput}
+    arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), arrays)
     mask = MASK_CASES[mask_name].build()
-    got = jax.device_get(library_gradients(score_name, mask, inputs, doutput, dtype))
+    got = attention_gradients(**arrays, score=SCORE_CASES[score_name].score, mask=mask)
     for name in ("query", "key", "value", "bias", "params"):
         of_name = named(getattr(got, f"d{name}"))
         assert of_name.keys() == named(expected[name]).keys()

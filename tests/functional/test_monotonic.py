@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from finite_differences import check_derivatives
-from score_cases import SCORE_CASES, numpy_params
+from oracles import normal
 from walk_cases import numpy_walk, numpy_weights, probabilities
 
 from attention_jax import (
@@ -21,8 +21,6 @@ from attention_jax import (
 B, T, S, DV = 2, 5, 7, 13
 # Outside of `jit` every operation is a program of its own.
 jitted_weights = quick_jit(monotonic_weights)
-jitted_hard_weights = quick_jit(hard_monotonic_weights)
-jitted_hard_positions = quick_jit(hard_monotonic_positions)
 
 
 # --- weights from probabilities ---
@@ -80,7 +78,7 @@ def test_low_precision_is_computed_in_float32():
 
 def test_a_walk_that_passes_the_last_key_ends():
     p = np.float32([[0, 1, 0], [0, 0, 0], [1, 1, 1]])
-    assert jitted_hard_weights(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
+    assert quick_jit(hard_monotonic_weights)(p).tolist() == [[0, 1, 0], [0, 0, 0], [0, 0, 0]]
 
 
 def test_walks_against_a_loop_and_a_half_is_chosen():
@@ -91,19 +89,11 @@ def test_walks_against_a_loop_and_a_half_is_chosen():
     assert positions.dtype == np.int32
     for example, first, found in zip(p, start, positions, strict=True):
         assert found.tolist() == numpy_walk(example >= 0.5, first)
-    for transformed in (jitted_hard_positions, quick_jit(jax.vmap(hard_monotonic_positions))):
-        np.testing.assert_array_equal(transformed(p, start), positions)
+    for transformed in (hard_monotonic_positions, jax.vmap(hard_monotonic_positions)):
+        np.testing.assert_array_equal(quick_jit(transformed)(p, start), positions)
 
 
 # --- attention ---
-
-
-def arrays(score, seed=3):
-    """(query, key, value, params) for one score."""
-    rng, score = np.random.default_rng(seed), SCORE_CASES[score].score
-    shapes = {"query": (B, T, 11), "key": (B, S, 11), "value": (B, S, DV)}
-    tokens = (rng.normal(size=shape).astype(np.float32) for shape in shapes.values())
-    return *tokens, numpy_params(score, 11, 11)
 
 
 def test_the_hard_form_starts_at_the_first_key_with_weight():
@@ -115,7 +105,7 @@ def test_the_hard_form_starts_at_the_first_key_with_weight():
 
 
 def test_noise():
-    query, key, value, _ = arrays("dot")
+    query, key, value = (normal(B, length, DV) for length in (T, S, S))
     rng = jax.random.key(3)
 
     @quick_jit

@@ -14,7 +14,7 @@ import pytest
 from conformance import quick_jit
 from flax import nnx
 from oracles import assert_leaves_close
-from score_cases import slow_unless
+from score_cases import numpy_params, slow_unless
 
 import attention_jax as aj
 from attention_jax import nn
@@ -34,7 +34,7 @@ def drawn(*shape):
 
 TOKENS = QUERY, KEY, VALUE = drawn(2, T, D), drawn(2, S, D), drawn(2, S, D)
 UNREAD = ~TABLE.any(1), ~TABLE.any(0), ~TABLE.any(0)
-ADDITIVE = aj.Additive().init(jax.random.key(0), D, D)
+ADDITIVE = numpy_params(aj.Additive(), D, D)
 
 
 def attend(*tokens, params=None, bias=None, implementation="tiled", **options):

@@ -13,21 +13,23 @@ import attention_jax as aj
 T, S = 3, 5  # small: a Hessian has the square
 
 
+def number_of(point, score, mask):
+    """A number that depends on the output and all statistics."""
+    return numbers_of(
+        aj.attention(
+            **point, score=SCORE_CASES[score].score, mask=mask, implementation="reference",
+            return_statistics=True,
+        )
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("score", each_score(CORE_SCORES, fast=("general",)))
 def test_two_orders_in_both_modes(score):
     """With a query that has no key, and a key that has no query."""
     with jax.enable_x64(True):
         mask = (aj.causal_mask() | aj.padding_mask(jnp.array(2))) & ~aj.local_mask(0, 0)
-
-        def attend(point):
-            return numbers_of(
-                aj.attention(
-                    **point, score=SCORE_CASES[score].score, mask=mask & aj.causal_mask(2),
-                    implementation="reference", return_statistics=True,
-                )
-            )  # fmt: skip
-
-        check_derivatives(attend, point_of(score, T, S))
+        mask = mask & aj.causal_mask(2)
+        check_derivatives(lambda point: number_of(point, score, mask), point_of(score, T, S))
 
 
 def test_second_derivatives_see_no_nan_of_masked_places():
@@ -38,15 +40,8 @@ def test_second_derivatives_see_no_nan_of_masked_places():
     mask = aj.padding_mask(jnp.array(3), jnp.array(2))
 
     def gradient_norm(point):
-        def loss(point):
-            return numbers_of(
-                aj.attention(
-                    **point, score=SCORE_CASES["own"].score, mask=mask, return_statistics=True,
-                    implementation="reference",
-                )
-            )  # fmt: skip
-
-        return sum((leaf**2).sum() for leaf in jax.tree.leaves(jax.grad(loss)(point)))
+        gradient = jax.grad(number_of)(point, "own", mask)
+        return sum((leaf**2).sum() for leaf in jax.tree.leaves(gradient))
 
     gradient = jax.jit(jax.grad(gradient_norm))(point)
     for leaf in jax.tree.leaves(gradient):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernel_cases import assert_within, draw, in_float64, results, runnable
+from score_cases import numpy_params
 
 import attention_jax as aj
 
@@ -112,7 +113,7 @@ OF_ALL = {
 OF_ONE = {
     "cudnn": {
         "dot product of features; got Additive": {
-            "score": "additive", "params": aj.Additive().init(jax.random.key(0), 11, 11)},
+            "score": "additive", "params": numpy_params(aj.Additive(), 11, 11)},
         "dot product of features; got SoftCap": {"score": "softcap", "params": None},
         "got bfloat16, float32": {"query": jnp.ones((2, 5, 11))},
         "max_logit": {"return_statistics": True},

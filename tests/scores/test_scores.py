@@ -49,7 +49,7 @@ def test_logits_and_pair_vjp_are_those_of_the_formula(name):
         """The logits of each pair [P, 6]; the arrays have an axis of perturbations."""
         params, query, key = arrays
         pairs = np.ndindex(dlogits.shape)
-        return np.stack([case.logits(params, query[:, i], key[:, j]) for i, j in pairs], -1)
+        return np.stack([case.pair(params, query[:, i], key[:, j]) for i, j in pairs], -1)
 
     values = formula(jax.tree.map(lambda leaf: leaf[None], arrays))[0].reshape(dlogits.shape)
     gradient = complex_step(lambda arrays: formula(arrays).imag @ dlogits.reshape(-1), arrays)
