@@ -1,4 +1,4 @@
-"""Modules with other normalisers, and with an output gate."""
+"""Modules of the named scores, with other normalisers, and with an output gate."""
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +21,26 @@ def multi_head(normalizer="softmax", **options):
     return nn.MultiHeadAttention("general", D, normalizer=normalizer, **options)
 
 
-@pytest.mark.parametrize("normalizer", ["softmax(sink=True)", "sigmoid(learned=True)"])
-def test_a_module_is_the_function_with_its_parameters(normalizer):
-    attend = nn.Attention("general", D, D, normalizer=normalizer, rngs=nnx.Rngs(0))
+@pytest.mark.parametrize(
+    ("made", "score", "normalizer"),
+    [
+        (nn.AdditiveAttention, "additive", "softmax(sink=True)"),
+        (nn.GeneralAttention, "general", "sigmoid(learned=True)"),
+        (nn.DotAttention, "dot", "softmax"),
+        (nn.ScaledDotAttention, "scaled", "softmax"),
+    ],
+)
+def test_a_module_is_the_function_with_its_parameters(made, score, normalizer):
+    """The key is the value when none is given."""
+    attend = made(D, D, normalizer=normalizer, rngs=nnx.Rngs(0))
     options = {
         "mask": MASK,
-        "score": "general",
+        "score": score,
         "params": values_of(attend.params),
         "normalizer": normalizer,
         "normalizer_params": values_of(attend.normalizer_params),
     }
-    assert options["normalizer_params"]
+    assert bool(options["normalizer_params"]) == ("(" in normalizer)
 
     def both(query, key):
         expected = attention(query, key, key, **options), attention_weights(query, key, **options)

@@ -1,4 +1,4 @@
-"""Losses against float64 loops over real tokens."""
+"""Losses and accuracies against float64 loops over real tokens."""
 
 import functools
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from attention_jax.training.losses import cross_entropy, output_cross_entropy
+from attention_jax.training.metrics import exact_match, token_accuracy
 
 B, T, V = 3, 5, 7
 LENGTHS = np.array([5, 0, 2])
@@ -38,6 +39,16 @@ def test_cross_entropy_and_its_gradient_are_the_formula_over_real_tokens():
     loss, dlogits = gradient(logits, targets, NONE)
     assert loss == 0
     assert not np.any(dlogits)
+
+
+def test_accuracies_are_over_real_tokens():
+    targets = np.random.default_rng(3).integers(0, 5, size=(B, T)).astype(np.int32)
+    predictions = np.where(PADDING, targets + 3, targets)
+    accuracy, exact = jax.jit(token_accuracy), jax.jit(exact_match)
+    assert accuracy(predictions, targets, LENGTHS) == exact(predictions, targets, LENGTHS) == 1
+    predictions[2, 1] += 1
+    assert float(accuracy(predictions, targets, LENGTHS)) == pytest.approx(6 / 7)
+    assert float(exact(predictions, targets, LENGTHS)) == pytest.approx(2 / 3)
 
 
 # --- the output layer and its loss together ---
