@@ -101,7 +101,11 @@ def run(config: Config) -> list[Row]:
     for score in config.scores:
         path, task = config.workdir / f"{score_folder(score)}.json", config.task(score)
         settings: Any = task, config.factors, config.rates
-        kept = lab.kept_rows(path, known_by(*settings), lambda of=settings: [learned(*of)])
+
+        def measure(settings: Any = settings) -> list[Row]:
+            return [learned(*settings)]
+
+        kept = lab.kept_rows(path, known_by(*settings), measure)
         rows += [{"score": score, **row} for row in kept]
         print(f"{score}: learned", file=sys.stderr, flush=True)
     return rows
