@@ -98,7 +98,7 @@ def run(config: Config) -> list[Row]:
     """A row for each score."""
     make_folder("workdir", config.workdir)
     rows: list[Row] = []
-    for score in config.scores:
+    for index, score in enumerate(config.scores):
         path, task = config.workdir / f"{score_folder(score)}.json", config.task(score)
         settings: Any = task, config.factors, config.rates
 
@@ -107,7 +107,7 @@ def run(config: Config) -> list[Row]:
 
         kept = lab.kept_rows(path, known_by(*settings), measure)
         rows += [{"score": score, **row} for row in kept]
-        print(f"{score}: learned", file=sys.stderr, flush=True)
+        print(f"{index + 1} of {len(config.scores)}: {score}", file=sys.stderr, flush=True)
     return rows
 
 

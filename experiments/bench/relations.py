@@ -217,14 +217,14 @@ def train_seeds(score: Score, config: Config, rngs: Array, rate: Array, factor: 
 
 def run(config: Config) -> list[Row]:
     """A row per base seed, score and relation."""
-    rows: list[Row] = []
+    cells, rows = [*itertools.product(config.bases, config.scores)], []
     settings = dataclasses.asdict(config) | {"scores": None, "bases": None, "workdir": None}
     make_folder("workdir", config.workdir)
-    for base, name in itertools.product(config.bases, config.scores):
+    for index, (base, name) in enumerate(cells):
         path = config.workdir / f"{score_folder(name)}_{base}.json"
         measure = functools.partial(_rows_of, config, name, base)
         rows += lab.kept_rows(path, settings | {"score": lab.program_of(name)}, measure)
-        print(f"{name}, base {base}: measured", flush=True)
+        print(f"{index + 1} of {len(cells)}: {name}, base {base}", flush=True)
     return rows
 
 
