@@ -253,7 +253,7 @@ def logits_of(call: Call, arrays: dict, bias: np.ndarray, params: Any) -> np.nda
     query, key = arrays["query"][..., :, None, :], arrays["key"][..., None, :, :]
     with np.errstate(all="ignore"):
         logits = SCORE_CASES[call.score].pair(params, query, key)
-        if call.score == "cosine":  # 0 for a vector of zeros, as documented
+        if call.score in ("cosine", "ngpt"):  # 0 for a vector of zeros, as documented
             logits = np.where(query.any(-1) & key.any(-1), logits, 0)
         return logits + bias
 

@@ -28,6 +28,8 @@ Array = jax.Array
 class NGPT(Dot):
     """e(q, k) = sqrt(Dk) (s * q / |q|) . (s * k / |k|): a cosine with a factor for each feature
 
+    A vector of zeros gives the logit 0 with derivatives 0, as in `Cosine`.
+
     Params: {"s": [Dk]}, initially ones.
 
     Source: Loshchilov et al. 2024, "nGPT", arXiv 2410.01131 (their s_qk is s). The paper
