@@ -25,9 +25,10 @@ from attention_jax.scores.stand_ins import needs_stand_ins
 # For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
 # 64. (Just below it, tiles are faster alone and slower in the batch.)
 TILED_FROM = {"elementwise": 2**10, "matmul": 2**18, "materialized": 2**16}
-# Pairs of the whole batch from which tiles are used for memory: 512 MiB of float32 logits. On a TPU
-# half of it: compiled for a v5e, scaled dot in bfloat16 with 16 heads of 2,048 tokens takes 385 MiB
-# of temporaries and 7.6 million cycles with "reference", 0.7 MiB and 6.2 million with "tiled".
+# Numbers of the whole batch from which tiles are used for memory, 512 MiB of float32: one for each
+# pair, or one for each pair and feature where a score materialises these. On a TPU half of it:
+# compiled for a v5e, scaled dot in bfloat16 with 16 heads of 2,048 tokens takes 385 MiB of
+# temporaries and 7.6 million cycles with "reference", 0.7 MiB and 6.2 million with "tiled".
 TILED_FROM_IN_ALL = {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26}
 
 LARGEST_BLOCK = {"elementwise": 1024, "matmul": 512, "materialized": 512}
@@ -128,7 +129,8 @@ def _portable_implementation(score: Score, inputs: Inputs, backend: str) -> str:
     if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
         return "reference"  # the number of tiles is unknown
     pairs = target_length * source_length
-    large = _batch_size(inputs) * pairs >= TILED_FROM_IN_ALL.get(backend, 2**27)
+    features = inputs.key.shape[-1] if score.tile_cost == "materialized" else 1
+    large = _batch_size(inputs) * pairs * features >= TILED_FROM_IN_ALL.get(backend, 2**27)
     faster = backend == "cpu" and pairs >= TILED_FROM[score.tile_cost]
     return "tiled" if large or faster else "reference"
 

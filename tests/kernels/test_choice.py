@@ -74,6 +74,12 @@ def test_small_is_materialised_and_large_is_tiled():
             assert choice.chosen_block_sizes(score, nothing)
 
 
+def test_features_of_all_pairs_take_memory_too():
+    strings = inputs_of(10_000, target=101, source=102)
+    assert chosen(Cubed(), strings, "cpu") == "tiled"
+    assert chosen(SCALED, strings, "cpu") == "reference"
+
+
 @pytest.mark.parametrize("score", [ADDITIVE, SCALED, Cubed()])
 def test_tiles_shrink_as_the_batch_grows(score):
     sizes = []
