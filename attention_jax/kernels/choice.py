@@ -129,8 +129,8 @@ def _portable_implementation(score: Score, inputs: Inputs, backend: str) -> str:
     if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
         return "reference"  # the number of tiles is unknown
     pairs = target_length * source_length
-    features = inputs.key.shape[-1] if score.tile_cost == "materialized" else 1
-    large = _batch_size(inputs) * pairs * features >= TILED_FROM_IN_ALL.get(backend, 2**27)
+    numbers = _batch_size(inputs) * pairs * _numbers_of_a_pair(score.tile_cost, inputs)
+    large = numbers >= TILED_FROM_IN_ALL.get(backend, 2**27)
     faster = backend == "cpu" and pairs >= TILED_FROM[score.tile_cost]
     return "tiled" if large or faster else "reference"
 
@@ -142,10 +142,7 @@ def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
         sizes = inputs.query.shape[-1], inputs.key.shape[-1]
         if needs_stand_ins(score, inputs.params, *sizes):
             cost = "materialized"  # stand-ins are chosen per pair and feature
-    pairs = TILE_PAIRS // max(_batch_size(inputs), 1)
-    if cost == "materialized":
-        # `pair` or its gradient may keep an array [t, s, D] in memory.
-        pairs //= inputs.key.shape[-1]
+    pairs = TILE_PAIRS // max(_batch_size(inputs), 1) // _numbers_of_a_pair(cost, inputs)
     # Most of a tile that is much wider than a sliding window is masked.
     window = sys.maxsize if inputs.mask is None else inputs.mask.most_keys()
     size = min(LARGEST_BLOCK[cost], max(window // 4, 2 * SMALLEST_BLOCK))
@@ -153,6 +150,11 @@ def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
     while size > SMALLEST_BLOCK and size * size > pairs:
         size //= 2
     return BlockSizes(query=size, key=size)
+
+
+def _numbers_of_a_pair(cost: TileCost, inputs: Inputs) -> int:
+    """D where `pair` or its gradient may keep an array [t, s, D] in memory, otherwise 1."""
+    return inputs.key.shape[-1] if cost == "materialized" else 1
 
 
 def _batch_size(inputs: Inputs) -> int:

@@ -31,7 +31,7 @@ from attention_jax.tasks.tokens import without_source
 from attention_jax.tasks.vocabulary import FIRST
 from attention_jax.training.task import TrainConfig
 from experiments import lab
-from experiments.bench.training import known_by, learned, with_score
+from experiments.bench.training import kept, with_score
 from experiments.lab import FOUR_SCORES, Claim, Row, ScoreNames, markdown, spread_and_worst
 
 CAPTIONS = {
@@ -99,14 +99,9 @@ def run(config: Config) -> list[Row]:
     make_folder("workdir", config.workdir)
     rows: list[Row] = []
     for index, score in enumerate(config.scores):
-        path, task = config.workdir / f"{score_folder(score)}.json", config.task(score)
-        settings: Any = task, config.factors, config.rates
-
-        def measure(settings: Any = settings) -> list[Row]:
-            return [learned(*settings)]
-
-        kept = lab.kept_rows(path, known_by(*settings), measure)
-        rows += [{"score": score, **row} for row in kept]
+        path = config.workdir / f"{score_folder(score)}.json"
+        found = kept(path, config.task(score), config.factors, config.rates)
+        rows += [{"score": score, **row} for row in found]
         print(f"{index + 1} of {len(config.scores)}: {score}", file=sys.stderr, flush=True)
     return rows
 

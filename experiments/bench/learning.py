@@ -47,7 +47,7 @@ from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.task import Task, TrainConfig
 from experiments import lab
 from experiments.bench import relations
-from experiments.bench.training import known_by, learned, with_score
+from experiments.bench.training import kept, known_by, with_score
 from experiments.lab import (
     FOUR_SCORES,
     Claim,
@@ -118,9 +118,13 @@ def run(config: Config) -> list[Row]:
     start = time.monotonic()
     for index, (score, name) in enumerate(parts):
         path = config.workdir / f"{score_folder(score)},{name or 'cost'}.json"
-        same = known_by(config.task(name or "recall", score), config.factors, config.rates)
-        measure = functools.partial(measured, config, score, name)
-        rows += [{"score": score, **row} for row in lab.kept_rows(path, same, measure)]
+        settings: Any = config.task(name or "recall", score), config.factors, config.rates
+        if name:
+            found = kept(path, *settings)
+        else:
+            measure = functools.partial(cost, config, score)
+            found = lab.kept_rows(path, known_by(*settings), measure)
+        rows += [{"score": score, **row} for row in found]
         minutes = (time.monotonic() - start) / 60
         what = f"{score}, {name or 'milliseconds per step'}"
         print(
@@ -129,18 +133,12 @@ def run(config: Config) -> list[Row]:
     return rows
 
 
-def measured(config: Config, score: str, name: str) -> list[Row]:
-    """The row of a score and a task; without a task, that of its cost."""
-    if not name:
-        return [cost(config, score)]
-    return [learned(config.task(name, score), config.factors, config.rates)]
-
-
-def cost(config: Config, score: str) -> Row:
-    """The time of training steps with the score, over that with scaled dot, in turns."""
+def cost(config: Config, score: str) -> list[Row]:
+    """One row: the time of a training step, and its ratio to that with scaled dot, run in turns."""
     turns = interleaved({"scaled": _steps(config, "scaled"), "this": _steps(config, score)}, 9)
     mine, scaled = ({"turns": turns[name]} for name in ("this", "scaled"))
-    return {"milliseconds": significant(np.median(turns["this"]) / 4), "over": ratio(mine, scaled)}
+    milliseconds = significant(np.median(turns["this"]) / 4)
+    return [{"milliseconds": milliseconds, "over": ratio(mine, scaled)}]
 
 
 @functools.cache

@@ -90,6 +90,12 @@ def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
     }
 
 
+def kept(path: Path, task: Any, factors: Sequence[float], rates: Sequence[float]) -> list[Row]:
+    """The row of a task `with_score`, which is learned unless the file has it."""
+    settings: Any = task, factors, rates
+    return lab.kept_rows(path, known_by(*settings), lambda: [learned(*settings)])
+
+
 def known_by(task: Any, factors: Sequence[float], rates: Sequence[float]) -> list[Any]:
     """What the row of a task is known by, for it to be kept: settings, data and the score."""
     feed = task.feed(Path())
