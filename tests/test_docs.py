@@ -5,8 +5,10 @@ for the functions and classes on the pages of the library:
 
 - *docstring*: each has its own, and each public method has one, its own or an inherited one. This
   rule holds for the pages of training, tasks, runs and reports too.
-- *shapes*: a function that takes or returns arrays names a shape: a bracket such as [*B, T, S], or
-  the words "scalar" or "PRNG key". Examples do not count.
+- *shapes*: whatever takes, returns or holds arrays names a shape: a bracket such as [*B, T, S], or
+  the word "scalar". In a function each array argument does so in its entry of `Args`, unless the
+  entry refers to another ("as in", "as for", "like") or is a PRNG key. The comments beside fields
+  count. Examples do not count.
 - *example*: each has a doctest in its docstring, except for tuples: the function that returns one
   shows it.
 """
@@ -18,8 +20,10 @@ import re
 import subprocess
 import sys
 import types
+import typing
 from pathlib import Path
 
+import jax
 import pytest
 from reference import LIBRARY_PAGES, PROGRAM_PAGES, markdown, with_comments
 
@@ -57,8 +61,12 @@ def public_objects(pages: tuple) -> dict:
     }
 
 
+def is_tuple(value) -> bool:
+    return inspect.isclass(value) and issubclass(value, tuple)
+
+
 def is_constant(value) -> bool:
-    of_library = getattr(value, "__module__", "").startswith("attention_jax")
+    of_library = getattr(value, "__module__", "").startswith(("attention_jax", __name__))
     return not (inspect.isfunction(value) or (inspect.isclass(value) and of_library))
 
 
@@ -80,6 +88,17 @@ def public_methods(value) -> dict:
     }
 
 
+def methods_and_functions(value) -> list:
+    """The function itself, or the methods of a class."""
+    functions = [value, *public_methods(value).values()]
+    return [function for function in functions if inspect.isroutine(function)]
+
+
+def annotations_of(function) -> dict[str, str]:
+    """The annotations of the arguments and, as "return", of the result, as they are written."""
+    return (typing.get_overloads(function) or [function])[-1].__annotations__
+
+
 # --- the rules; each returns what is wrong with a function or class, or "" ---
 
 
@@ -90,16 +109,60 @@ def docstring_mistake(value) -> str:
     return f"has methods without a docstring: {', '.join(without)}" if without else ""
 
 
+def has_shape(text: str) -> bool:
+    prose = re.sub(r"^ *>>>.*(\n.+)*", "", text, flags=re.MULTILINE)
+    return bool(re.search(r"\[[^\[\]]*\]|\bscalar", prose))
+
+
+def has_array(annotation) -> bool:
+    return bool(re.search(r"\bArray(Like)?\b", str(annotation)))
+
+
+def section_of(docstring: str, heading: str) -> str:
+    section = re.search(rf"^{heading}:\n((?: +.*\n?|\n)+)", docstring, flags=re.MULTILINE)
+    return section[1] if section else ""
+
+
+def entries_of(docstring: str) -> dict[str, str]:
+    """The entries of `Args` by the names of the arguments."""
+    entries: dict[str, str] = {}
+    for entry in re.split(r"\n(?= {4}\S)", "\n" + section_of(docstring, "Args")):
+        names, _, text = entry.partition(": ")
+        entries |= dict.fromkeys(re.findall(r"\w+", names), text)
+    return entries
+
+
 def shape_mistake(value) -> str:
-    annotations = str(inspect.isfunction(value) and value.__annotations__)
-    prose = re.sub(r"^ *>>>.*(\n.+)*", "", own_docstring(value), flags=re.MULTILINE)
-    named = re.search(r"\[[^\[\]]*\]|\b(scalar|PRNG key)\b", prose)
-    return "names no shape" if "Array" in annotations and not named else ""
+    return class_shape_mistake(value) if inspect.isclass(value) else function_shape_mistake(value)
+
+
+def class_shape_mistake(value) -> str:
+    """Anywhere in the docstrings of the class and its methods, or beside its fields."""
+    functions = methods_and_functions(value)
+    holders = [*map(inspect.get_annotations, value.__mro__), *map(annotations_of, functions)]
+    annotations = [annotation for holder in holders for annotation in holder.values()]
+    texts = [own_docstring(value), *with_comments(value).var_docstrings.values()]
+    texts += [inspect.getdoc(function) or "" for function in functions]
+    return "names no shape" if has_array(annotations) and not any(map(has_shape, texts)) else ""
+
+
+def function_shape_mistake(value) -> str:
+    docstring, annotations = own_docstring(value), dict(annotations_of(value))
+    returned, entries = annotations.pop("return", None), entries_of(docstring)
+    refers = re.compile(r"\b(as in|as for|like|PRNG key|broadcastable)\b")
+    without = [
+        name
+        for name, annotation in annotations.items()
+        for entry in [entries.get(name, "")]
+        if has_array(annotation) and not has_shape(entry) and not refers.search(entry)
+    ]
+    if has_array(returned) and not has_shape(section_of(docstring, "Returns") or docstring):
+        without.append("the result")
+    return f"names no shape of {', '.join(without)}" if without else ""
 
 
 def example_mistake(value) -> str:
-    is_tuple = inspect.isclass(value) and issubclass(value, tuple)
-    shown = ">>>" in own_docstring(value) or is_tuple or value.__name__ in NO_EXAMPLE
+    shown = ">>>" in own_docstring(value) or is_tuple(value) or value.__name__ in NO_EXAMPLE
     return "" if shown else "has no example"
 
 
@@ -113,6 +176,18 @@ def test_public_names_have_docstrings_shapes_and_examples():
     for rule in (docstring_mistake, shape_mistake, example_mistake):
         assert not mistakes(rule, library)
     assert not mistakes(docstring_mistake, public_objects(PROGRAM_PAGES))
+    assert shape_mistake(without_shape) == "names no shape of query"
+
+
+def without_shape(query: jax.Array):
+    """The shape of an example does not count.
+
+    Args:
+        query: the queries.
+
+    >>> [1]
+    [1]
+    """
 
 
 def test_start_page_names_everything():

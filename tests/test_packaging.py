@@ -26,6 +26,27 @@ from attention_jax.training.run import train_run
 from attention_jax.training.task import TrainConfig
 
 assert Path(attention_jax.__file__).parents[1] == Path(SITE), attention_jax.__file__
+assert set(gradient) == {"query_kernel", "key_kernel", "v"}
+
+import optax
+from flax import nnx
+from my_scores import Distance
+
+attend = nn.Attention(Distance(), 16, 16, rngs=nnx.Rngs(0))
+optimizer = nnx.Optimizer(attend, optax.adam(0.1), wrt=nnx.Param)
+
+
+def loss_of(attend):
+    return jnp.mean((attend(query, key, key) - query) ** 2)
+
+
+losses = []
+for _ in range(5):
+    loss, slopes = nnx.value_and_grad(loss_of)(attend)
+    optimizer.update(attend, slopes)
+    losses.append(float(loss))
+assert losses[-1] < losses[0], losses
+
 train = TrainConfig(steps=4, seeds=1, batch_size=3, log_every=2, checkpoint_every=4)
 model = nn.ModelConfig(score="my_scores:Distance", dim=8, hidden_dim=8)
 task = Reversal(model, train, source_start=False)

@@ -1,5 +1,7 @@
 """The relations of the leaderboard, and weights by hand for what a score can express."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -222,6 +224,8 @@ def _indexer(heads, weights):
     }
 
 
+SUMS = ("distance", "l2", "elliptical", "hyperbolic")
+
 WEIGHTS = {
     **{"inner": product, "bilinear": product, "cosine": nearest, "nearest": nearest},
     **{"farthest": farthest, "longest": longest, "manhattan": manhattan},
@@ -269,3 +273,71 @@ def test_weights_by_hand_express_each_relation_that_has_a_plus(batches, score):
                 params, batch = by_hand(score, relation), batches[relation]
                 measured = relations.measure(SCORES[score], params, np.float64(1), batch)
                 assert float(measured[1]) >= 0.99, relation
+
+
+# --- what cannot: lines on which a relation peaks or dips, and a score does not ---
+
+NO_PEAK = (*relations.PRODUCTS, "power")
+NO_DIP = (*relations.PRODUCTS, *SUMS, "manhattan", "tropical")
+
+
+RANDOM = np.random.default_rng(0)
+ENDS, QUERY = 3 * RANDOM.standard_normal((2, 200, 4)), RANDOM.standard_normal(4)
+LINES = np.concatenate([ENDS[0], ENDS.mean(0), ENDS[1]])  # a key between each two
+BITS_OF_4 = np.array([[a, b, 0, 0] for a, b in ((1, 1), (-1, -1), (1, -1), (-1, 1))], float)
+
+
+@functools.cache
+def logits_at(score):
+    """Logits [1 + 4, 3 * 200 + 4] in float64, with fresh parameters and random biases."""
+    queries, keys = (np.concatenate([each, BITS_OF_4]) for each in (QUERY[None], LINES))
+    with jax.enable_x64(True):
+        params = relations.init(SCORES[score], jax.random.key(2), DIM)
+        for index, name in enumerate(("query", "key")):
+            params[name]["bias"] = jax.random.normal(jax.random.key(index), (DIM,))
+        return np.stack([relations.logits_of(SCORES[score], params, q, keys) for q in queries])
+
+
+@pytest.mark.parametrize("score", dict.fromkeys([*NO_PEAK, *NO_DIP]))
+def test_on_a_line_a_score_does_not_peak_or_dip(score):
+    first, middle, last = logits_at(score)[0, : len(LINES)].reshape(3, -1)
+    if score in NO_PEAK:
+        assert np.all(middle <= np.maximum(first, last) + 1e-9)
+    if score in NO_DIP:
+        assert np.all(middle >= np.minimum(first, last) - 1e-9)
+
+
+def test_relations_that_peak_or_dip_have_a_minus_where_the_score_does_not():
+    query, along, across = np.array([2.0, 1, 0, 0]), np.eye(4)[0], np.array([-1.0, 2, 0, 0])
+    peaks = {  # the middle of three keys on a line, and the way to the ends
+        "nearest": (query, along),
+        "manhattan": (query, along),
+        "cosine": (query, across),
+        "predecessor": (query - along, 1.5 * along),
+    }
+    dips = {"farthest": (query, along), "longest": (0 * query, along), "cosine": (-query, across)}
+    for lines, sign, scores in ((peaks, 1, NO_PEAK), (dips, -1, NO_DIP)):
+        for name, (middle, way) in lines.items():
+            keys = jnp.array(np.stack([middle - way, middle, middle + way]), jnp.float32)
+            first, value, last = RELATIONS[name](jnp.array(query, jnp.float32), keys)
+            assert min(sign * (value - first), sign * (value - last)) > 0.1
+            index = [*RELATIONS].index(name)
+            assert {EXPRESSION[score][index] for score in scores} == {"-"}
+
+
+@pytest.mark.parametrize("score", [*relations.PRODUCTS, *SUMS])
+def test_even_keys_are_above_odd_ones_for_all_queries_or_for_none(score):
+    """In the sum over keys, once the monotone function is undone."""
+    undo = {
+        "softcap": lambda x: 50 * np.arctanh(x / 50),
+        "softplus": lambda x: np.log(np.expm1(np.exp(x))),
+        "hyperbolic": lambda x: -np.cosh(x),
+    }.get(score, lambda x: x)
+    values = undo(logits_at(score)[1:, len(LINES) :])
+    even_minus_odd = values[:, :2].sum(1) - values[:, 2:].sum(1)
+    if score in relations.PRODUCTS:
+        np.testing.assert_allclose(even_minus_odd, 0, atol=1e-9)
+    else:
+        assert len({*np.sign(even_minus_odd)}) == 1
+        assert np.all(np.abs(even_minus_odd) > 1e-3)
+    assert EXPRESSION[score][[*RELATIONS].index("parity")] == "-"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from oracles import normal, softmax
+from products import product_dtypes
 from score_cases import DK, SCORE_CASES, each_score, numpy_params
 
 from attention_jax import (
@@ -50,24 +51,6 @@ def test_attention_to_a_memory_is_the_formula(name):
     np.testing.assert_allclose(weights, softmax(logits), atol=3e-6)
     np.testing.assert_allclose(output, softmax(logits) @ value, atol=5e-6)
     np.testing.assert_array_equal(memory.values, value)
-
-
-def product_dtypes(function, *arguments):
-    """The dtypes of the two factors of each matrix product that `function(*arguments)` runs."""
-
-    def walk(jaxpr):
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "dot_general":
-                yield tuple(factor.aval.dtype.name for factor in equation.invars)
-            for value in jax.tree.leaves(
-                equation.params,
-                is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr"),
-            ):
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    yield from walk(inner)
-
-    return set(walk(jax.make_jaxpr(function)(*arguments).jaxpr))
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 from conformance import assert_close, named, quick_jit
 from oracles import assert_leaves_close, complex_step, normal
+from products import product_dtypes
 from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, A, features_of, numpy_params
 
+from attention_jax import attention
 from attention_jax.scores import (
     Additive,
     Cosine,
+    Dot,
     General,
     NegativeSquaredDistance,
     ScaledDot,
@@ -183,6 +186,17 @@ def test_rounding_of_the_distance_is_as_documented(shift):
         NegativeSquaredDistance(1.0)({}, *pair) for pair in (narrow, map(jnp.float32, narrow))
     )
     np.testing.assert_array_equal(got, wide)
+
+
+@pytest.mark.parametrize("inner", [Dot(), Cosine(1.0), NegativeSquaredDistance(), SoftCap()])
+def test_a_cap_multiplies_bfloat16_tokens_in_bfloat16(inner):
+    def gradient(query, key):
+        def total(query):
+            return attention(query, key, key, score=SoftCap(inner), implementation="tiled").sum()
+
+        return jax.grad(total)(query)
+
+    assert product_dtypes(gradient, *tokens(dtype=jnp.bfloat16)) == {("bfloat16", "bfloat16")}
 
 
 # --- classes of one's own ---
