@@ -6,6 +6,9 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.jet import JetTracer
+
+NO_TAYLOR_MODE = "jax.experimental.jet cannot differentiate attention: nest jax.jvp instead"
 
 Array = jax.Array
 Tree = TypeVar("Tree")
@@ -35,6 +38,8 @@ def _array_of(kind: Any, expected: str, name: str, value: Any) -> jax.Array:
 
 def any_array(name: str, value: Any) -> jax.Array:
     """`value` as a JAX array; raises ValueError, with the argument's name, if it is none."""
+    if isinstance(value, JetTracer):  # JAX loses the rule of a `custom_jvp` under it
+        raise NotImplementedError(NO_TAYLOR_MODE)
     try:
         if isinstance(value, str):  # JAX may read a string as the name of a dtype
             raise TypeError("text")

@@ -1,7 +1,11 @@
-"""Calls that JAX keeps whole: of a function, or of a linear map whose transpose the caller gives.
+"""Calls that JAX keeps whole: of a program, or of a linear map whose transpose the caller gives.
 
 Both are one primitive, `kept_call`. `jax.custom_derivatives.linear_call` is the same idea for
 linear maps, without batching and without derivatives with respect to the residuals.
+
+A call of a program is computed by that program, which JAX can look into: for its side effects, and
+for operations that need the devices while they are lowered (cuDNN's). A linear map is a function
+until reverse mode transposes it; its transpose is traced then, and is a program too.
 """
 
 from __future__ import annotations
@@ -11,15 +15,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.jet import jet_rules
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
+
+from attention_jax.core.arrays import NO_TAYLOR_MODE
 
 Leaves = Sequence[Any]
 Function = Callable[[Any, list[Any]], list[Any]]
 
 
 def kept_call(
-    function: Callable[..., list[Any]], arguments: Leaves, types: Leaves, program: core.Jaxpr
+    function: Callable[..., list[Any]], arguments: Leaves, program: core.ClosedJaxpr
 ) -> list[Any]:
     """`function(*arguments)`, differentiated by the function's own rule, which is never lost.
 
@@ -27,25 +34,23 @@ def kept_call(
     the rule of a `jax.custom_jvp` that stands alone.
 
     Args:
-        function: a function of arrays, which JAX can differentiate.
+        function: a function of arrays, which JAX can differentiate. It closes over no array.
         arguments: its arrays.
-        types: the types of its outputs.
-        program: that of the function; the call has its side effects. See `shown` in `linear_map`.
+        program: that of the function, which computes the values.
     """
-    return linear_map(lambda leaves, _: function(*leaves), None, arguments, [], types, program)
+
+    def evaluate(leaves: Any, _: Any) -> list[Any]:
+        return function(*leaves)
+
+    return _bind(evaluate, None, arguments, [], program.out_avals, program)
 
 
 def linear_map(
-    evaluate: Function,
-    transpose: Function | None,
-    residuals: Any,
-    inputs: Leaves,
-    types: Leaves,
-    shown: core.Jaxpr | None = None,
+    evaluate: Function, transpose: Function, residuals: Any, inputs: Leaves, types: Leaves
 ) -> list[Any]:
     """`evaluate(residuals, inputs)`; reverse mode transposes it by `transpose`.
 
-    JAX keeps this call whole, too.
+    JAX keeps this call whole, too. The functions close over no array.
 
     Args:
         evaluate: (residuals, inputs) -> outputs, linear in the inputs. JAX differentiates it with
@@ -53,28 +58,18 @@ def linear_map(
         transpose: (residuals, cotangents of the outputs) -> cotangents of the inputs; linear in
             the cotangents. JAX differentiates it with respect to the residuals.
         residuals: a pytree of arrays of any dtype.
-        inputs: floating-point arrays; none in a `kept_call`.
+        inputs: floating-point arrays.
         types: the types of the outputs.
-        shown: a program that is never run. JAX looks into it for primitives that need the devices
-            while they are lowered (cuDNN's), because it cannot see into `evaluate`.
     """
     leaves, structure = jax.tree.flatten(residuals)
 
-    def on_leaves(function: Function | None) -> Function | None:
+    def on_leaves(function: Function) -> Function:
         # Inside of `jit`, JAX passes small constants as literals.
-        return function and (
-            lambda leaves, x: function(jax.tree.unflatten(structure, map(jnp.asarray, leaves)), x)
+        return lambda leaves, x: function(
+            jax.tree.unflatten(structure, map(jnp.asarray, leaves)), x
         )
 
-    return kept_call_p.bind(
-        *leaves,
-        *inputs,
-        evaluate=on_leaves(evaluate),
-        transpose=on_leaves(transpose),
-        linear=len(inputs),
-        types=tuple(types),
-        shown=shown,
-    )
+    return _bind(on_leaves(evaluate), on_leaves(transpose), leaves, inputs, types, None)
 
 
 def function_of(
@@ -91,8 +86,36 @@ def function_of(
 
 # --- the primitive: residuals, then inputs (none in a `kept_call`) ---
 
-kept_call_p = core.Primitive("kept_call")
-kept_call_p.multiple_results = True
+
+class _KeptCall(core.Primitive):
+    multiple_results = True
+
+    def is_high(self, *_, **__):
+        """Lowering traces the program again, which replaces operations that JAX calls "high"."""
+        return False
+
+
+kept_call_p = _KeptCall("kept_call")
+
+
+def _bind(
+    evaluate: Function,
+    transpose: Function | None,
+    residuals: Leaves,
+    inputs: Leaves,
+    types: Leaves,
+    program: core.ClosedJaxpr | None,
+) -> list[Any]:
+    """The outputs, of these types; by the program of `evaluate` if it is known."""
+    return kept_call_p.bind(
+        *residuals,
+        *inputs,
+        evaluate=evaluate,
+        transpose=transpose,
+        linear=len(inputs),
+        types=tuple(types),
+        program=program,
+    )
 
 
 def _split(operands: Leaves, linear: int) -> tuple[list[Any], list[Any]]:
@@ -100,12 +123,14 @@ def _split(operands: Leaves, linear: int) -> tuple[list[Any], list[Any]]:
     return list(operands[:count]), list(operands[count:])
 
 
-def _evaluate(*operands, evaluate, linear, **_):
-    return evaluate(*_split(operands, linear))
+def _evaluate(*operands, evaluate, linear, program, **_):
+    if program is None:
+        return evaluate(*_split(operands, linear))
+    return core.jaxpr_as_fun(program)(*operands)
 
 
-def _types_and_effects(*_, types, linear, shown, **__):
-    return list(types), set() if linear or shown is None else set(shown.effects)
+def _types_and_effects(*_, types, linear, program, **__):
+    return list(types), set() if linear or program is None else set(program.effects)
 
 
 def _jvp(primals, tangents, **params):
@@ -133,13 +158,16 @@ def _jvp(primals, tangents, **params):
     return outputs, doutputs
 
 
-def _transpose(cotangents, *operands, evaluate, transpose, linear, types, shown):
+def _transpose(cotangents, *operands, evaluate, transpose, linear, **_):
     residuals, inputs = _split(operands, linear)
     is_wanted = list(map(ad.is_undefined_primal, inputs))
     pairs = zip(inputs, is_wanted, strict=True)
-    input_types = [each.aval if wanted else jax.typeof(each) for each, wanted in pairs]
-    cotangents = map(ad.instantiate_zeros, cotangents)
-    results = linear_map(transpose, evaluate, residuals, list(cotangents), input_types, shown)
+    types = [each.aval if wanted else jax.typeof(each) for each, wanted in pairs]
+    cotangents = list(map(ad.instantiate_zeros, cotangents))
+    program = jax.make_jaxpr(lambda *arrays: transpose(*_split(arrays, len(cotangents))))(
+        *residuals, *cotangents
+    )
+    results = _bind(transpose, evaluate, residuals, cotangents, types, program)
     pairs = zip(results, is_wanted, strict=True)
     return [None] * len(residuals) + [result if wanted else None for result, wanted in pairs]
 
@@ -153,28 +181,37 @@ def _batch(axis, operands, axes, **params):
         return outputs, [None] * len(outputs)
     residuals, inputs = _split(operands, params["linear"])
     residual_axes, input_axes = _split(axes, params["linear"])
+    inputs = [
+        batching.bdim_at_front(array, dim, size, mesh_axis)
+        for array, dim in zip(inputs, input_axes, strict=True)
+    ]
 
-    def batched(function):
+    def batched(function, *in_axes):
         return function and jax.vmap(
             function,
-            in_axes=(residual_axes, 0),
+            in_axes=in_axes,
             axis_size=size,
             axis_name=axis.name,
             spmd_axis_name=axis.spmd_name,
         )
 
-    outputs = linear_map(
-        batched(params["evaluate"]),
-        batched(params["transpose"]),
+    program = params["program"]
+    if program is not None:
+        of_batch = batched(core.jaxpr_as_fun(program), *residual_axes, *[0] * len(inputs))
+        program = jax.make_jaxpr(of_batch)(*residuals, *inputs)
+    outputs = _bind(
+        batched(params["evaluate"], residual_axes, 0),
+        batched(params["transpose"], residual_axes, 0),
         residuals,
-        [
-            batching.bdim_at_front(array, dim, size, mesh_axis)
-            for array, dim in zip(inputs, input_axes, strict=True)
-        ],
+        inputs,
         [core.unmapped_aval(size, 0, each, mesh_axis) for each in params["types"]],
-        params["shown"],
+        program,
     )
     return outputs, [0] * len(outputs)
+
+
+def _refuse_taylor_mode(*_, **__):
+    raise NotImplementedError(NO_TAYLOR_MODE)
 
 
 kept_call_p.def_impl(_evaluate)
@@ -183,3 +220,4 @@ mlir.register_lowering(kept_call_p, mlir.lower_fun(_evaluate, multiple_results=T
 ad.primitive_jvps[kept_call_p] = _jvp
 ad.primitive_transposes[kept_call_p] = _transpose
 batching.fancy_primitive_batchers[kept_call_p] = _batch
+jet_rules[kept_call_p] = _refuse_taylor_mode

@@ -42,7 +42,8 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
 
     It composes with the transformations of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
     `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, in any order and depth.
-    `jax.linear_transpose` has no rule for it, and `checkify` does not look into it.
+    `jax.linear_transpose` and `jax.experimental.jet` have no rule for it, and `checkify` does not
+    look into it.
 
     Args:
         fun: the function. Arguments and results are pytrees of arrays; integers, booleans and PRNG
@@ -97,20 +98,21 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
         self.fwd, self.bwd = fwd, bwd
 
     def __call__(self, *args: Any) -> Any:
-        static = {i % len(args) for i in self.nondiff_argnums}
+        static = {i % len(args): args[i] for i in sorted(self.nondiff_argnums)}
         places = [i for i in range(len(args)) if i not in static]
         arrays = tuple(args[i] for i in places)
         leaves, structure = jax.tree.flatten(varying_as(arrays, arrays))
 
         def on_leaves(function: Callable[..., Any]) -> Callable[..., Any]:
             def of_leaves(*leaves: Any) -> Any:
-                arrays = dict(zip(places, jax.tree.unflatten(structure, leaves), strict=True))
-                return function(*(arrays.get(i, arg) for i, arg in enumerate(args)))
+                arrays = zip(places, jax.tree.unflatten(structure, leaves), strict=True)
+                arguments = static | dict(arrays)
+                return function(*(arguments[i] for i in range(len(arguments))))
 
             return of_leaves
 
         fun, fwd, twin = map(on_leaves, (self.fun, self.fwd, self.twin))
-        bwd = functools.partial(self.bwd, *(args[i] for i in sorted(static)))
+        bwd = functools.partial(self.bwd, *(static[i] for i in sorted(static)))
         name = getattr(self.fun, "__name__", repr(self.fun))
         return _Rules(name, structure, fwd, bwd, twin).call(fun, leaves)[0]
 
@@ -134,7 +136,7 @@ class _Rules:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(*leaves)
         if any(isinstance(const, jax.core.Tracer) for const in closed.consts):
             raise ValueError(f"{self.name} must not close over a traced value: make it an argument")
-        program, types = closed.jaxpr, closed.out_avals
+        types = closed.out_avals
         evaluate = jax.custom_jvp(core.jaxpr_as_fun(closed))
 
         def result_of_jvp(leaves, tangents):
@@ -143,8 +145,8 @@ class _Rules:
             return outputs[: len(types)], doutputs[: len(types)]
 
         evaluate.defjvp(result_of_jvp, symbolic_zeros=True)
-        outputs = kept_call(evaluate, leaves, types, program)
-        return jax.tree.unflatten(jax.tree.structure(shapes), outputs), program
+        outputs = kept_call(evaluate, leaves, closed)
+        return jax.tree.unflatten(jax.tree.structure(shapes), outputs), closed.jaxpr
 
     def jvp(self, leaves: Leaves, tangents: Leaves) -> tuple[list[Any], list[Any]]:
         """(the leaves of the result and the residuals of `fwd`, their tangents)"""
@@ -155,19 +157,16 @@ class _Rules:
         variables = zip(program.outvars, outputs, strict=True)
         saved = [argument_of.get(id(v), output) for v, output in variables]
         residuals = jax.tree.unflatten(structure, saved)[1]
-        dresult = self.push(program, result, (list(leaves), residuals), tangents)
+        dresult = self.push(result, (list(leaves), residuals), tangents)
         # The residuals have tangent 0: only `bwd` reads them, and its derivatives are taken with
         # respect to the arguments.
         zeros = [SymbolicZero(jax.typeof(output).to_tangent_aval()) for output in outputs]
         return outputs, [dresult.get(i, zero) for i, zero in enumerate(zeros)]
 
-    def push(
-        self, program: core.Jaxpr, result: Any, saved: Any, tangents: Leaves
-    ) -> dict[int, Any]:
+    def push(self, result: Any, saved: Any, tangents: Leaves) -> dict[int, Any]:
         """The tangent of each floating-point leaf of the result, by the leaf's index.
 
         Args:
-            program: that of `fwd`.
             result: of the function.
             saved: (the leaves of the arguments, the residuals).
             tangents: of the leaves; `SymbolicZero` for a leaf that is not perturbed.
@@ -220,7 +219,6 @@ class _Rules:
             saved,
             [tangents[i] for i in perturbed],
             [types[i] for i in floats],
-            program,
         )
         return dict(zip(floats, outputs, strict=True))
 

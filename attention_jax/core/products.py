@@ -39,13 +39,19 @@ def einsum(formula: str, left: Array, right: Array) -> Array:
     )
 
 
+_TALL = 16  # rows of a product from which it is computed as its transpose
+
+
 def tall_product(left: Array, right: Array) -> Array:
     """right^T left, ([t, d], [t, s]) -> [s, d], fast where s is much larger than d.
 
     It is computed as (left^T right)^T. For [s, t] @ [t, d] XLA:CPU transposes the larger factor
     and takes three times as long; XLA:TPU estimates four times the cycles. Barriers keep XLA from
-    rewriting the product in that form.
+    rewriting the product in that form. With few rows nothing is gained, and the compiler of jaxlib
+    0.10.2 ends the process: in a batch it cannot emit such a product with 3 rows or fewer.
     """
+    if right.shape[1] < _TALL:
+        return einsum("ts,td->sd", right, left)
     barrier = jax.lax.optimization_barrier
     return barrier(einsum("dt,ts->ds", barrier(left.T), right)).T
 

@@ -268,8 +268,11 @@ def is_array(result: Any, kind: Any) -> bool:
 
 
 def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
-    """NumPy arrays that a function gives of NumPy arrays, also in the middle of a trace."""
-    with jax.ensure_compile_time_eval():
+    """NumPy arrays that a function gives of NumPy arrays, also in the middle of a trace.
+
+    NaN and infinities are the caller's to judge, also under `jax_debug_nans` and `jax_debug_infs`.
+    """
+    with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
         return jax.tree.map(np.asarray, jax.jit(lambda *arrays: function(*arrays))(*arguments))
 
 

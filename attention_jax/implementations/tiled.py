@@ -73,7 +73,10 @@ class Residuals(NamedTuple):
 
 def _attend_fwd(plan, arrays, constants):
     rows = _forward(plan, arrays, constants)
-    return (rows.output, rows.summary), Residuals(arrays, constants, rows)
+    results = rows.output, rows.summary
+    if rows.summary is not None:  # `jax_debug_infs` would refuse an infinity
+        rows = rows._replace(summary=rows.summary._replace(largest=None))
+    return results, Residuals(arrays, constants, rows)
 
 
 def _attend_bwd(plan, residuals, cotangents):
@@ -242,6 +245,7 @@ def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCot
     rows = residuals.rows
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     doutput = jnp.where(rows.empty[..., None], 0, doutput)
+    shift = rows.shift._replace(reference=jnp.where(rows.empty, jnp.inf, rows.shift.reference))
     doffset, dentropy = None, None
     if plan.options.normalizer.family.sums_to_one:
         mean = rows.output if rows.mean is None else rows.mean
@@ -253,10 +257,10 @@ def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCot
             dentropy = jnp.where(rows.empty, 0, dsummary.entropy)
             doffset = doffset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
     if rows.divisor is None:
-        return RowCotangents(rows.shift, doutput, doffset, dentropy)
+        return RowCotangents(shift, doutput, doffset, dentropy)
     doutput = doutput / rows.divisor[..., None]
     return RowCotangents(
-        rows.shift, doutput, *jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
+        shift, doutput, *jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
     )
 
 

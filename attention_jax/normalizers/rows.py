@@ -91,7 +91,7 @@ class RowSummary(NamedTuple):
     rounded: at logits of 1e4, to 1e-3 in float32.
     """
 
-    largest: Array  # [t] M; -inf without keys
+    largest: Any  # [t] M; -inf without keys. None in what a gradient saves, which is finite
     log_sum: Array  # [t] log n; 0 without keys
     entropy: Array | None  # [t] in nats; 0 without keys; None where it is not requested
 
@@ -135,7 +135,7 @@ class RowSummary(NamedTuple):
 class RowShift(NamedTuple):
     """The two numbers that are subtracted from the logits of each row, one after the other."""
 
-    reference: Array  # [t] near the largest logit; -inf before the first key, +inf without weights
+    reference: Array  # [t] near the largest logit; -inf before the first key
     threshold: Array | None = None  # [t] None for 0
 
     def shifted(self, logits: Array) -> Array:
@@ -246,7 +246,7 @@ class RowSums(NamedTuple):
             mean = jnp.where(flat[:, None], 0, sloped / jnp.where(flat, 1, slope)[:, None])
         # The weighted sum of a row without keys is 0 * NaN if a value is NaN: replace it by 0.
         output = jnp.where(empty[:, None], 0, output)
-        shift = self.shift._replace(reference=jnp.where(empty, jnp.inf, self.shift.reference))
+        shift = self.shift._replace(reference=jnp.where(empty, 0, self.shift.reference))
         return FinalRows(output, summary, shift, empty, divisor, mean)
 
 

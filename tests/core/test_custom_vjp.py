@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from derivative_compositions import COMPOSITIONS, K, Q, V, loss
+from jax.experimental.jet import jet
 
-from attention_jax import custom_vjp
+from attention_jax import attention, custom_vjp
 
 
 def plain(q, k, v):
@@ -188,6 +189,21 @@ def test_nothing_is_traced_again():
 
 
 # --- mistakes ---
+
+
+def test_nothing_leaks():
+    """The rules close over no traced value, also under `jit` and `vmap`."""
+    f = Counted().function
+    with jax.checking_leaks():
+        for function in (f, jax.grad(loss(f)), jax.hessian(loss(f))):
+            jax.eval_shape(jax.jit(jax.vmap(function)), *(x[None] for x in (Q, K, V)))
+
+
+def test_taylor_mode_is_refused():
+    f = Counted().function
+    for function in (f, jax.jit(f), lambda q, k, v: attention(q, k, v, implementation="reference")):
+        with pytest.raises(NotImplementedError, match="jet cannot differentiate attention"):
+            jet(function, (Q, K, V), tuple((x, x) for x in (Q, K, V)))
 
 
 def test_mistakes_are_named():
