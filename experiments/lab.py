@@ -148,13 +148,15 @@ def gain(more: Any, less: Any) -> tuple[float, float]:
     return float(mean), 2 * float(deviation) / math.sqrt(len(more))
 
 
-def spread(by_seed: Sequence[float], digits: int = 3) -> str:
+def spread(by_seed: Sequence[float] | np.ndarray, digits: int = 3) -> str:
     """Returns "mean ± deviation" over seeds; 1200 rather than 1.2e+03."""
     mean, deviation = mean_and_deviation(by_seed)
     return f"{float(f'{mean:.{digits}g}'):g} ± {float(f'{deviation:.1g}'):g}"
 
 
-def spread_and_worst(by_seed: Sequence[float], worst: Callable[..., float] = min) -> str:
+def spread_and_worst(
+    by_seed: Sequence[float] | np.ndarray, worst: Callable[..., float] = min
+) -> str:
     """Returns "mean ± deviation (worst seed)"."""
     return f"{spread(by_seed)} ({float(f'{worst(by_seed):.3g}'):g})"
 

@@ -210,8 +210,8 @@ def table(rows: list[Row]) -> str:
     first = lab.markdown(("score", "window", *(f"D = {radius}" for radius in radii)), lines)
     lines = []
     for row in where(rows, "kind"):
-        exact = 100 * np.mean(row["exact"], axis=0)
-        lines.append((row["kind"], f"{lab.spread(exact, 4)} ({exact.min():.1f})"))
+        percent = 100 * np.mean(row["exact"], axis=0)
+        lines.append((row["kind"], f"{lab.spread(percent, 4)} ({percent.min():.1f})"))
     deviation = "exact match, %: mean ± deviation over seeds (worst)"
     head = "attention, D = 2, longer training", deviation
     lengths = f"strings of {LENGTHS[0]} to {LENGTHS[-1]} letters"

@@ -62,7 +62,7 @@ class Registers:
         """1 / tile for normal numbers, to one unit in the last place: one instruction."""
         if self.interpreted:
             return 1 / tile
-        of_tile = plgpu.ShapeDtypeStruct(tile.shape, jnp.float32, layout=_TILE)
+        of_tile = plgpu.ShapeDtypeStruct(tile.shape, jnp.dtype(jnp.float32), layout=_TILE)
 
         @plgpu.inline_mgpu(arg_types=(_TILE,), return_type=of_tile)
         def inline(context: Any, tile: Any) -> Any:
