@@ -67,6 +67,17 @@ def test_logits_and_gradients_are_the_formulas(shape, dtype):
         check(*inputs(*shape, dtype), tolerance=tolerances[0], slope_tolerance=tolerances[1])
 
 
+def test_sums_at_once_as_on_a_gpu(monkeypatch):
+    """Both formulas, with loops of features and of tokens replaced by one reduction each."""
+    monkeypatch.setattr(pairwise_tanh, "_AT_ONCE_ON", ("cpu",))
+    shape = (35, 30, 19)  # of no other test: JAX remembers what it has traced
+    text = str(jax.make_jaxpr(pairwise_tanh.weighted_tanh)(*inputs(*shape)[:3]))
+    assert text.count("platform_index") == 2  # of the two formulas
+    v, a, b, dlogits = inputs(*shape)
+    check(v, a, b, dlogits)
+    check(v, 40 * a, b, dlogits)
+
+
 @pytest.mark.parametrize("magnitude", [1e-30, 1e-3, 1.0, 10.0, 21.0, 23.0, 43.0, 100.0, 1e4, 1e30])
 def test_any_magnitude_in_opposite_signs(magnitude):
     v, a, b, dlogits = inputs(*LOOP)
