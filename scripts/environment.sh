@@ -7,7 +7,7 @@ install_into_venv() {
     local extras="${1:-}" python wanted
     venv=.venv
     if [ -n "${PYTHON:-}" ]; then
-        if ! venv=.venv-$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); then
+        if ! venv=.venv-$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null); then
             echo "error: PYTHON must name a Python that runs; got $PYTHON" >&2
             exit 1
         fi
