@@ -23,7 +23,7 @@ class Arguments:
     """Compile the kernels for TPUs or an H100, and print what the compilers report, a row per line.
 
     Only the compilers are needed: libtpu (`pip install -e ".[tpu]"`), or for an H100 the CUDA
-    plugin (`pip install -e ".[cuda12]"`). Nothing is run. A bundle is what a TPU begins in one
+    plugin (`pip install -e ".[cuda13]"`). Nothing is run. A bundle is what a TPU begins in one
     cycle if nothing stalls.
 
     Attributes:
@@ -52,7 +52,7 @@ def main(arguments: Arguments) -> None:
         print(json.dumps({name: value for name, value in row.items() if name != "loops"}))
     if arguments.out is not None:
         found = environment(Path(__file__).parent)
-        for name in ("libtpu", "jax-cuda12-plugin"):
+        for name in ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"):
             with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the rows tell
                 found["packages"][name] = importlib.metadata.version(name)
         content = {

@@ -1,6 +1,6 @@
 """Attention compiled for an H100: the additive kernels of Mosaic GPU, and the calls of cuDNN.
 
-The CUDA plugin of JAX (the extra `[cuda12]`) compiles them without a GPU, and reports the registers
+The CUDA plugin of JAX (the extra `[cuda13]`) compiles them without a GPU, and reports the registers
 and spills of a kernel. If the package triton is installed, its `nvdisasm` lists the instructions.
 """
 

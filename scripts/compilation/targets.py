@@ -1,7 +1,7 @@
 """Devices to compile for. Their compilers are needed, but no TPU or GPU.
 
 libtpu compiles for TPUs (`pip install -e ".[tpu]"`), the CUDA plugin for an H100
-(`pip install -e ".[cuda12]"`).
+(`pip install -e ".[cuda13]"`, with Python 3.11 `".[cuda12]"`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 def missing_compiler(target: str) -> str:
     """Why a target's programs cannot be compiled; "" if its compiler is installed."""
     if target == H100:
-        installed = importlib.util.find_spec("jax_cuda12_plugin") is not None
-        return "" if installed else "the CUDA plugin is not installed"
+        plugins = (importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+        return "" if any(plugins) else "the CUDA plugin is not installed"
     return "" if importlib.util.find_spec("libtpu") is not None else "libtpu is not installed"
 
 
