@@ -1,8 +1,8 @@
 """The choice of implementation and tile sizes that a call leaves open, by score, size and backend.
 
-The numbers of a CPU were measured on 2 cores, float32, jax 0.10.2, forward + backward, for single
-examples and for batches, with "reference" and "tiled" in turns at lengths of 16 to 2,048. GPU and
-TPU were not measured: "reference" is chosen until its logits take too much memory.
+`TABLES` has an entry for each kind of device. The numbers of a CPU were measured on 2 cores,
+float32, forward + backward, for single examples and for batches, with "reference" and "tiled" in
+turns. GPU and TPU were not measured: "reference" is chosen until its logits take too much memory.
 
 `None` chooses no kernel that has not been run on its hardware. cuDNN's attention, XLA's own path on
 an NVIDIA GPU, is chosen there wherever it can serve.
@@ -20,20 +20,66 @@ from jax.export import is_symbolic_dim
 
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, TileCost
+from attention_jax.scores.projected_keys import key_feature_shapes
 from attention_jax.scores.stand_ins import needs_stand_ins
 
-# For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
-# 64. (Just below it, tiles are faster alone and slower in the batch.)
-TILED_FROM = {"elementwise": 2**10, "matmul": 2**18, "materialized": 2**16}
-# Numbers of the whole batch from which tiles are used for memory, 512 MiB of float32: one for each
-# pair, or one for each pair and feature where a score materialises these. On a TPU half of it:
-# compiled for a v5e, scaled dot in bfloat16 with 16 heads of 2,048 tokens takes 385 MiB of
-# temporaries and 7.6 million cycles with "reference", 0.7 MiB and 6.2 million with "tiled".
-TILED_FROM_IN_ALL = {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26}
 
-LARGEST_BLOCK = {"elementwise": 1024, "matmul": 512, "materialized": 512}
-TILE_PAIRS = 2**20  # pairs of one tile over the whole batch: a few MiB for each array
-SMALLEST_BLOCK = 64
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """The sizes from which one kind of device works in tiles, and those of the tiles.
+
+    Attributes:
+        tiled_from: for each `tile_cost`, the T S of one example from which tiles are faster, alone
+            and in a batch of 64; {} if that was not measured. (Just below it, tiles are faster
+            alone and slower in the batch.)
+        tiled_from_in_all: numbers of the whole batch from which tiles are used for memory: one for
+            each pair, or one for each pair and feature where a score materialises these.
+        largest_block: for each `tile_cost`, the largest number of queries, and of keys, in a tile.
+        tile_pairs: such numbers of one tile, over the whole batch.
+    """
+
+    tiled_from: dict[TileCost, int]
+    tiled_from_in_all: dict[TileCost, int]
+    largest_block: dict[TileCost, int]
+    tile_pairs: int
+
+
+def _by_cost(elementwise: int, matmul: int, materialized: int) -> dict[TileCost, int]:
+    return {"elementwise": elementwise, "matmul": matmul, "materialized": materialized}
+
+
+TABLES = {
+    # Measured. 2^27 numbers are 512 MiB of float32. Gradients of an array for each pair and feature
+    # are faster in tiles once it is larger than the caches.
+    "cpu": Table(
+        tiled_from=_by_cost(elementwise=2**10, matmul=2**18, materialized=2**16),
+        tiled_from_in_all=_by_cost(elementwise=2**27, matmul=2**27, materialized=2**24),
+        largest_block=_by_cost(elementwise=1024, matmul=512, materialized=512),
+        tile_pairs=2**20,
+    ),
+    # Not measured. A GPU computes 2^20 pairs in microseconds, less than the launch of the kernels
+    # of a tile takes. 2^24 are 64 MiB for each array.
+    "gpu": Table(
+        tiled_from={},
+        tiled_from_in_all=_by_cost(elementwise=2**27, matmul=2**27, materialized=2**27),
+        largest_block=_by_cost(elementwise=1024, matmul=2048, materialized=512),
+        tile_pairs=2**24,
+    ),
+    # Not measured. Compiled for a v5e, scaled dot in bfloat16 with 16 heads of 2,048 tokens takes
+    # 385 MiB of temporaries and 7.6 million cycles with "reference", 0.7 MiB and 6.2 million with
+    # "tiled".
+    "tpu": Table(
+        tiled_from={},
+        tiled_from_in_all=_by_cost(elementwise=2**26, matmul=2**26, materialized=2**26),
+        largest_block=_by_cost(elementwise=1024, matmul=512, materialized=512),
+        tile_pairs=2**20,
+    ),
+}
+SMALLEST_BLOCK = _by_cost(elementwise=64, matmul=64, materialized=16)
+
+# Measured on a CPU, from S = 64 T on, as in decoding, "reference" is 1.3 to 5 times as fast as
+# tiles (but for elementwise scores, for which neither is), and its memory is that of the keys.
+KEYS_PER_QUERY = 64
 
 # The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
 EXAMPLES_OF_ANY_BATCH = 8
@@ -106,7 +152,7 @@ def choose(
     if block_sizes is None and implementation == "mosaic_tpu":
         block_sizes = TPU_BLOCKS[score.tile_cost]
     if block_sizes is None:
-        block_sizes = chosen_block_sizes(score, inputs)
+        block_sizes = chosen_block_sizes(score, inputs, backend)
     return implementation, dataclasses.replace(options, block_sizes=block_sizes)
 
 
@@ -123,41 +169,58 @@ def _serves_cudnn(options: Options, inputs: Inputs) -> bool:
     return cudnn.reason_against(options, inputs) is None
 
 
+def _table(backend: str) -> Table:
+    """That of another backend is the TPU's, which takes the least memory."""
+    return TABLES.get(backend, TABLES["tpu"])
+
+
 def _portable_implementation(score: Score, inputs: Inputs, backend: str) -> str:
     """The name of the faster implementation, or of "tiled" where logits take too much memory."""
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
         return "reference"  # the number of tiles is unknown
+    table, cost = _table(backend), score.tile_cost
     pairs = target_length * source_length
-    numbers = _batch_size(inputs) * pairs * _numbers_of_a_pair(score.tile_cost, inputs)
-    large = numbers >= TILED_FROM_IN_ALL.get(backend, 2**27)
-    faster = backend == "cpu" and pairs >= TILED_FROM[score.tile_cost]
+    numbers = _batch_size(inputs) * pairs * _numbers_of_a_pair(cost, score, inputs)
+    if cost != "elementwise" and KEYS_PER_QUERY * target_length <= source_length:
+        tokens = sum(_num_entries(array.shape) for array in (inputs.key, inputs.value))
+        if numbers < tokens:
+            return "reference"
+    large = numbers >= table.tiled_from_in_all[cost]
+    faster = pairs >= table.tiled_from.get(cost, math.inf)
     return "tiled" if large or faster else "reference"
 
 
-def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
+def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes:
     """The tile sizes for these inputs; a large batch gets small tiles."""
-    cost = score.tile_cost
+    table, cost = _table(backend), score.tile_cost
     if cost != "materialized" and inputs.mask is not None:
         sizes = inputs.query.shape[-1], inputs.key.shape[-1]
         if needs_stand_ins(score, inputs.params, *sizes):
             cost = "materialized"  # stand-ins are chosen per pair and feature
-    pairs = TILE_PAIRS // max(_batch_size(inputs), 1) // _numbers_of_a_pair(cost, inputs)
+    numbers = max(_batch_size(inputs), 1) * _numbers_of_a_pair(cost, score, inputs)
     # Most of a tile that is much wider than a sliding window is masked.
     window = sys.maxsize if inputs.mask is None else inputs.mask.most_keys()
-    size = min(LARGEST_BLOCK[cost], max(window // 4, 2 * SMALLEST_BLOCK))
+    size = min(table.largest_block[cost], max(window // 4, 128))
     size = 2 ** (size.bit_length() - 1)
-    while size > SMALLEST_BLOCK and size * size > pairs:
+    while size > SMALLEST_BLOCK[cost] and size * size * numbers > table.tile_pairs:
         size //= 2
     return BlockSizes(query=size, key=size)
 
 
-def _numbers_of_a_pair(cost: TileCost, inputs: Inputs) -> int:
-    """D where `pair` or its gradient may keep an array [t, s, D] in memory, otherwise 1."""
-    return inputs.key.shape[-1] if cost == "materialized" else 1
+def _numbers_of_a_pair(cost: TileCost, score: Score, inputs: Inputs) -> int:
+    """F where `pair` or its gradient may keep an array [t, s, F] in memory, otherwise 1."""
+    if cost != "materialized":
+        return 1
+    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+    features = key_feature_shapes(score, inputs.params, *sizes, 1)
+    return sum(leaf.size for leaf in jax.tree.leaves(features))
 
 
 def _batch_size(inputs: Inputs) -> int:
     """The number of examples."""
-    batch = inputs.query.shape[:-2]
-    return math.prod(EXAMPLES_OF_ANY_BATCH if is_symbolic_dim(size) else size for size in batch)
+    return _num_entries(inputs.query.shape[:-2])
+
+
+def _num_entries(shape: tuple[Any, ...]) -> int:
+    return math.prod(EXAMPLES_OF_ANY_BATCH if is_symbolic_dim(size) else size for size in shape)

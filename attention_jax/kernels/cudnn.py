@@ -24,8 +24,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.programs import one_line
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.kernels import tokens
+from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.rule import Call, Kernels, attention_by
 from attention_jax.kernels.tokens import Operands
 from attention_jax.kernels.windows import Bounds, Windows, bounds_of
@@ -35,7 +37,7 @@ from attention_jax.scores.projected_keys import key_feature_shapes
 Array = jax.Array
 
 LIBRARY = "cudnn"  # the implementation of `jax.nn.dot_product_attention`; tests use "xla"
-LARGEST_HEAD = 128  # features or values; cuDNN takes 256 on a part of its GPUs
+LARGEST_HEAD = 256  # features or values, on the newest GPUs; `_refusal` asks the one at hand
 _HEAD_MULTIPLE = 8
 
 
@@ -63,7 +65,33 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if left is not None and (padded or target_length > source_length + left):
         return "takes windows with no padding and T <= S + left: one without keys would give NaN"
+    return _refusal(LIBRARY, _padded_size(*sizes), features.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _refusal(library: Any, size: int, dtype: Any) -> str | None:
+    """What JAX, and the compiler of the GPU at hand, say against heads of this size; None: nothing.
+
+    Without a GPU, a program is compiled for one that is not there: JAX alone is asked.
+    """
+
+    def gradient(tokens: Array) -> Any:
+        attend = functools.partial(jax.nn.dot_product_attention, implementation=library)
+        return jax.vjp(lambda tokens: attend(tokens, tokens, tokens), tokens)[1](tokens)
+
+    try:
+        traced = jax.jit(gradient).trace(jax.ShapeDtypeStruct((1, 8, 1, size), dtype))
+        if nvidia_generation() is not None:
+            with jax.default_device(jax.local_devices(backend="gpu")[0]):
+                traced.lower().compile()
+    except RuntimeError as error:  # NotImplementedError is one
+        return f"cannot run here: {one_line(error)}"
     return None
+
+
+def _padded_size(features: int, values: int) -> int:
+    """The size to which the library's features and values are padded by zeros."""
+    return _HEAD_MULTIPLE * math.ceil(max(features, values) / _HEAD_MULTIPLE)
 
 
 # --- the call of the library, and its derivatives ---
@@ -113,30 +141,24 @@ def _call_library(
     bounds: Bounds, key_length: Array | None, queries: Array, keys: Array, values: Array
 ) -> Array:
     """Output [T, Dv]."""
-    size = max(queries.shape[-1], values.shape[-1])
-    size = _HEAD_MULTIPLE * math.ceil(size / _HEAD_MULTIPLE)
+    size = _padded_size(queries.shape[-1], values.shape[-1])
     key_lengths, query_lengths = None, None
     if key_length is not None:
         # An array of its own: JAX's default for it would lack the batch axes.
         key_lengths = key_length[None]
         query_lengths = 0 * key_lengths + queries.shape[0]
     library: Any = LIBRARY  # for mypy, which knows the two names
-    try:
-        output = jax.nn.dot_product_attention(
-            _one_head(queries, size),
-            _one_head(keys, size),
-            _one_head(values, size),
-            scale=1.0,
-            is_causal=bounds.right is not None,
-            query_seq_lengths=query_lengths,
-            key_value_seq_lengths=key_lengths,
-            local_window_size=None if bounds.left is None else (bounds.left, 0),
-            implementation=library,
-        )
-    except RuntimeError as error:  # JAX found no cuDNN
-        raise NotImplementedError(
-            f"implementation 'cudnn' needs the CUDA plugin of JAX: {error}"
-        ) from error
+    output = jax.nn.dot_product_attention(
+        _one_head(queries, size),
+        _one_head(keys, size),
+        _one_head(values, size),
+        scale=1.0,
+        is_causal=bounds.right is not None,
+        query_seq_lengths=query_lengths,
+        key_value_seq_lengths=key_lengths,
+        local_window_size=None if bounds.left is None else (bounds.left, 0),
+        implementation=library,
+    )
     return output[0, :, 0, : values.shape[-1]]
 
 

@@ -1,7 +1,6 @@
 """The masking and the derivatives around cuDNN; XLA's own product attention stands in for cuDNN."""
 
-import importlib.util
-
+import jax
 import jax.numpy as jnp
 import kernel_cases
 import numpy as np
@@ -11,7 +10,7 @@ from score_cases import slow_unless
 
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes, Inputs, Options
-from attention_jax.kernels import choice
+from attention_jax.kernels import choice, cudnn
 
 NAME = "cudnn"
 T, S, D, DV = 5, 7, 11, 13
@@ -46,33 +45,50 @@ def test_output_and_gradients_are_those_of_float64(interpreted, score_name, mask
     check("cudnn", score, MASKS[mask_name], arrays, doutput, BOUNDS, statistics=False)
 
 
-def test_without_the_plugin_it_says_so():
-    _, (query, key, value, _), _ = draw("scaled")
-    if importlib.util.find_spec("jax_cuda12_plugin"):
-        pytest.skip("the CUDA plugin is installed")
-    with pytest.raises(NotImplementedError, match="needs the CUDA plugin of JAX"):
-        # A shape of its own: XLA's are compiled already.
-        aj.attention(query[:, :4], key, value, implementation="cudnn")
+def inputs_of(score, query, key, value, params):
+    return Inputs(query, key, value, params, aj.causal_mask(), None, None, {})
 
 
-def test_none_chooses_it_on_a_gpu_that_has_it(monkeypatch):
-    score, (query, key, value, params), _ = draw("scaled")
-    inputs = Inputs(query, key, value, params, aj.causal_mask(), None, None, {})
-    shared = inputs._replace(key=key[:1])  # cuDNN's keys would be copies
-    options = Options(score, BlockSizes())
+def test_none_chooses_it_on_a_gpu_that_has_it(interpreted, monkeypatch):
+    score, arrays, _ = draw("scaled")
+    inputs, options = inputs_of(score, *arrays), Options(score, BlockSizes())
     statistics = Options(score, BlockSizes(), return_statistics=True)
     for generation, backend, call, chosen in (
         (None, "gpu", (options, inputs), True),
-        (9.0, "gpu", (options, inputs), True),
         (7.5, "gpu", (options, inputs), False),
         (None, "cpu", (options, inputs), False),
         (None, "tpu", (options, inputs), False),
-        (None, "gpu", (options, shared), False),
         (None, "gpu", (statistics, inputs), False),
     ):
         monkeypatch.setattr(choice, "nvidia_generation", lambda generation=generation: generation)
         name, _ = choice.choose(None, None, *call, backend)
         assert (name == "cudnn") is chosen, (generation, backend)
+
+
+@pytest.mark.parametrize("says_so_when", ["traced", "compiled"])
+def test_a_gpu_without_cudnn_falls_back(says_so_when, monkeypatch):
+    """`None` serves; the name is refused in one line."""
+
+    def attend(query, key, value, **options):
+        if says_so_when == "traced":
+            raise RuntimeError("cuDNN is not detected.\nMore lines")
+        return query
+
+    def compiler(**options):
+        raise jax.errors.JaxRuntimeError("cuDNN is not detected.\nMore lines")
+
+    monkeypatch.setattr(cudnn, "LIBRARY", says_so_when)  # nobody has asked for it yet
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    monkeypatch.setattr(cudnn, "nvidia_generation", lambda: 9.0)
+    monkeypatch.setattr(jax, "local_devices", compiler)
+    score, arrays, _ = draw("scaled")
+    inputs = inputs_of(score, *arrays)
+    for name in (None, "reference"):
+        chosen, _ = choice.choose(name, None, Options(score, BlockSizes()), inputs, "gpu")
+        assert chosen == "reference"
+    refusal = r"^implementation 'cudnn' cannot run here: cuDNN is not detected: use"
+    with pytest.raises(NotImplementedError, match=refusal):
+        aj.attention(*arrays[:3], implementation="cudnn")
 
 
 def test_statistics_are_captured_although_cudnn_has_none(interpreted):
