@@ -223,15 +223,16 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "Normalizer.is_softmax": False,
     "nn.ANY_LENGTH": ANY_LENGTH,
     "kernels.choice.TABLES": {
-        "cpu": table((2**10, 2**18, 2**16), (2**27, 2**27, 2**24), (1024, 512, 512), 2**20),
-        "gpu": table((), (2**27, 2**27, 2**27), (1024, 2048, 512), 2**24),
-        "tpu": table((), (2**26, 2**26, 2**26), (1024, 512, 512), 2**20)},
+        "cpu": table((2**27, 2**27, 2**24), (2**10, 2**18, 2**16), (1024, 512, 512), 2**20),
+        "gpu": table((2**27, 2**27, 2**27), (), (1024, 2048, 512), 2**24)},
+    "kernels.choice.Table._field_defaults": table(
+        (2**26, 2**26, 2**26), (), (1024, 512, 512), 2**20)._asdict(),
     "kernels.choice.SMALLEST_BLOCK": {"elementwise": 64, "matmul": 64, "materialized": 16},
     "kernels.choice.KEYS_PER_QUERY": 64,
     "kernels.choice.TPU_BLOCKS": {
         "matmul": aj.BlockSizes(512, 512), "elementwise": aj.BlockSizes(256, 512),
         "materialized": aj.BlockSizes(128, 128)},
-    "kernels.choice.CUDNN_GENERATION": 8.0,
+    "kernels.cudnn.CUDNN_GENERATION": 8.0,
     "kernels.choice.EXAMPLES_OF_ANY_BATCH": 8,
     "implementations.query_chunks.SMALLEST_CHUNK": 64,
 }

@@ -31,7 +31,8 @@ _ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 def missing_compiler(target: str) -> str:
     """Why a target's programs cannot be compiled; "" if its compiler is installed."""
     if target == H100:
-        installed = importlib.util.find_spec("jax_cuda12_plugin") is not None
+        plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+        installed = any(importlib.util.find_spec(plugin) for plugin in plugins)
         return "" if installed else "the CUDA plugin is not installed"
     return "" if importlib.util.find_spec("libtpu") is not None else "libtpu is not installed"
 
