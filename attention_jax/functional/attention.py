@@ -224,13 +224,9 @@ def _computed(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(implementation: str, options: Options, inputs: Inputs):
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
+    whole = implementation in OF_A_BATCH
     return vmap_over_batch(
-        options.score,
-        attend,
-        inputs,
-        by_query=True,
-        whole=implementation in OF_A_BATCH,
-        normalizer=options.normalizer,
+        options.score, attend, inputs, by_query=True, whole=whole, normalizer=options.normalizer
     )
 
 

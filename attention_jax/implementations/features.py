@@ -33,8 +33,7 @@ def token_features(
     score: Score,
     inputs: Inputs,
     lengths: tuple[int, int],
-    used_queries: Array | None,
-    used_keys: Array | None,
+    used: tuple[Array | None, Array | None],
 ) -> tuple[Any, Any, Any, Array]:
     """The params and the tokens of one example, projected, without what the mask hides.
 
@@ -42,9 +41,8 @@ def token_features(
         score: the score.
         inputs: the arrays of one example.
         lengths: (T, S), to which tokens are padded.
-        used_queries: bool, which queries an allowed pair contains, see `replace_and_pad`; None for
-            all, if nothing is padded.
-        used_keys: likewise.
+        used: which queries and which keys an allowed pair contains, bool, see `replace_and_pad`;
+            None for all, if nothing is padded.
 
     Returns:
         (params in the compute dtype, query features, key features, values [S, Dv]).
@@ -53,11 +51,11 @@ def token_features(
         (inputs.params, inputs.query, inputs.key, inputs.value), inputs.compute_dtype
     )
     # Tokens are padded before the projection, so that the score sees only plausible tokens.
-    query = replace_and_pad(query, lengths[0], used_queries, stand_in_query(query))
+    query = replace_and_pad(query, lengths[0], used[0], stand_in_query(query))
     key = jax.tree.map(
-        lambda tokens: replace_and_pad(tokens, lengths[1], used_keys, stand_in_key(tokens)), key
+        lambda tokens: replace_and_pad(tokens, lengths[1], used[1], stand_in_key(tokens)), key
     )
-    values = replace_and_pad(values, lengths[1], used_keys, 0).astype(inputs.value_dtype)
+    values = replace_and_pad(values, lengths[1], used[1], 0).astype(inputs.value_dtype)
     return params, *projected(score, inputs, params, query, key), values
 
 

@@ -173,9 +173,9 @@ def tile_inputs(
         the differentiable arrays, and the integers of each function of position in the bias.
     """
     score, dtype = plan.options.score, inputs.compute_dtype
-    used_queries = None if keys_per_query is None else keys_per_query > 0
+    used = None if keys_per_query is None else keys_per_query > 0, used_keys
     params, q_features, k_features, values = token_features(
-        score, inputs, plan.padded_lengths, used_queries, used_keys
+        score, inputs, plan.padded_lengths, used
     )
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.meshes import explicit_spec
-from attention_jax.core.programs import Known
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, TileCost
 from attention_jax.scores.projected_keys import key_feature_shapes
@@ -58,11 +57,7 @@ TABLES = {
     "cpu": Table(_by_cost(2**27, 2**27, 2**24), _by_cost(2**10, 2**18, 2**16)),
     # Not measured. A GPU computes 2^20 pairs in microseconds, less than the launch of the kernels
     # of a tile takes. 2^24 pairs are 64 MiB for each array.
-    "gpu": Table(
-        _by_cost(2**27, 2**27, 2**27),
-        largest_block=_by_cost(1024, 2048, 512),
-        tile_pairs=2**24,
-    ),
+    "gpu": Table(_by_cost(2**27, 2**27, 2**27), {}, _by_cost(1024, 2048, 512), 2**24),
 }
 SMALLEST_BLOCK = _by_cost(elementwise=64, matmul=64, materialized=16)
 
@@ -151,9 +146,8 @@ def _divides_sharers(inputs: Inputs) -> bool:
     Explicit axes tell; of other meshes, it is assumed that they divide the first batch axis.
     """
     *batch, _, _ = inputs.query.shape
-    key_batch = jnp.broadcast_shapes(
-        [1] * len(batch), inputs.key.shape[:-2], inputs.value.shape[:-2]
-    )
+    tokens = inputs.key.shape[:-2], inputs.value.shape[:-2]
+    key_batch = jnp.broadcast_shapes((1,) * len(batch), *tokens)
     divided = [name is not None for name in explicit_spec(inputs.query)[:-2]]
     divided[:1] = [jax.device_count() > 1] * len(divided[:1])
     return any(divided[axis] and key_batch[axis] != size for axis, size in enumerate(batch))
@@ -198,7 +192,6 @@ def _numbers_of_a_pair(cost: TileCost, score: Score, inputs: Inputs) -> int:
     if cost != "materialized":
         return examples
     sizes = inputs.query.shape[-1], inputs.key.shape[-1]
-    score = score.part if type(score) is Known else score  # its program has just been traced
     features = key_feature_shapes(score, inputs.params, *sizes, 1)
     return examples * sum(leaf.size for leaf in jax.tree.leaves(features))
 

@@ -11,8 +11,8 @@ numbers are finite. Forward mode and higher derivatives are those of `tiled`.
 
 cuDNN takes queries [B, T, N, H] and keys [B, S, K, H], where N / K query heads share a key head. So
 this implementation takes the whole batch: the batch axes that keys and values lack, or have with
-size 1, become heads that share a key head, and nothing is copied. The derivative rule
-surrounds the batch, and cuDNN sums the gradients of a shared key.
+size 1, become heads that share a key head, and nothing is copied. The derivative rule surrounds the
+batch, and cuDNN sums the gradients of a shared key.
 
 Source: Dao et al. 2022 and 2023, whose algorithm cuDNN implements.
 """
@@ -28,14 +28,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.programs import one_line
-from attention_jax.implementations import tiled
 from attention_jax.implementations.batching import core_ndims, map_over_batch
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.kernels import tokens
 from attention_jax.kernels.choice import nvidia_generation
+from attention_jax.kernels.rule import twin
 from attention_jax.kernels.windows import bounds_of, hides_tokens, windows_of
 from attention_jax.scores import Dot, ScaledDot, Score, is_dot_product
 from attention_jax.scores.projected_keys import ProjectedKeys, key_feature_shapes
@@ -226,14 +225,11 @@ def _batched_alike(*trees: Any) -> Any:
 
 
 def _twin(options: Options, inputs: Inputs) -> Array:
-    """The output in float32 products: the errors of 16-bit products would add up."""
-
-    def one_example(inputs: Inputs) -> Array:
-        return tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))[0]
-
+    """The output of `twin` for the batch."""
+    of_example = functools.partial(twin, options)
     ndims = core_ndims(options.score, options.normalizer, inputs)
-    output: Array = map_over_batch(one_example, inputs.query.shape[:-2], (inputs,), (ndims,))
-    return output.astype(inputs.query.dtype)
+    output: Array = map_over_batch(of_example, inputs.query.shape[:-2], (inputs,), (ndims,))[0]
+    return output
 
 
 def _attend_fwd(options: Options, inputs: Inputs) -> tuple[Array, Inputs]:

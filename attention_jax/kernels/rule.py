@@ -51,6 +51,12 @@ class Kernels(NamedTuple):
     backward: Callable[[Call, Operands, Windows | None, RowTerms, Array], Operands]
 
 
+def twin(options: Options, inputs: Inputs) -> Any:
+    """`tiled` without 16-bit products, whose errors would add up."""
+    output, statistics = tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))
+    return output.astype(inputs.query.dtype), statistics
+
+
 def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
     """(options, inputs of one example) -> output [T, Dv] in the query's dtype, and statistics.
 
@@ -79,11 +85,6 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
         results = output.astype(inputs.query.dtype), statistics_of(sums)
         results = jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results)
         return results, (inputs, sums, output)
-
-    # The twin has no 16-bit products, whose errors would add up.
-    def twin(options: Options, inputs: Inputs) -> Any:
-        output, statistics = tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))
-        return output.astype(inputs.query.dtype), statistics
 
     @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=twin)
     def with_gradient(options: Options, inputs: Inputs) -> Any:

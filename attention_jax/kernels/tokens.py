@@ -68,5 +68,5 @@ def operands_of(
         lengths: (T, S), to which tokens are padded.
     """
     used = (None, None) if windows is None else used_tokens(windows, inputs.key.shape[0])
-    params, queries, keys, values = token_features(options.score, inputs, lengths, *used)
+    params, queries, keys, values = token_features(options.score, inputs, lengths, used)
     return Operands(queries, keys, values, params)
