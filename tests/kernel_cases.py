@@ -102,19 +102,28 @@ def check(implementation, score, mask, arrays, doutput, bounds=FLOAT32, statisti
     table = np.ones(shape, bool)
     if mask is not None:
         table = np.broadcast_to(mask.materialize(*shape[-2:]), shape)
-    no_keys, no_queries = ~table.any(-1)[..., None], ~table.any(-2)[..., None]
+    no_keys = ~table.any(-1)[..., None]
+    no_queries = _seen_by_none(~table.any(-2)[..., None], key.shape[:-2])
+    no_queries_of_value = _seen_by_none(~table.any(-2)[..., None], value.shape[:-2])
     reference = functools.partial(results, "reference", score, mask, statistics=statistics)
     expected = in_float64(reference, arrays, jnp.where(no_keys, 0, doutput))
     if mask is not None:
         query = jnp.where(no_keys, jnp.nan, query)
         key = jnp.where(no_queries, jnp.inf, key)
-        value = jnp.where(no_queries, jnp.nan, value)
+        value = jnp.where(no_queries_of_value, jnp.nan, value)
     attend = functools.partial(results, implementation, score, mask, statistics=statistics)
     doutput = jnp.where(no_keys, jnp.nan, doutput)
     got = quick_jit(attend)((query, key, value, params), doutput)
     assert_within(got, expected, bounds)
     output, _, (dquery, dkey, dvalue, _) = got
     assert output.dtype == query.dtype
-    for hidden, zeros in ((no_keys, (output, dquery)), (no_queries, (dkey, dvalue))):
-        for array in zeros:
-            assert not np.any(np.where(hidden, array, 0))
+    of_tokens = [(no_keys, output), (no_keys, dquery)]
+    for hidden, array in (*of_tokens, (no_queries, dkey), (no_queries_of_value, dvalue)):
+        assert not np.any(np.where(hidden, array, 0))
+
+
+def _seen_by_none(hidden, batch_shape):
+    """Whether all examples that share a key hide it: bool [*B, S, 1] -> [*batch_shape, S, 1]."""
+    hidden = hidden.all(tuple(range(hidden.ndim - 2 - len(batch_shape))))
+    shared = tuple(axis for axis, size in enumerate(batch_shape) if size == 1)
+    return hidden.all(shared, keepdims=True)

@@ -20,6 +20,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import analysis, interop, nn
+from attention_jax.kernels.choice import Table
 from attention_jax.nn import ModelConfig
 from attention_jax.scores import literature
 from attention_jax.tasks.gradients import GradientAnalysis
@@ -38,6 +39,14 @@ ONE_SEQUENCE = dict(
     model=ModelConfig("decoder", decoder_layers=2, positions="learned", position_limit=128),
     train=TrainConfig(seeds=3, steps=600, batch_size=32),
 )
+
+
+def table(*numbers):
+    """An entry of `kernels.choice.TABLES`: per `tile_cost`, and the pairs of a tile."""
+    costs = "elementwise", "matmul", "materialized"
+    by_cost = [dict(zip(costs, row, strict=False)) for row in numbers[:-1]]
+    return Table(*by_cost, numbers[-1])
+
 
 # fmt: off
 DEFAULTS = {  # public names -> what inspect finds
@@ -213,16 +222,17 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "Normalizer.sums_to_one": True, "Normalizer.convex": False, "Normalizer.uses_num_keys": False,
     "Normalizer.is_softmax": False,
     "nn.ANY_LENGTH": ANY_LENGTH,
-    "kernels.choice.TILED_FROM": {"elementwise": 2**10, "matmul": 2**18,
-                                          "materialized": 2**16},
-    "kernels.choice.TILED_FROM_IN_ALL": {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26},
-    "kernels.choice.LARGEST_BLOCK": {"elementwise": 1024, "matmul": 512,
-                                             "materialized": 512},
-    "kernels.choice.TILE_PAIRS": 2**20, "kernels.choice.SMALLEST_BLOCK": 64,
+    "kernels.choice.TABLES": {
+        "cpu": table((2**27, 2**27, 2**24), (2**10, 2**18, 2**16), (1024, 512, 512), 2**20),
+        "gpu": table((2**27, 2**27, 2**27), (), (1024, 2048, 512), 2**24)},
+    "kernels.choice.Table._field_defaults": table(
+        (2**26, 2**26, 2**26), (), (1024, 512, 512), 2**20)._asdict(),
+    "kernels.choice.SMALLEST_BLOCK": {"elementwise": 64, "matmul": 64, "materialized": 16},
+    "kernels.choice.KEYS_PER_QUERY": 64,
     "kernels.choice.TPU_BLOCKS": {
         "matmul": aj.BlockSizes(512, 512), "elementwise": aj.BlockSizes(256, 512),
         "materialized": aj.BlockSizes(128, 128)},
-    "kernels.choice.CUDNN_GENERATION": 8.0,
+    "kernels.cudnn.CUDNN_GENERATION": 8.0,
     "kernels.choice.EXAMPLES_OF_ANY_BATCH": 8,
     "implementations.query_chunks.SMALLEST_CHUNK": 64,
 }

@@ -24,7 +24,7 @@ from attention_jax.functional.checks import (
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
-from attention_jax.kernels import IMPLEMENTATIONS
+from attention_jax.kernels import IMPLEMENTATIONS, OF_A_BATCH
 from attention_jax.kernels.choice import choose, current_backend
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.normalizers.contract import transformed_rows
@@ -224,8 +224,9 @@ def _computed(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(implementation: str, options: Options, inputs: Inputs):
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
+    whole = implementation in OF_A_BATCH
     return vmap_over_batch(
-        options.score, attend, inputs, by_query=True, normalizer=options.normalizer
+        options.score, attend, inputs, by_query=True, whole=whole, normalizer=options.normalizer
     )
 
 

@@ -14,7 +14,7 @@ from attention_jax.core.meshes import on_automatic_axes
 from attention_jax.functional.checks import AttentionArguments, checked_call
 from attention_jax.implementations import Inputs, Options, ring
 from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
-from attention_jax.kernels.choice import chosen_block_sizes
+from attention_jax.kernels.choice import chosen_block_sizes, current_backend
 from attention_jax.normalizers.threshold import num_visits
 from attention_jax.scores import ProjectedKeys
 
@@ -104,7 +104,7 @@ def ring_attention(
             " ring for each visit of the search for its threshold: use attention"
         )
     _check_cut(mesh, axis_name, inputs)
-    block_sizes = block_sizes or chosen_block_sizes(options.score, inputs)
+    block_sizes = block_sizes or chosen_block_sizes(options.score, inputs, current_backend())
     options = dataclasses.replace(options, block_sizes=block_sizes)
     output, statistics = _attend(options, mesh, axis_name, inputs)
     return (output, statistics) if return_statistics else output

@@ -24,6 +24,7 @@ def vmap_over_batch(
     inputs: Inputs,
     *extra: tuple[Array, int],
     by_query: bool = False,
+    whole: bool = False,
     normalizer: Normalizer = _SOFTMAX,
 ) -> Any:
     """Applies `function`, of one example, to inputs with leading batch axes *B.
@@ -43,6 +44,7 @@ def vmap_over_batch(
             without them.
         by_query: whether the axis T follows *B in every result, which is then sharded like the
             axis T of the query.
+        whole: whether `function` takes inputs with batch axes, and is called once.
         normalizer: the normaliser whose `normalizer_params` are in `inputs`.
 
     Returns:
@@ -59,8 +61,10 @@ def vmap_over_batch(
         batch_shape = inputs.query.shape[:-2]
         if inputs.dropout_rng is not None and inputs.dropout_rng.ndim == 0:
             inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
-        core_ndims = (_core_ndims(score, normalizer, inputs), *(ndim for _, ndim in extra))
-        return map_over_batch(function, batch_shape, (inputs, *arrays), core_ndims)
+        if whole:
+            return function(inputs, *arrays)
+        ndims = (core_ndims(score, normalizer, inputs), *(ndim for _, ndim in extra))
+        return map_over_batch(function, batch_shape, (inputs, *arrays), ndims)
 
     return on_automatic_axes(batched, spec, inputs, *(array for array, _ in extra))
 
@@ -120,9 +124,9 @@ def core_ndims_of_params(score: Score, params: Params, query_dim: int, key_dim: 
     return jax.tree.map(lambda leaf: len(leaf.shape), shapes)
 
 
-def _core_ndims(score: Score, normalizer: Normalizer, inputs: Inputs) -> Any:
+def core_ndims(score: Score, normalizer: Normalizer, inputs: Inputs) -> Inputs:
     """`inputs` with every array replaced by its number of axes without batch axes."""
-    return (
+    ndims: Any = (
         2,  # query
         inputs.key.map(lambda _, ndim: ndim) if isinstance(inputs.key, ProjectedKeys) else 2,
         2,  # value
@@ -133,3 +137,4 @@ def _core_ndims(score: Score, normalizer: Normalizer, inputs: Inputs) -> Any:
         jax.tree.map(lambda leaf: len(leaf.shape), normalizer.param_shapes()),
         None if inputs.damping is None else inputs.damping.core_ndims(),
     )
+    return Inputs(*ndims)

@@ -1,9 +1,9 @@
 """The arguments of every implementation: static `Options` and a pytree of arrays, `Inputs`.
 
 An implementation is a pure, traceable function `attend(options, inputs) -> (output, statistics)` of
-ONE example. The statistics are `AttentionStatistics`, or None unless they are requested. With all
-arrays in one argument, batching is `jax.vmap` over it. The loops over keys leave out a sink, which
-`results` adds at the end.
+ONE example, or of a whole batch where `kernels.OF_A_BATCH` names it. The statistics are
+`AttentionStatistics`, or None unless they are requested. With all arrays in one argument, batching
+is `jax.vmap` over it. The loops over keys leave out a sink, which `results` adds at the end.
 """
 
 from __future__ import annotations

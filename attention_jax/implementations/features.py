@@ -8,9 +8,12 @@ import jax
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs
+from attention_jax.implementations.tile_arrays import replace_and_pad
 from attention_jax.scores import Score
 from attention_jax.scores.projected_keys import key_features
 from attention_jax.scores.stand_ins import needs_stand_ins, stand_in_key, stand_in_query
+
+Array = jax.Array
 
 
 def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -> tuple[Any, Any]:
@@ -24,6 +27,36 @@ def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -
     if dtype.itemsize > 2:
         return q_features, k_features
     return score.round(q_features, "query", dtype), score.round(k_features, "key", dtype)
+
+
+def token_features(
+    score: Score,
+    inputs: Inputs,
+    lengths: tuple[int, int],
+    used: tuple[Array | None, Array | None],
+) -> tuple[Any, Any, Any, Array]:
+    """The params and the tokens of one example, projected, without what the mask hides.
+
+    Args:
+        score: the score.
+        inputs: the arrays of one example.
+        lengths: (T, S), to which tokens are padded.
+        used: which queries and which keys an allowed pair contains, bool, see `replace_and_pad`;
+            None for all, if nothing is padded.
+
+    Returns:
+        (params in the compute dtype, query features, key features, values [S, Dv]).
+    """
+    params, query, key, values = cast_floats(
+        (inputs.params, inputs.query, inputs.key, inputs.value), inputs.compute_dtype
+    )
+    # Tokens are padded before the projection, so that the score sees only plausible tokens.
+    query = replace_and_pad(query, lengths[0], used[0], stand_in_query(query))
+    key = jax.tree.map(
+        lambda tokens: replace_and_pad(tokens, lengths[1], used[1], stand_in_key(tokens)), key
+    )
+    values = replace_and_pad(values, lengths[1], used[1], 0).astype(inputs.value_dtype)
+    return params, *projected(score, inputs, params, query, key), values
 
 
 def stand_in_features(score: Score, inputs: Inputs) -> tuple[Any, Any] | None:

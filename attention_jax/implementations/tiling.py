@@ -25,15 +25,14 @@ from attention_jax.core.meshes import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.features import projected, stand_in_features
+from attention_jax.implementations.features import stand_in_features, token_features
 from attention_jax.implementations.rounds import Rounds
-from attention_jax.implementations.tile_arrays import cut, positions, replace_and_pad
+from attention_jax.implementations.tile_arrays import cut, positions
 from attention_jax.normalizers.rows import RowSums
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
-from attention_jax.scores.stand_ins import stand_in_key, stand_in_query
 
 Array = jax.Array
 
@@ -173,25 +172,16 @@ def tile_inputs(
     Returns:
         the differentiable arrays, and the integers of each function of position in the bias.
     """
-    query_length, key_length = plan.padded_lengths
-    dtype = inputs.compute_dtype
-    used_queries = None if keys_per_query is None else keys_per_query > 0
-    params, query, key, values = cast_floats(
-        (inputs.params, inputs.query, inputs.key, inputs.value), dtype
+    score, dtype = plan.options.score, inputs.compute_dtype
+    used = None if keys_per_query is None else keys_per_query > 0, used_keys
+    params, q_features, k_features, values = token_features(
+        score, inputs, plan.padded_lengths, used
     )
-    # Tokens are padded before the projection, so that the score sees only plausible tokens.
-    query = replace_and_pad(query, query_length, used_queries, stand_in_query(query))
-    key = jax.tree.map(
-        lambda tokens: replace_and_pad(tokens, key_length, used_keys, stand_in_key(tokens)), key
-    )
-    values = replace_and_pad(values, key_length, used_keys, 0)
-    score = plan.options.score
-    q_features, k_features = projected(score, inputs, params, query, key)
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(
         queries=jax.tree.map(functools.partial(cut, count=plan.query_tiles), q_features),
         keys=jax.tree.map(functools.partial(cut, count=plan.key_tiles), k_features),
-        values=cut(values.astype(inputs.value_dtype), plan.key_tiles),
+        values=cut(values, plan.key_tiles),
         params=score.tile_params(params, q_features),
         biases=biases,
         normalizer_params=cast_floats(inputs.normalizer_params, dtype),

@@ -26,3 +26,5 @@ IMPLEMENTATIONS: dict[str, Callable[[Options, Inputs], Any]] = {
     "tiled": tiled.attend,
     **{name: _imported_when_used(name) for name in ("cudnn", "mosaic_tpu", "mosaic_gpu")},
 }
+# Those that take a whole batch; the others are functions of one example.
+OF_A_BATCH = ("cudnn",)

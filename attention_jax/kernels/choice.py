@@ -1,8 +1,9 @@
 """The choice of implementation and tile sizes that a call leaves open, by score, size and backend.
 
-The numbers of a CPU were measured on 2 cores, float32, jax 0.10.2, forward + backward, for single
-examples and for batches, with "reference" and "tiled" in turns at lengths of 16 to 2,048. GPU and
-TPU were not measured: "reference" is chosen until its logits take too much memory.
+`TABLES` has an entry for each kind of device that differs from `Table()`. The numbers of a CPU were
+measured on 2 cores, float32, forward + backward, for single examples and for batches, with
+"reference" and "tiled" in turns. GPU, TPU and other devices were not measured: "reference" is
+chosen until its logits take too much memory.
 
 `None` chooses no kernel that has not been run on its hardware. cuDNN's attention, XLA's own path on
 an NVIDIA GPU, is chosen there wherever it can serve.
@@ -13,27 +14,56 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
+from attention_jax.core.meshes import explicit_spec
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, TileCost
+from attention_jax.scores.projected_keys import key_feature_shapes
 from attention_jax.scores.stand_ins import needs_stand_ins
 
-# For each `tile_cost`, the T S of one example from which tiles are faster, alone and in a batch of
-# 64. (Just below it, tiles are faster alone and slower in the batch.)
-TILED_FROM = {"elementwise": 2**10, "matmul": 2**18, "materialized": 2**16}
-# Numbers of the whole batch from which tiles are used for memory, 512 MiB of float32: one for each
-# pair, or one for each pair and feature where a score materialises these. On a TPU half of it:
-# compiled for a v5e, scaled dot in bfloat16 with 16 heads of 2,048 tokens takes 385 MiB of
-# temporaries and 7.6 million cycles with "reference", 0.7 MiB and 6.2 million with "tiled".
-TILED_FROM_IN_ALL = {"cpu": 2**27, "gpu": 2**27, "tpu": 2**26}
 
-LARGEST_BLOCK = {"elementwise": 1024, "matmul": 512, "materialized": 512}
-TILE_PAIRS = 2**20  # pairs of one tile over the whole batch: a few MiB for each array
-SMALLEST_BLOCK = 64
+def _by_cost(elementwise: int, matmul: int, materialized: int) -> dict[TileCost, int]:
+    return {"elementwise": elementwise, "matmul": matmul, "materialized": materialized}
+
+
+class Table(NamedTuple):
+    """The sizes from which one kind of device works in tiles, and those of the tiles.
+
+    The defaults were not measured, and take little memory. Compiled for a v5e, scaled dot in
+    bfloat16 with 16 heads of 2,048 tokens takes 385 MiB of temporaries and 7.6 million cycles with
+    "reference", 0.7 MiB and 6.2 million with "tiled".
+    """
+
+    # For each `tile_cost`, numbers of the whole batch from which tiles are used for memory: one for
+    # each pair, or one for each pair and feature where a score materialises these.
+    tiled_from_in_all: dict[TileCost, int] = _by_cost(2**26, 2**26, 2**26)
+    # The T S of one example from which tiles are faster, alone and in a batch of 64. (Just below
+    # it, tiles are faster alone and slower in the batch.) {} where that was not measured.
+    tiled_from: dict[TileCost, int] = {}  # noqa: RUF012
+    # The largest number of queries, and of keys, in a tile.
+    largest_block: dict[TileCost, int] = _by_cost(1024, 512, 512)
+    # Such numbers of a tile, over the whole batch: a few MiB for each array.
+    tile_pairs: int = 2**20
+
+
+TABLES = {
+    # Measured. Gradients of an array for each pair and feature are faster in tiles once it is
+    # larger than the caches; other tiles are for memory, 512 MiB of float32.
+    "cpu": Table(_by_cost(2**27, 2**27, 2**24), _by_cost(2**10, 2**18, 2**16)),
+    # Not measured. A GPU computes 2^20 pairs in microseconds, less than the launch of the kernels
+    # of a tile takes. 2^24 pairs are 64 MiB for each array.
+    "gpu": Table(_by_cost(2**27, 2**27, 2**27), {}, _by_cost(1024, 2048, 512), 2**24),
+}
+SMALLEST_BLOCK = _by_cost(elementwise=64, matmul=64, materialized=16)
+
+# Measured on a CPU, from S = 64 T on, as in decoding, "reference" is 1.3 to 5 times as fast as
+# tiles (but for elementwise scores, for which neither is), and its memory is that of the keys.
+KEYS_PER_QUERY = 64
 
 # The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
 EXAMPLES_OF_ANY_BATCH = 8
@@ -45,9 +75,6 @@ TPU_BLOCKS: dict[TileCost, BlockSizes] = {
     "elementwise": BlockSizes(256, 512),
     "materialized": BlockSizes(128, 128),
 }
-
-# Compute capability from which cuDNN has fused attention: Ampere.
-CUDNN_GENERATION = 8.0
 
 
 def current_backend() -> str:
@@ -99,28 +126,31 @@ def choose(
         backend: as `current_backend` returns it.
     """
     score = options.score
-    if implementation is None and backend == "gpu" and _serves_cudnn(options, inputs):
-        implementation = "cudnn"
+    if implementation is None and backend == "gpu":
+        from attention_jax.kernels import cudnn
+
+        served = not _divides_sharers(inputs) and cudnn.reason_against(options, inputs) is None
+        implementation = "cudnn" if served else None
     if implementation is None:
         implementation = _portable_implementation(score, inputs, backend)
     if block_sizes is None and implementation == "mosaic_tpu":
         block_sizes = TPU_BLOCKS[score.tile_cost]
     if block_sizes is None:
-        block_sizes = chosen_block_sizes(score, inputs)
+        block_sizes = chosen_block_sizes(score, inputs, backend)
     return implementation, dataclasses.replace(options, block_sizes=block_sizes)
 
 
-def _serves_cudnn(options: Options, inputs: Inputs) -> bool:
-    """Whether cuDNN can compute this on the GPU that is there, without a copy for each head."""
-    from attention_jax.kernels import cudnn
+def _divides_sharers(inputs: Inputs) -> bool:
+    """Whether examples that share keys may be on different devices, which JAX's call refuses.
 
-    generation = nvidia_generation()
-    if generation is not None and generation < CUDNN_GENERATION:
-        return False
-    batch_shape = inputs.query.shape[:-2]
-    if any(tokens.shape[:-2] != batch_shape for tokens in (inputs.key, inputs.value)):
-        return False
-    return cudnn.reason_against(options, inputs) is None
+    Explicit axes tell; of other meshes, it is assumed that they divide the first batch axis.
+    """
+    *batch, _, _ = inputs.query.shape
+    tokens = inputs.key.shape[:-2], inputs.value.shape[:-2]
+    key_batch = jnp.broadcast_shapes((1,) * len(batch), *tokens)
+    divided = [name is not None for name in explicit_spec(inputs.query)[:-2]]
+    divided[:1] = [jax.device_count() > 1] * len(divided[:1])
+    return any(divided[axis] and key_batch[axis] != size for axis, size in enumerate(batch))
 
 
 def _portable_implementation(score: Score, inputs: Inputs, backend: str) -> str:
@@ -128,36 +158,43 @@ def _portable_implementation(score: Score, inputs: Inputs, backend: str) -> str:
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if is_symbolic_dim(target_length) or is_symbolic_dim(source_length):
         return "reference"  # the number of tiles is unknown
+    table, cost = TABLES.get(backend, Table()), score.tile_cost
     pairs = target_length * source_length
-    numbers = _batch_size(inputs) * pairs * _numbers_of_a_pair(score.tile_cost, inputs)
-    large = numbers >= TILED_FROM_IN_ALL.get(backend, 2**27)
-    faster = backend == "cpu" and pairs >= TILED_FROM[score.tile_cost]
+    numbers = pairs * _numbers_of_a_pair(cost, score, inputs)
+    few_queries = cost != "elementwise" and KEYS_PER_QUERY * target_length <= source_length
+    if few_queries and numbers < sum(_num_entries(a.shape) for a in (inputs.key, inputs.value)):
+        return "reference"
+    large = numbers >= table.tiled_from_in_all[cost]
+    faster = pairs >= table.tiled_from.get(cost, math.inf)
     return "tiled" if large or faster else "reference"
 
 
-def chosen_block_sizes(score: Score, inputs: Inputs) -> BlockSizes:
+def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes:
     """The tile sizes for these inputs; a large batch gets small tiles."""
-    cost = score.tile_cost
+    table, cost = TABLES.get(backend, Table()), score.tile_cost
     if cost != "materialized" and inputs.mask is not None:
         sizes = inputs.query.shape[-1], inputs.key.shape[-1]
         if needs_stand_ins(score, inputs.params, *sizes):
             cost = "materialized"  # stand-ins are chosen per pair and feature
-    pairs = TILE_PAIRS // max(_batch_size(inputs), 1) // _numbers_of_a_pair(cost, inputs)
+    numbers = _numbers_of_a_pair(cost, score, inputs)
     # Most of a tile that is much wider than a sliding window is masked.
     window = sys.maxsize if inputs.mask is None else inputs.mask.most_keys()
-    size = min(LARGEST_BLOCK[cost], max(window // 4, 2 * SMALLEST_BLOCK))
+    size = min(table.largest_block[cost], max(window // 4, 128))
     size = 2 ** (size.bit_length() - 1)
-    while size > SMALLEST_BLOCK and size * size > pairs:
+    while size > SMALLEST_BLOCK[cost] and size * size * numbers > table.tile_pairs:
         size //= 2
     return BlockSizes(query=size, key=size)
 
 
-def _numbers_of_a_pair(cost: TileCost, inputs: Inputs) -> int:
-    """D where `pair` or its gradient may keep an array [t, s, D] in memory, otherwise 1."""
-    return inputs.key.shape[-1] if cost == "materialized" else 1
+def _numbers_of_a_pair(cost: TileCost, score: Score, inputs: Inputs) -> int:
+    """Those of each example: F where `pair` or its gradient may keep [t, s, F], otherwise 1."""
+    examples = _num_entries(inputs.query.shape[:-2])
+    if cost != "materialized":
+        return examples
+    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+    features = key_feature_shapes(score, inputs.params, *sizes, 1)
+    return examples * sum(leaf.size for leaf in jax.tree.leaves(features))
 
 
-def _batch_size(inputs: Inputs) -> int:
-    """The number of examples."""
-    batch = inputs.query.shape[:-2]
-    return math.prod(EXAMPLES_OF_ANY_BATCH if is_symbolic_dim(size) else size for size in batch)
+def _num_entries(shape: tuple[Any, ...]) -> int:
+    return math.prod(EXAMPLES_OF_ANY_BATCH if is_symbolic_dim(size) else size for size in shape)

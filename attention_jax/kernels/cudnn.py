@@ -1,7 +1,7 @@
 """cuDNN's fused attention on NVIDIA GPUs, for every score that is a dot product of features.
 
 The score projects queries and keys as for every implementation, and the features go to
-`jax.nn.dot_product_attention(implementation="cudnn")` with scale 1. What cuDNN cannot do raises
+`jax.nn.dot_product_attention(implementation="cudnn")`. What cuDNN cannot do raises
 NotImplementedError before anything compiles: `reason_against` lists it.
 
 cuDNN never sees what the mask hides. Tokens in no allowed pair are replaced before it runs, an
@@ -9,34 +9,50 @@ example without keys attends to one stand-in key, and the rows without keys are 
 their output is 0, and so is their cotangent. So every row that cuDNN computes has a key, and all
 numbers are finite. Forward mode and higher derivatives are those of `tiled`.
 
-cuDNN takes a batch of heads, [B, T, N, H], with N = 1 here: all batch axes become B. Keys and
-values that several heads share are copied for each of them.
+cuDNN takes queries [B, T, N, H] and keys [B, S, K, H], where N / K query heads share a key head. So
+this implementation takes the whole batch: the batch axes that keys and values lack, or have with
+size 1, become heads that share a key head, and nothing is copied. The derivative rule surrounds the
+batch, and cuDNN sums the gradients of a shared key.
 
 Source: Dao et al. 2022 and 2023, whose algorithm cuDNN implements.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from attention_jax.core.custom_vjp import custom_vjp
+from attention_jax.core.programs import one_line
+from attention_jax.implementations.batching import core_ndims, map_over_batch
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.kernels import tokens
-from attention_jax.kernels.rule import Call, Kernels, attention_by
-from attention_jax.kernels.tokens import Operands
-from attention_jax.kernels.windows import Bounds, Windows, bounds_of
-from attention_jax.scores import is_dot_product
-from attention_jax.scores.projected_keys import key_feature_shapes
+from attention_jax.kernels.choice import nvidia_generation
+from attention_jax.kernels.rule import twin
+from attention_jax.kernels.windows import bounds_of, hides_tokens, windows_of
+from attention_jax.scores import Dot, ScaledDot, Score, is_dot_product
+from attention_jax.scores.projected_keys import ProjectedKeys, key_feature_shapes
 
 Array = jax.Array
 
 LIBRARY = "cudnn"  # the implementation of `jax.nn.dot_product_attention`; tests use "xla"
-LARGEST_HEAD = 128  # features or values; cuDNN takes 256 on a part of its GPUs
+LARGEST_HEAD = 256  # features or values, on the newest GPUs; `_refusal` asks the one at hand
 _HEAD_MULTIPLE = 8
+CUDNN_GENERATION = 8.0  # the compute capability from which cuDNN has fused attention: Ampere
+
+
+def attend(options: Options, inputs: Inputs) -> tuple[Array, None]:
+    """A whole batch: output [*B, T, Dv] in the query's dtype."""
+    tokens.refuse("cudnn", reason_against(options, inputs))
+    if 0 in (*inputs.query.shape, *inputs.value.shape):
+        return _twin(options, inputs), None  # cuDNN takes no empty arrays
+    return _attend(options, inputs), None
 
 
 def reason_against(options: Options, inputs: Inputs) -> str | None:
@@ -51,7 +67,11 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
         return "returns no max_logit and no entropy, so it needs return_statistics=False"
     if reason := tokens.reason_against(options, inputs):
         return reason
-    features = _feature_shapes(options, inputs)
+    dims = inputs.query.shape[-1], inputs.key.shape[-1]
+    features = jax.eval_shape(
+        lambda features: options.score.round(features, "key", inputs.token_dtype),
+        key_feature_shapes(options.score, inputs.params, *dims, 1),
+    )
     if features.dtype.itemsize != 2:
         return f"needs features in 16 bits; score {options.score} keeps those in {features.dtype}"
     sizes = features.shape[-1], inputs.value.shape[-1]
@@ -63,115 +83,165 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
     if left is not None and (padded or target_length > source_length + left):
         return "takes windows with no padding and T <= S + left: one without keys would give NaN"
+    generation = nvidia_generation()
+    if generation is not None and generation < CUDNN_GENERATION:
+        return f"needs an NVIDIA GPU of compute capability {CUDNN_GENERATION}; got {generation}"
+    return _refusal(LIBRARY, _padded_size(*sizes), features.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _refusal(library: Any, size: int, dtype: Any) -> str | None:
+    """What JAX, and the compiler of the GPU at hand, say against heads of this size; None: nothing.
+
+    Without a GPU, a program is compiled for one that is not there: JAX alone is asked.
+    """
+
+    def gradient(tokens: Array) -> Any:
+        attend = functools.partial(jax.nn.dot_product_attention, implementation=library)
+        return jax.vjp(lambda tokens: attend(tokens, tokens, tokens), tokens)[1](tokens)
+
+    try:
+        traced = jax.jit(gradient).trace(jax.ShapeDtypeStruct((1, 8, 1, size), dtype))
+        if nvidia_generation() is not None:
+            with jax.default_device(jax.local_devices(backend="gpu")[0]):
+                traced.lower().compile()
+    except RuntimeError as error:  # NotImplementedError is one
+        return f"cannot run here: {one_line(error)}"
     return None
 
 
-# --- the call of the library, and its derivatives ---
+def _padded_size(features: int, values: int) -> int:
+    """The size to which the library's features and values are padded by zeros."""
+    return _HEAD_MULTIPLE * math.ceil(max(features, values) / _HEAD_MULTIPLE)
 
 
-def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, None]:
-    library, features, has_keys = _prepared(call, windows, *operands[:3])
-    # The forward pass of a gradient saves the rows' logsumexp too.
-    output = jax.vjp(library, *features)[0] if call.has_gradient else library(*features)
-    return _with_keys(output, has_keys), None
+# --- the call of the library ---
 
 
-def _backward(
-    call: Call, operands: Operands, windows: Windows | None, terms: None, doutput: Array
-) -> Operands:
-    library, (*features, doutput), has_keys = _prepared(call, windows, *operands[:3], doutput)
-    # Within one program XLA merges this forward pass with that of `_forward`.
-    _, pull_back = jax.vjp(library, *features)
-    dqueries, dkeys, dvalues = pull_back(_with_keys(doutput, has_keys))
-    dparams = jax.tree.map(jnp.zeros_like, operands.params)
-    return Operands(dqueries, dkeys, dvalues, dparams)
+def _output(options: Options, inputs: Inputs) -> Array:
+    """Output [*B, T, Dv].
 
-
-def _prepared(call: Call, windows: Windows | None, *arrays: Array) -> tuple[Any, list[Array], Any]:
-    """What the library reads: all numbers are finite, and every query sees some key.
-
-    Returns:
-        a function of queries, keys and values, the arrays, and which queries have keys, bool [T];
-        None where padding hides nothing.
+    The library's axes are B, tokens, key heads and the heads that share a key head, features. The
+    last batch axis of the keys is that of the key heads, if it is not the first axis and its
+    examples have the same padding; the others are B. So these transpositions and those of a model
+    with arrays [B, T, N, H] cancel.
     """
-    key_length, has_keys = None, None
-    if call.bounds.padded:
-        assert windows is not None
-        # An example without keys has one stand-in key.
-        key_length = jnp.maximum(jnp.max(windows.end), 1)
-        has_keys = windows.end > windows.first
-    *batched, key_length = _with_equal_batches(*arrays, key_length)
-    return functools.partial(_call_library, call.bounds, key_length), batched, has_keys
+    scale, (features, has_keys, key_length) = _operands(options, inputs)
+    *batch_shape, target_length, _ = features[0].shape
+    ndim, value_dim = len(batch_shape), inputs.value.shape[-1]
+    shared = [axis for axis in range(ndim) if features[1].shape[axis] == 1]
+    batch = [axis for axis in range(ndim) if axis not in shared]
+    heads = []
+    if batch and batch[-1] > 0 and (key_length is None or key_length.shape[batch[-1]] == 1):
+        heads = [batch.pop()]
+    order = [*batch, ndim, *heads, *shared, ndim + 1]
+    size = _padded_size(features[0].shape[-1], value_dim)
 
+    def with_heads(tokens: Array) -> Array:
+        """[*B, length, D] -> [B, length, N, size], padded by zeros."""
+        padding = [(0, 0)] * (ndim + 1) + [(0, size - tokens.shape[-1])]
+        tokens = jnp.pad(tokens, padding).transpose(order)
+        examples = math.prod(tokens.shape[: len(batch)])
+        return tokens.reshape(examples, tokens.shape[len(batch)], -1, size)
 
-def _with_keys(rows: Array, has_keys: Array | None) -> Array:
-    """Rows [T, Dv], 0 for a query without keys."""
-    return rows if has_keys is None else jnp.where(has_keys[:, None], rows, 0)
-
-
-def _call_library(
-    bounds: Bounds, key_length: Array | None, queries: Array, keys: Array, values: Array
-) -> Array:
-    """Output [T, Dv]."""
-    size = max(queries.shape[-1], values.shape[-1])
-    size = _HEAD_MULTIPLE * math.ceil(size / _HEAD_MULTIPLE)
     key_lengths, query_lengths = None, None
     if key_length is not None:
         # An array of its own: JAX's default for it would lack the batch axes.
-        key_lengths = key_length[None]
-        query_lengths = 0 * key_lengths + queries.shape[0]
+        sizes = [batch_shape[axis] if axis in batch else 1 for axis in range(ndim)]
+        key_lengths = jnp.broadcast_to(key_length, sizes).reshape(-1)
+        query_lengths = 0 * key_lengths + target_length
+    left, right, _ = bounds_of(inputs.mask)
     library: Any = LIBRARY  # for mypy, which knows the two names
-    try:
-        output = jax.nn.dot_product_attention(
-            _one_head(queries, size),
-            _one_head(keys, size),
-            _one_head(values, size),
-            scale=1.0,
-            is_causal=bounds.right is not None,
-            query_seq_lengths=query_lengths,
-            key_value_seq_lengths=key_lengths,
-            local_window_size=None if bounds.left is None else (bounds.left, 0),
-            implementation=library,
-        )
-    except RuntimeError as error:  # JAX found no cuDNN
-        raise NotImplementedError(
-            f"implementation 'cudnn' needs the CUDA plugin of JAX: {error}"
-        ) from error
-    return output[0, :, 0, : values.shape[-1]]
-
-
-def _one_head(tokens: Array, size: int) -> Array:
-    """[length, D] -> [B, length, N, size] with B = N = 1, padded by zeros."""
-    return jnp.pad(tokens, ((0, 0), (0, size - tokens.shape[-1])))[None, :, None, :]
-
-
-@jax.custom_batching.custom_vmap
-def _with_equal_batches(*arrays: Any) -> tuple[Any, ...]:
-    """The arrays as they are; under `jax.vmap` all have the batch axis, in front.
-
-    JAX's batching rule of cuDNN demands it.
-    """
-    return arrays
-
-
-@_with_equal_batches.def_vmap
-def _batch_all(axis_size: int, in_batched: Any, *arrays: Any) -> tuple[Any, Any]:
-    def batch(array: Array, batched: bool) -> Array:
-        return array if batched else jnp.broadcast_to(array, (axis_size, *array.shape))
-
-    batched = jax.tree.map(batch, arrays, tuple(in_batched))
-    return _with_equal_batches(*batched), jax.tree.map(lambda _: True, batched)
-
-
-def _feature_shapes(options: Options, inputs: Inputs) -> Any:
-    """The shape and dtype of the key features of one token, after rounding."""
-    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
-    features = key_feature_shapes(options.score, inputs.params, *sizes, 1)
-    return jax.eval_shape(
-        lambda features: options.score.round(features, "key", inputs.token_dtype), features
+    output = jax.nn.dot_product_attention(
+        *map(with_heads, features),
+        scale=scale,
+        is_causal=right is not None,
+        query_seq_lengths=query_lengths,
+        key_value_seq_lengths=key_lengths,
+        local_window_size=None if left is None else (left, 0),
+        implementation=library,
     )
+    sizes = [(*batch_shape, target_length, size)[axis] for axis in order]
+    output = output.reshape(sizes).transpose(np.argsort(order))[..., :value_dim]
+    return output if has_keys is None else jnp.where(has_keys[..., None], output, 0)
 
 
-# cuDNN takes any length: one tile is the whole.
-_KERNELS = Kernels("cudnn", reason_against, lambda options, *lengths: lengths, _forward, _backward)
-attend = attention_by(_KERNELS)
+def _operands(options: Options, inputs: Inputs) -> tuple[float, Any]:
+    """What the library reads: all numbers are finite, and every query sees some key.
+
+    Batch axes have size 1 where all examples share keys and values, or have the same padding.
+
+    Returns:
+        the scale of the logits, and ((queries [*B, T, F], keys [*A, S, F], values [*A, S, Dv]),
+        whether a query has keys, bool [*B, T], and key lengths, int32 [*C]; None without padding).
+    """
+    lengths, batch_ndim = (inputs.query.shape[-2], inputs.key.shape[-2]), inputs.query.ndim - 2
+    score, scale = options.score, 1.0
+    if type(score) is ScaledDot and (factor := score.scale_or(inputs.query.shape[-1] ** -0.5)) > 0:
+        # The library multiplies at no cost; the score would read and write all queries for it.
+        options, scale = dataclasses.replace(options, score=Dot()), factor
+
+    def of_example(inputs: Inputs) -> Any:
+        windows = windows_of(inputs.mask, *lengths)
+        hidden = windows if hides_tokens(inputs.mask, *lengths) else None
+        features = tokens.operands_of(options, inputs, hidden, lengths)[:3]
+        if not bounds_of(inputs.mask).padded:
+            return features, None, None
+        # An example without keys has one stand-in key.
+        return features, windows.end > windows.first, jnp.maximum(jnp.max(windows.end), 1)
+
+    ndims = core_ndims(options.score, options.normalizer, inputs)
+    first = jax.tree.map(lambda leaf, ndim: leaf[(0,) * (leaf.ndim - ndim)], inputs, ndims)
+
+    def over_batch(part: Any, inputs: Inputs) -> Any:
+        """A part of the results, over the batch axes of all these arrays."""
+        leaves = zip(jax.tree.leaves(inputs), jax.tree.leaves(ndims), strict=True)
+        sizes = [leaf.shape[: leaf.ndim - ndim] for leaf, ndim in leaves]
+        batch = jnp.broadcast_shapes((1,) * batch_ndim, *sizes)
+        return map_over_batch(lambda inputs: part(*of_example(inputs)), batch, (inputs,), (ndims,))
+
+    # Arrays that a part does not read have no batch axes.
+    of_keys, of_mask = inputs._replace(query=first.query), first._replace(mask=inputs.mask)
+    if isinstance(inputs.key, ProjectedKeys) or type(score).project_key is Score.project_key:
+        of_keys = of_keys._replace(params=first.params)
+    queries, has_keys = over_batch(lambda features, has_keys, _: (features[0], has_keys), inputs)
+    keys, values = over_batch(lambda features, *_: features[1:], of_keys)
+    key_length = over_batch(lambda *results: results[2], of_mask)
+    features, key_length = _batched_alike((queries, keys, values), key_length)
+    return scale, (features, has_keys, key_length)
+
+
+def _batched_alike(*trees: Any) -> Any:
+    """The arrays as they are; under `jax.vmap` all have the batch axis if one has it.
+
+    JAX's batching rule of cuDNN demands it. Zeros that depend on all arrays are added to each.
+    """
+    flags = [jnp.isnan(leaf.ravel()[0]) for leaf in jax.tree.leaves(trees) if leaf.size]
+    zero: Any = 0 * sum(flag.astype(jnp.int32) for flag in flags)
+    return jax.tree.map(lambda leaf: leaf + zero.astype(leaf.dtype), trees)
+
+
+# --- the derivative rule ---
+
+
+def _twin(options: Options, inputs: Inputs) -> Array:
+    """The output of `twin` for the batch."""
+    of_example = functools.partial(twin, options)
+    ndims = core_ndims(options.score, options.normalizer, inputs)
+    output: Array = map_over_batch(of_example, inputs.query.shape[:-2], (inputs,), (ndims,))[0]
+    return output
+
+
+def _attend_fwd(options: Options, inputs: Inputs) -> tuple[Array, Inputs]:
+    # The forward pass of a gradient saves the rows' logsumexp too.
+    return jax.vjp(functools.partial(_output, options), inputs)[0], inputs
+
+
+def _attend_bwd(options: Options, inputs: Inputs, doutput: Array) -> tuple[Inputs]:
+    _, doutput = _batched_alike(inputs, doutput)
+    # Within one program XLA merges this forward pass with that of `_attend_fwd`.
+    return jax.vjp(functools.partial(_output, options), inputs)[1](doutput)
+
+
+_attend = custom_vjp(_output, nondiff_argnums=(0,), twin=_twin)
+_attend.defvjp(_attend_fwd, _attend_bwd)

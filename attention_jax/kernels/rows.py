@@ -46,9 +46,9 @@ class RowTerms(NamedTuple):
     dlogsumexp: Any  # [T] the sum of the cotangents of the logits; 0 without statistics
 
 
-def statistics_of(sums: Sums | None) -> AttentionStatistics | None:
+def statistics_of(sums: Sums) -> AttentionStatistics | None:
     """The statistics of the rows, if the kernel has summed the excess."""
-    if sums is None or sums.excess is None:
+    if sums.excess is None:
         return None
     return RowSummary.of_sums(*sums).statistics()
 

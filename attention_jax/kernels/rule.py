@@ -18,16 +18,9 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.kernels.rows import Sums, row_terms, statistics_of
+from attention_jax.kernels.rows import RowTerms, Sums, row_terms, statistics_of
 from attention_jax.kernels.tokens import Operands, operands_of, refuse
-from attention_jax.kernels.windows import (
-    Bounds,
-    Windows,
-    bounds_of,
-    hides_tokens,
-    padded_windows,
-    windows_of,
-)
+from attention_jax.kernels.windows import Windows, hides_tokens, padded_windows, windows_of
 
 Array = jax.Array
 
@@ -36,11 +29,9 @@ class Call(NamedTuple):
     """The static part of a call."""
 
     options: Options
-    bounds: Bounds  # of the mask
     tile: tuple[int, int]  # queries and keys
     tiles: tuple[int, int]  # their numbers
     output_dtype: Any
-    has_gradient: bool  # whether the backward kernel follows
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -54,10 +45,16 @@ class Kernels(NamedTuple):
     name: str
     reason_against: Callable[[Options, Inputs], str | None]  # see `refuse`
     tile: Callable[[Options, int, int], tuple[int, int]]  # the tile of these lengths
-    # -> output [T, Dv], and sums or None; the windows are None if each query sees each key.
-    forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums | None]]
-    # (..., `RowTerms` or None, the cotangent of the output) -> cotangents of the operands
-    backward: Callable[[Call, Operands, Windows | None, Any, Array], Operands]
+    # -> output [T, Dv], and sums; the windows are None if each query sees each key.
+    forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums]]
+    # (..., the cotangent of the output) -> cotangents of the operands
+    backward: Callable[[Call, Operands, Windows | None, RowTerms, Array], Operands]
+
+
+def twin(options: Options, inputs: Inputs) -> Any:
+    """`tiled` without 16-bit products, whose errors would add up."""
+    output, statistics = tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))
+    return output.astype(inputs.query.dtype), statistics
 
 
 def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
@@ -66,44 +63,36 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
     The function raises NotImplementedError, with the reason, where the kernels cannot serve.
     """
 
-    def call_of(options: Options, inputs: Inputs, has_gradient: bool) -> Call:
+    def call_of(options: Options, inputs: Inputs) -> Call:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
         tile = kernels.tile(options, *lengths)
         tiles = (math.ceil(lengths[0] / tile[0]), math.ceil(lengths[1] / tile[1]))
-        bounds = bounds_of(inputs.mask)
-        return Call(options, bounds, tile, tiles, inputs.query.dtype, has_gradient)
+        return Call(options, tile, tiles, inputs.query.dtype)
 
     def prepared(call: Call, inputs: Inputs) -> tuple[Operands, Windows | None]:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
         padded = call.lengths != lengths
         if inputs.mask is None and not padded:
-            return operands_of(call.options, inputs, None, *lengths), None
+            return operands_of(call.options, inputs, None, lengths), None
         windows = windows_of(inputs.mask, *lengths)
         hidden = windows if padded or hides_tokens(inputs.mask, *lengths) else None
-        operands = operands_of(call.options, inputs, hidden, *call.lengths)
+        operands = operands_of(call.options, inputs, hidden, call.lengths)
         return operands, padded_windows(windows, *call.lengths)
 
-    def forward(call: Call, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
+    def forward(options: Options, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
+        call = call_of(options, inputs)
         output, sums = kernels.forward(call, *prepared(call, inputs))
         results = output.astype(inputs.query.dtype), statistics_of(sums)
-        residuals = inputs, sums, None if sums is None else output
-        return jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results), residuals
-
-    # The twin has no 16-bit products, whose errors would add up.
-    def twin(options: Options, inputs: Inputs) -> Any:
-        output, statistics = tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))
-        return output.astype(inputs.query.dtype), statistics
+        results = jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results)
+        return results, (inputs, sums, output)
 
     @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=twin)
     def with_gradient(options: Options, inputs: Inputs) -> Any:
-        return forward(call_of(options, inputs, False), inputs)[0]
+        return forward(options, inputs)[0]
 
-    def with_gradient_fwd(options: Options, inputs: Inputs) -> Any:
-        return forward(call_of(options, inputs, True), inputs)
-
-    def with_gradient_bwd(options: Options, residuals: Any, cotangents: Any) -> tuple[Inputs]:
+    def backward(options: Options, residuals: Any, cotangents: Any) -> tuple[Inputs]:
         inputs, sums, output = residuals
-        call = call_of(options, inputs, True)
+        call = call_of(options, inputs)
         operands, pull_back, windows = jax.vjp(
             functools.partial(prepared, call), inputs, has_aux=True
         )
@@ -113,10 +102,10 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
             return jnp.pad(rows, ((0, padding), *[(0, 0)] * (rows.ndim - 1)))
 
         cotangents = jax.tree.map(pad, cotangents)
-        terms = None if sums is None else row_terms(sums, output, cotangents)
+        terms = row_terms(sums, output, cotangents)
         return pull_back(kernels.backward(call, operands, windows, terms, cotangents[0]))
 
-    with_gradient.defvjp(with_gradient_fwd, with_gradient_bwd)
+    with_gradient.defvjp(forward, backward)
 
     def attend(options: Options, inputs: Inputs) -> Any:
         refuse(kernels.name, kernels.reason_against(options, inputs))

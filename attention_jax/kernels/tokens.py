@@ -11,13 +11,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.export import is_symbolic_dim
 
-from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.implementations.features import projected
-from attention_jax.implementations.tile_arrays import replace_and_pad
+from attention_jax.implementations.features import token_features
 from attention_jax.kernels.windows import Windows, reason_against_mask, used_tokens
 from attention_jax.normalizers import Softmax
-from attention_jax.scores.stand_ins import stand_in_key, stand_in_query
 
 Array = jax.Array
 
@@ -60,11 +57,7 @@ def refuse(name: str, reason: str | None) -> None:
 
 
 def operands_of(
-    options: Options,
-    inputs: Inputs,
-    windows: Windows | None,
-    target_length: int,
-    source_length: int,
+    options: Options, inputs: Inputs, windows: Windows | None, lengths: tuple[int, int]
 ) -> Operands:
     """The tokens of one example, projected, as the kernel reads them.
 
@@ -72,19 +65,8 @@ def operands_of(
         options: the static options.
         inputs: the arrays of one example.
         windows: of its mask; None if every query sees every key, and nothing is padded.
-        target_length: T, to which queries are padded.
-        source_length: S, to which keys are padded.
+        lengths: (T, S), to which tokens are padded.
     """
-    params, query, key, values = cast_floats(
-        (inputs.params, inputs.query, inputs.key, inputs.value), inputs.compute_dtype
-    )
-    if windows is not None:
-        used_queries, used_keys = used_tokens(windows, inputs.key.shape[0])
-        query = replace_and_pad(query, target_length, used_queries, stand_in_query(query))
-        key = jax.tree.map(
-            lambda tokens: replace_and_pad(tokens, source_length, used_keys, stand_in_key(tokens)),
-            key,
-        )
-        values = replace_and_pad(values, source_length, used_keys, 0)
-    queries, keys = projected(options.score, inputs, params, query, key)
-    return Operands(queries, keys, values.astype(inputs.value_dtype), params)
+    used = (None, None) if windows is None else used_tokens(windows, inputs.key.shape[0])
+    params, queries, keys, values = token_features(options.score, inputs, lengths, used)
+    return Operands(queries, keys, values, params)

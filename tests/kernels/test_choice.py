@@ -11,6 +11,7 @@ from attention_jax import attention as front_door
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.kernels import choice
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
+from attention_jax.scores.literature import Neural
 
 ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
 
@@ -28,9 +29,10 @@ class Cubed(aj.Dot):
         return super().pair(params, q_features, k_features) ** 3
 
 
-def inputs_of(*batch, target, source, dim=64):
+def inputs_of(*batch, target, source, dim=64, score=SCALED):
     shapes = ((*batch, length, dim) for length in (target, source, source))
-    return Inputs(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), {}, None, None, None)
+    params = jax.eval_shape(lambda: score.init(jax.random.key(0), dim, dim))
+    return Inputs(*(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes), params, None, None, None)
 
 
 def chosen(score, inputs, backend):
@@ -56,50 +58,84 @@ def test_an_unknown_cost_is_refused():
         aj.get_score(Quick())
 
 
-def test_small_is_materialised_and_large_is_tiled():
+@pytest.mark.parametrize(("score", "least"), [(ADDITIVE, 2**10), (SCALED, 2**18), (Cubed(), 2**16)])
+def test_small_is_materialised_and_large_is_tiled(score, least):
     """Kernels that no device has run are not chosen."""
-    for score, least in ((ADDITIVE, 2**10), (SCALED, 2**18), (Cubed(), 2**16)):
-        for batch in ((), (2, 8)):
-            at, below = (inputs_of(*batch, target=32, source=least // 32 - n) for n in (0, 1))
-            assert chosen(score, at, "cpu") == "tiled"
-            assert chosen(score, below, "cpu") == "reference"
-        many = inputs_of(2**20, target=31, source=29)  # short, but its logits would take GiBs
-        endless = inputs_of(8, target=2**15, source=2**15)
-        for backend in ("cpu", "gpu", "tpu"):
-            assert chosen(score, below, backend) == "reference"
-            assert chosen(score, many, backend) == "tiled"
-            assert chosen(score, endless, backend) == "tiled"
-        for nothing in (inputs_of(target=0, source=7), inputs_of(0, target=5, source=0)):
-            assert chosen(score, nothing, "cpu") == "reference"
-            assert choice.chosen_block_sizes(score, nothing)
+    target = int(least**0.5)
+    for batch in ((), (2, 2)):
+        at, below = (inputs_of(*batch, target=target, source=target - n) for n in (0, 1))
+        assert chosen(score, at, "cpu") == "tiled"
+        assert chosen(score, below, "cpu") == "reference"
+    many = inputs_of(2**20, target=31, source=29)  # short, but its logits would take GiBs
+    endless = inputs_of(8, target=2**15, source=2**15)
+    for backend in ("cpu", "gpu", "tpu", "another"):
+        assert chosen(score, below, backend) == "reference"
+        assert chosen(score, many, backend) == "tiled"
+        assert chosen(score, endless, backend) == "tiled"
+    for nothing in (inputs_of(target=0, source=7), inputs_of(0, target=5, source=0)):
+        assert chosen(score, nothing, "cpu") == "reference"
+        assert choice.chosen_block_sizes(score, nothing, "cpu")
 
 
 def test_features_of_all_pairs_take_memory_too():
     strings = inputs_of(10_000, target=101, source=102)
     assert chosen(Cubed(), strings, "cpu") == "tiled"
     assert chosen(SCALED, strings, "cpu") == "reference"
+    # Its features of a pair are as many as its hidden units, whatever Dk is.
+    for backend, length in (("cpu", 200), ("gpu", 512)):
+        for hidden, name in ((16, "reference"), (1024, "tiled")):
+            score = Neural(hidden_dim=hidden)
+            inputs = inputs_of(target=length, source=length, score=score)
+            assert chosen(score, inputs, backend) == name
+            blocks = choice.chosen_block_sizes(score, inputs, "cpu")
+            assert blocks.key**2 * hidden <= 2**20 or hidden == 16
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+def test_few_queries_of_many_keys_are_not_tiled(backend):
+    """As in decoding: the logits take less memory than the keys."""
+    for batch in ((), (8, 16)):
+        for target, source in ((1, 300_000), (8, 2**19), (64, 2**12)):
+            assert chosen(SCALED, inputs_of(*batch, target=target, source=source), backend) == (
+                "reference"
+            )
+    assert chosen(Cubed(), inputs_of(target=1, source=300_000), backend) == "reference"
+    # As many keys as queries, features of pairs larger than the keys, keys that many share.
+    many, keys = inputs_of(1024, target=1, source=2**19), inputs_of(target=1, source=2**19)
+    for score, inputs in (
+        (SCALED, inputs_of(target=2**14, source=2**14)),
+        (Cubed(), inputs_of(target=4, source=2**21)),
+        (SCALED, many._replace(key=keys.key, value=keys.value)),
+    ):
+        assert chosen(score, inputs, backend) == "tiled"
 
 
 @pytest.mark.parametrize("score", [ADDITIVE, SCALED, Cubed()])
-def test_tiles_shrink_as_the_batch_grows(score):
-    sizes = []
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu", "another"])
+def test_tiles_shrink_as_the_batch_grows(score, backend):
+    table, sizes = choice.TABLES.get(backend, choice.Table()), []
+    features = 64 if score == Cubed() else 1
     for batch in (1, 4, 16, 64, 1024, 2**20):
-        blocks = choice.chosen_block_sizes(score, inputs_of(batch, target=4096, source=4096))
+        inputs = inputs_of(batch, target=4096, source=4096)
+        blocks = choice.chosen_block_sizes(score, inputs, backend)
         sizes.append(blocks.key)
-        assert blocks.key == 64 or batch * blocks.key**2 <= 2**20
+        least = blocks.key == choice.SMALLEST_BLOCK[score.tile_cost]
+        assert least or features * batch * blocks.key**2 <= table.tile_pairs
         assert blocks.query == blocks.key
     assert sizes == sorted(sizes, reverse=True)
-    assert sizes[0] > sizes[-1] == 64
+    assert sizes[0] > sizes[-1] == choice.SMALLEST_BLOCK[score.tile_cost]
     # A pair that may hold a tile of vectors has tiles to match.
-    wide = choice.chosen_block_sizes(Cubed(), inputs_of(target=4096, source=4096, dim=1024))
-    narrow = choice.chosen_block_sizes(Cubed(), inputs_of(target=4096, source=4096, dim=16))
+    wide, narrow = (
+        choice.chosen_block_sizes(Cubed(), inputs_of(target=4096, source=4096, dim=dim), backend)
+        for dim in (1024, 16)
+    )
     assert wide.query < narrow.query
 
 
 def test_tiles_shrink_to_a_sliding_window():
     def size(mask):
         inputs = inputs_of(target=4096, source=4096)._replace(mask=mask)
-        return choice.chosen_block_sizes(SCALED, inputs).key
+        return choice.chosen_block_sizes(SCALED, inputs, "cpu").key
 
     window, padding, whole = aj.local_mask(64, 64), aj.padding_mask(jnp.array(3000)), size(None)
     assert size(padding & (aj.causal_mask() & window)) == size(window) < whole

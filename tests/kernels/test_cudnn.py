@@ -1,17 +1,19 @@
 """The masking and the derivatives around cuDNN; XLA's own product attention stands in for cuDNN."""
 
-import importlib.util
+import functools
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import kernel_cases
 import numpy as np
 import pytest
-from kernel_cases import check
+from kernel_cases import assert_within, check, in_float64
 from score_cases import slow_unless
 
 import attention_jax as aj
 from attention_jax.implementations import BlockSizes, Inputs, Options
-from attention_jax.kernels import choice
+from attention_jax.kernels import choice, cudnn
 
 NAME = "cudnn"
 T, S, D, DV = 5, 7, 11, 13
@@ -46,33 +48,175 @@ def test_output_and_gradients_are_those_of_float64(interpreted, score_name, mask
     check("cudnn", score, MASKS[mask_name], arrays, doutput, BOUNDS, statistics=False)
 
 
-def test_without_the_plugin_it_says_so():
-    _, (query, key, value, _), _ = draw("scaled")
-    if importlib.util.find_spec("jax_cuda12_plugin"):
-        pytest.skip("the CUDA plugin is installed")
-    with pytest.raises(NotImplementedError, match="needs the CUDA plugin of JAX"):
-        # A shape of its own: XLA's are compiled already.
-        aj.attention(query[:, :4], key, value, implementation="cudnn")
+class Form(NamedTuple):
+    """Batch axes, and what the library is called with."""
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    heads: tuple[int, int, int]  # B, N, K
+    value: tuple[int, ...] | None = None  # those of the key
+    params: tuple[int, ...] = ()
+    mask: Any = None
+    score: Any = "general"
 
 
-def test_none_chooses_it_on_a_gpu_that_has_it(monkeypatch):
-    score, (query, key, value, params), _ = draw("scaled")
-    inputs = Inputs(query, key, value, params, aj.causal_mask(), None, None, {})
-    shared = inputs._replace(key=key[:1])  # cuDNN's keys would be copies
-    options = Options(score, BlockSizes())
+LENGTHS = jnp.array([4, 0])
+FORMS = {
+    "no axes": Form((), (), (1, 1, 1)),
+    "one axis": Form((3,), (3,), (3, 1, 1), mask=aj.causal_mask()),
+    "heads": Form((2, 3), (2, 3), (2, 3, 3), params=(3,), mask=aj.padding_mask(LENGTHS[:, None])),
+    "heads of one example": Form((1, 3), (1, 3), (1, 3, 3), params=(3,)),
+    "grouped": Form((2, 3, 2), (2, 3, 1), (2, 6, 3), params=(3, 2),
+                    mask=aj.padding_mask(LENGTHS[:, None, None]) & aj.causal_mask()),
+    "grouped, keys with params": Form((2, 3, 2), (2, 3, 1), (2, 6, 3), params=(3, 1), score="ngpt"),
+    "multi-query": Form((2, 3), (2, 1), (2, 3, 1), params=(3,), mask=aj.local_mask(2, 0)),
+    "keys with params of each head": Form((2, 3), (2, 1), (2, 3, 3), params=(3,), score="ngpt"),
+    "keys of all": Form((2, 3), (), (1, 6, 1), mask=aj.causal_mask()),
+    "keys of all, lengths of each": Form((2, 3), (), (2, 3, 1),
+                                         mask=aj.padding_mask(LENGTHS[:, None])),
+    "examples share keys": Form((2, 3), (1, 3), (1, 6, 3), params=(2, 1)),
+    "values of each head": Form((2, 3), (2, 1), (2, 3, 3), value=(2, 3)),
+    "lengths of each head": Form((2, 2), (2, 1), (4, 1, 1),
+                                 mask=aj.padding_mask(jnp.array([[4, 0], [7, 2]]))),
+    "lengths of queries": Form((2, 3), (2, 3), (2, 3, 3), mask=aj.padding_mask(
+        LENGTHS[:, None], jnp.array([[3], [5]]))),
+    "many axes": Form((2, 1, 3, 2), (2, 1, 3, 1), (2, 6, 3)),
+    "negative scale": Form((2, 3), (2, 1), (2, 3, 1), score=aj.ScaledDot(scale=-0.25)),
+    "layers": Form((2, 2, 3), (2, 2, 3), (4, 3, 3)),
+}  # fmt: skip
+
+
+def of_form(form):
+    """(score, (query, key, value, params), cotangent of the output)"""
+    score, rng = aj.get_score(form.score), np.random.default_rng(5)
+    sizes = (*form.query, T, D), (*form.key, S, D), (*(form.value or form.key), S, DV)
+    arrays = [rng.normal(size=shape) for shape in sizes]
+    params = score.init(jax.random.key(2), D, D)
+    arrays.append(
+        {
+            k: np.asarray(p) + 0.3 * rng.normal(size=(*form.params, *p.shape))
+            for k, p in params.items()
+        }
+    )
+    arrays.append(rng.normal(size=(*form.query, T, DV)))
+    *arrays, doutput = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.bfloat16), arrays)
+    return score, tuple(arrays), doutput
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_batch_axes_are_examples_and_heads(interpreted, name, monkeypatch):
+    """Keys that heads share are not copied."""
+    form, shapes = FORMS[name], []
+    attend = jax.nn.dot_product_attention
+
+    def recorded(query, key, value, **options):
+        shapes.append((query.shape[0], query.shape[2], key.shape[2]))
+        return attend(query, key, value, **options)
+
+    score, arrays, doutput = of_form(form)
+    monkeypatch.setattr(jax.nn, "dot_product_attention", recorded)
+    check("cudnn", score, form.mask, arrays, doutput, BOUNDS, statistics=False)
+    monkeypatch.undo()
+    assert set(shapes) - {(1, 1, 1)} == {form.heads} - {(1, 1, 1)}
+
+
+TRANSFORMS = {
+    "jit": jax.jit,
+    "checkpoint": jax.checkpoint,
+    "vmap": lambda f: jax.vmap(f, in_axes=0),
+    "vmap of queries": lambda f: lambda q, k, v, p: jax.vmap(f, in_axes=(0, None, None, None))(
+        q, k[0], v[0], jax.tree.map(lambda leaf: leaf[0], p)),
+    "vmap of keys and params": lambda f: lambda q, k, v, p: jax.vmap(f, in_axes=(None, 0, None, 0))(
+        q[0], k, v[0], p),
+    "vmap of vmap": lambda f: jax.vmap(jax.vmap(f), in_axes=1, out_axes=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("mask_name", ["none", "padding"])
+def test_transformations_of_grouped_queries(interpreted, name, mask_name):
+    mask = aj.padding_mask(LENGTHS[:, None, None]) if mask_name == "padding" else None
+    form = Form((2, 3, 2, 3, 2), (2, 3, 2, 3, 1), (0, 0, 0), params=(2, 3, 2, 3, 1))
+    drop = {"vmap of vmap": 0, "jit": 2, "checkpoint": 2}.get(name, 1)
+    form = form._replace(query=form.query[drop:], key=form.key[drop:], params=form.params[drop:])
+    score, arrays, doutput = of_form(form)
+
+    def gradients(implementation, *arrays):
+        def attend(query, key, value, params):
+            return aj.attention(
+                query, key, value, score=score, params=params, mask=mask,
+                implementation=implementation,
+            )  # fmt: skip
+
+        output, pull_back = jax.vjp(TRANSFORMS[name](attend), *arrays)
+        return output, None, pull_back(doutput.astype(output.dtype))
+
+    expected = in_float64(functools.partial(gradients, "reference"), *arrays)
+    assert_within(gradients("cudnn", *arrays), expected, BOUNDS)
+
+
+def inputs_of(score, query, key, value, params):
+    return Inputs(query, key, value, params, aj.causal_mask(), None, None, {})
+
+
+def test_none_chooses_it_on_a_gpu_that_has_it(interpreted, monkeypatch):
+    score, arrays, _ = draw("scaled")
+    inputs, options = inputs_of(score, *arrays), Options(score, BlockSizes())
     statistics = Options(score, BlockSizes(), return_statistics=True)
     for generation, backend, call, chosen in (
         (None, "gpu", (options, inputs), True),
-        (9.0, "gpu", (options, inputs), True),
         (7.5, "gpu", (options, inputs), False),
         (None, "cpu", (options, inputs), False),
         (None, "tpu", (options, inputs), False),
-        (None, "gpu", (options, shared), False),
         (None, "gpu", (statistics, inputs), False),
     ):
-        monkeypatch.setattr(choice, "nvidia_generation", lambda generation=generation: generation)
+        monkeypatch.setattr(cudnn, "nvidia_generation", lambda generation=generation: generation)
         name, _ = choice.choose(None, None, *call, backend)
         assert (name == "cudnn") is chosen, (generation, backend)
+
+
+def test_of_several_devices_none_may_hold_some_of_the_examples_that_share_keys(
+    interpreted, monkeypatch
+):
+    """JAX cannot divide such a call."""
+    chosen = {}
+    for name in ("heads", "grouped", "multi-query", "keys of all", "examples share keys"):
+        score, arrays, _ = of_form(FORMS[name])
+        inputs = inputs_of(score, *arrays)
+        for devices in (1, 2):
+            monkeypatch.setattr(jax, "device_count", lambda devices=devices: devices)
+            call = Options(score, BlockSizes()), inputs, "gpu"
+            chosen[name, devices] = choice.choose(None, None, *call)[0] == "cudnn"
+    assert all(chosen[name, 1] for name, _ in chosen)
+    assert [name for name, devices in chosen if not chosen[name, devices]] == [
+        "keys of all", "examples share keys"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("says_so_when", ["traced", "compiled"])
+def test_a_gpu_without_cudnn_falls_back(says_so_when, monkeypatch):
+    """`None` serves; the name is refused in one line."""
+
+    def attend(query, key, value, **options):
+        if says_so_when == "traced":
+            raise RuntimeError("cuDNN is not detected.\nMore lines")
+        return query
+
+    def compiler(**options):
+        raise jax.errors.JaxRuntimeError("cuDNN is not detected.\nMore lines")
+
+    monkeypatch.setattr(cudnn, "LIBRARY", says_so_when)  # nobody has asked for it yet
+    monkeypatch.setattr(jax.nn, "dot_product_attention", attend)
+    monkeypatch.setattr(cudnn, "nvidia_generation", lambda: 9.0)
+    monkeypatch.setattr(jax, "local_devices", compiler)
+    score, arrays, _ = draw("scaled")
+    inputs = inputs_of(score, *arrays)
+    for name in (None, "reference"):
+        chosen, _ = choice.choose(name, None, Options(score, BlockSizes()), inputs, "gpu")
+        assert chosen == "reference"
+    refusal = r"^implementation 'cudnn' cannot run here: cuDNN is not detected: use"
+    with pytest.raises(NotImplementedError, match=refusal):
+        aj.attention(*arrays[:3], implementation="cudnn")
 
 
 def test_statistics_are_captured_although_cudnn_has_none(interpreted):
