@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles
@@ -26,13 +25,13 @@ from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import stand_in_features
 from attention_jax.implementations.tile_arrays import joined, positions
 from attention_jax.implementations.tiling import (
-    Plan,
     allowed_pairs,
     make_plan,
+    make_schedule,
     mask_with_padding,
     tile_inputs,
+    used_tokens,
 )
-from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
 from attention_jax.scores.stand_ins import pair_with_stand_ins
 
@@ -98,7 +97,9 @@ def attend_in_order(
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
     plan = make_plan(Options(score, BlockSizes(size, lengths[1])), *lengths)
     mask = mask_with_padding(plan, inputs.mask, lengths)
-    used = (None, None) if mask is None else _used_tokens(plan, mask)
+    used: Any = (None, None)
+    if mask is not None:
+        used = used_tokens(plan, mask, make_schedule(plan.grid, mask))
     arrays, integers = tile_inputs(plan, inputs, *used)
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
     stand_ins = None if mask is None else stand_in_features(score, inputs)
@@ -145,18 +146,6 @@ def attend_in_order(
 def allowed_only(allowed: Array | None, pairs: Array) -> Array:
     """`pairs` with 0 in place of masked entries, whose cotangents then reach nothing."""
     return pairs if allowed is None else jnp.where(allowed, pairs, 0)
-
-
-def _used_tokens(plan: Plan, mask: Mask) -> tuple[Array, Array]:
-    """How many keys each query may attend to, int [query_tiles * t]; the used keys, bool [S]."""
-
-    def add_chunk(used_keys: Array, index: Array) -> tuple[Array, Array]:
-        allowed = allowed_pairs(plan, mask, index, jnp.zeros_like(index))
-        return used_keys | allowed.any(0), allowed.sum(1)
-
-    used_keys = varying_as(jnp.zeros(plan.tile.key, bool), mask)
-    used_keys, keys_per_query = _scan(add_chunk, used_keys, jnp.arange(plan.query_tiles))
-    return keys_per_query.reshape(-1), used_keys
 
 
 def _scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:
