@@ -81,8 +81,10 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     if (left is not None or right is not None) and right != 0:
         return f"takes windows that end at the query's position; got left {left}, right {right}"
     target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
-    if left is not None and (padded or target_length > source_length + left):
-        return "takes windows with no padding and T <= S + left: one without keys would give NaN"
+    # A key that `_output` adds is behind all queries then, and a query that it adds has a key.
+    most = source_length if source_length % 2 else source_length + (left or 0) - target_length % 2
+    if left is not None and (padded or target_length > most):
+        return "takes windows with no padding and T <= S + left, for an odd S T <= S"
     generation = nvidia_generation()
     if generation is not None and generation < CUDNN_GENERATION:
         return f"needs an NVIDIA GPU of compute capability {CUDNN_GENERATION}; got {generation}"
@@ -118,15 +120,16 @@ def _padded_size(features: int, values: int) -> int:
 # --- the call of the library ---
 
 
-def _output(options: Options, inputs: Inputs) -> Array:
-    """Output [*B, T, Dv].
+def _output(options: Options, inputs: Inputs, *, even: bool = False) -> Array:
+    """Output [*B, T, Dv]. With `even`, T and S are padded to even numbers, as JAX demands of a
+    gradient.
 
     The library's axes are B, tokens, key heads and the heads that share a key head, features. The
     last batch axis of the keys is that of the key heads, if it is not the first axis and its
     examples have the same padding; the others are B. So these transpositions and those of a model
     with arrays [B, T, N, H] cancel.
     """
-    scale, (features, has_keys, key_length) = _operands(options, inputs)
+    scale, (features, has_keys, key_length) = _operands(options, inputs, even)
     *batch_shape, target_length, _ = features[0].shape
     ndim, value_dim = len(batch_shape), inputs.value.shape[-1]
     shared = [axis for axis in range(ndim) if features[1].shape[axis] == 1]
@@ -136,10 +139,11 @@ def _output(options: Options, inputs: Inputs) -> Array:
         heads = [batch.pop()]
     order = [*batch, ndim, *heads, *shared, ndim + 1]
     size = _padded_size(features[0].shape[-1], value_dim)
+    left, right, _ = bounds_of(inputs.mask)
 
     def with_heads(tokens: Array) -> Array:
         """[*B, length, D] -> [B, length, N, size], padded by zeros."""
-        padding = [(0, 0)] * (ndim + 1) + [(0, size - tokens.shape[-1])]
+        padding = [(0, 0)] * ndim + [(0, even * tokens.shape[-2] % 2), (0, size - tokens.shape[-1])]
         tokens = jnp.pad(tokens, padding).transpose(order)
         examples = math.prod(tokens.shape[: len(batch)])
         return tokens.reshape(examples, tokens.shape[len(batch)], -1, size)
@@ -150,7 +154,6 @@ def _output(options: Options, inputs: Inputs) -> Array:
         sizes = [batch_shape[axis] if axis in batch else 1 for axis in range(ndim)]
         key_lengths = jnp.broadcast_to(key_length, sizes).reshape(-1)
         query_lengths = 0 * key_lengths + target_length
-    left, right, _ = bounds_of(inputs.mask)
     library: Any = LIBRARY  # for mypy, which knows the two names
     output = jax.nn.dot_product_attention(
         *map(with_heads, features),
@@ -161,12 +164,12 @@ def _output(options: Options, inputs: Inputs) -> Array:
         local_window_size=None if left is None else (left, 0),
         implementation=library,
     )
-    sizes = [(*batch_shape, target_length, size)[axis] for axis in order]
-    output = output.reshape(sizes).transpose(np.argsort(order))[..., :value_dim]
+    sizes = [(*batch_shape, output.shape[1], size)[axis] for axis in order]
+    output = output.reshape(sizes).transpose(np.argsort(order))[..., :target_length, :value_dim]
     return output if has_keys is None else jnp.where(has_keys[..., None], output, 0)
 
 
-def _operands(options: Options, inputs: Inputs) -> tuple[float, Any]:
+def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]:
     """What the library reads: all numbers are finite, and every query sees some key.
 
     Batch axes have size 1 where all examples share keys and values, or have the same padding.
@@ -207,6 +210,9 @@ def _operands(options: Options, inputs: Inputs) -> tuple[float, Any]:
     queries, has_keys = over_batch(lambda features, has_keys, _: (features[0], has_keys), inputs)
     keys, values = over_batch(lambda features, *_: features[1:], of_keys)
     key_length = over_batch(lambda *results: results[2], of_mask)
+    left, _, padded = bounds_of(inputs.mask)
+    if even and lengths[1] % 2 and left is None and not padded:
+        key_length = jnp.full([1] * batch_ndim, lengths[1], jnp.int32)
     features, key_length = _batched_alike((queries, keys, values), key_length)
     return scale, (features, has_keys, key_length)
 
@@ -234,13 +240,13 @@ def _twin(options: Options, inputs: Inputs) -> Array:
 
 def _attend_fwd(options: Options, inputs: Inputs) -> tuple[Array, Inputs]:
     # The forward pass of a gradient saves the rows' logsumexp too.
-    return jax.vjp(functools.partial(_output, options), inputs)[0], inputs
+    return jax.vjp(functools.partial(_output, options, even=True), inputs)[0], inputs
 
 
 def _attend_bwd(options: Options, inputs: Inputs, doutput: Array) -> tuple[Inputs]:
     _, doutput = _batched_alike(inputs, doutput)
     # Within one program XLA merges this forward pass with that of `_attend_fwd`.
-    return jax.vjp(functools.partial(_output, options), inputs)[1](doutput)
+    return jax.vjp(functools.partial(_output, options, even=True), inputs)[1](doutput)
 
 
 _attend = custom_vjp(_output, nondiff_argnums=(0,), twin=_twin)
