@@ -1,0 +1,195 @@
+"""Right? Each implementation beside the formulas in float64, with its gradients and statistics."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import BlockSizes, attention, causal_mask, get_score, padding_mask
+from attention_jax.kernels import IMPLEMENTATIONS
+from device_checks.programs import in_threads
+from device_checks.record import JSON, Record, attempt
+
+Array = jax.Array
+PART = "right"
+
+
+def manhattan(query: Array, key: Array) -> Array:
+    """-|q - k|_1 / sqrt(D), as a user writes a score."""
+    return -jnp.sum(jnp.abs(query[:, None] - key[None]), axis=-1) / query.shape[-1] ** 0.5
+
+
+# The formulas once more, of one example and without this library; the last one is the user's own.
+FORMULAS: dict[str, Callable[[Any, Array, Array], Array]] = {
+    "scaled": lambda p, q, k: q @ k.T / q.shape[-1] ** 0.5,
+    "additive": lambda p, q, k: jnp.tanh(_sums(p, q, k)) @ p["v"],
+    "general": lambda p, q, k: q @ p["kernel"] @ k.T,
+    "l2": lambda p, q, k: -jnp.sum((q[:, None] - k[None]) ** 2, axis=-1) / q.shape[-1] ** 0.5,
+    "neural": lambda p, q, k: jnp.maximum(_sums(p, q, k) + p["bias"][None, None], 0.0) @ p["v"],
+    "user": lambda p, q, k: manhattan(q, k),
+}
+MASKS = ("padding", "causal", "none")
+# The contract's bounds for float32 inputs, relative to the largest entry. bfloat16 has 8 bits: one
+# rounding adds up to 2^-9 of a number, and products read rounded features, weights and gradients of
+# the logits. Counted as 2^-8 each: features (of queries and keys) for statistics, then weights and
+# the result itself for the output, then gradients of the logits and of the features for gradients.
+BOUNDS: dict[str, JSON] = {
+    "float32": {"output": 2e-6, "statistics": 2e-6, "gradients": 2e-5, "must be 0": 0.0},
+    "bfloat16": {
+        "output": 2e-6 + 2 * 2**-8,
+        "statistics": 2e-6 + 2**-8,
+        "gradients": 2e-5 + 4 * 2**-8,
+        "must be 0": 0.0,
+    },
+}
+
+
+def _sums(params: Any, query: Array, key: Array) -> Array:
+    """[T, S, A]"""
+    return (query @ params["query_kernel"])[:, None] + (key @ params["key_kernel"])[None]
+
+
+def check(record: Record) -> None:
+    """Rows of all masks, dtypes, scores and implementations."""
+    cases = itertools.product(MASKS, BOUNDS, FORMULAS)
+    in_threads(record, lambda case: _check_case(record, *case), cases)
+
+
+def _check_case(record: Record, mask: str, dtype: str, score: str) -> None:
+    work = f"{score}, {mask}, {dtype}"
+    contestants: dict[str, str | None] = dict.fromkeys(IMPLEMENTATIONS, "highest")
+    if dtype == "float32" and mask == "causal" and jax.default_backend() != "cpu":
+        # A GPU rounds factors to 10 bits, and a TPU to 7, unless the precision is "highest".
+        contestants |= {f"{name}, default precision": None for name in IMPLEMENTATIONS}
+    contestants = {x: p for x, p in contestants.items() if not record.has(PART, work, x)}
+    true: Any = None
+    for name, precision in contestants.items():
+        if record.left() <= 0:
+            record.add(PART, work, name, **{"not measured": "no time left"})
+            continue
+        if true is None:
+            inputs, allowed = _inputs(record.shrink, score, mask, dtype)
+            true = _true_results(score, inputs, allowed)
+        with jax.default_matmul_precision(precision):
+            implementation = name.partition(",")[0]
+            found, refusal = attempt(_results, score, mask, implementation, inputs, allowed)
+        entries = refusal or _errors(found, true, allowed, BOUNDS[dtype])
+        if precision is None and "wrong" in entries:
+            entries["for information"] = entries.pop("wrong")
+        record.add(PART, work, name, score=score, dtype=dtype, **entries)
+
+
+def _inputs(shrink: int, score: str, mask: str, dtype: str) -> tuple[JSON, np.ndarray]:
+    """Arrays rounded to the dtype, and which pairs may attend, bool [B, T, S]."""
+    target, source, dim = (202, 318, 64) if shrink == 1 else (22, 26, 16)  # cuDNN: even
+    rng, batch = np.random.default_rng(0), 3
+    shapes: JSON = {"query": (target, dim), "key": (source, dim), "value": (source, dim)}
+    shapes |= {"doutput": (target, dim), "dlogsumexp": (target,), "dentropy": (target,)}
+    inputs: JSON = {name: rng.standard_normal((batch, *shape)) for name, shape in shapes.items()}
+    if score != "user":
+        inputs["params"] = get_score(score).init(jax.random.key(1), dim, dim)
+    inputs = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), inputs)
+    for name in ("dlogsumexp", "dentropy"):  # statistics are float32
+        inputs[name] = inputs[name].astype(np.float32)
+    inputs["lengths"] = np.array([source, source // 3, 0], np.int32)
+    allowed = np.ones((batch, target, source), bool)
+    if mask == "causal":
+        allowed &= np.arange(source) <= np.arange(target)[:, None]
+    if mask == "padding":
+        allowed &= np.arange(source) < inputs["lengths"][:, None, None]
+    return inputs, allowed
+
+
+def _results(score: str, mask: str, name: str, inputs: JSON, allowed: np.ndarray) -> JSON:
+    """Output, statistics and gradients by the library, with NaN in the padding."""
+    poison = np.where(allowed.any(1), 0, np.nan)[:, :, None].astype(inputs["key"].dtype)
+    blocks = BlockSizes(*(8 * -(-length // 24) for length in allowed.shape[1:]))  # three each way
+    inputs = inputs | {token: inputs[token] + poison for token in ("key", "value")}
+
+    def forward(statistics: bool, lengths: Array, tokens: JSON) -> JSON:
+        masks = {"causal": causal_mask(), "padding": padding_mask(lengths), "none": None}
+        options: Any = {"mask": masks[mask], "implementation": name}
+        options["return_statistics"] = statistics
+        options["score"] = manhattan if score == "user" else score
+        options["block_sizes"] = blocks if name == "tiled" else None
+        found: Any = attention(**tokens, **options)
+        if not statistics:
+            return {"output": found}
+        return {"output": found[0], **{x: getattr(found[1], x) for x in ("logsumexp", "entropy")}}
+
+    try:
+        return jax.jit(_with_gradients(functools.partial(forward, True)))(inputs)
+    except NotImplementedError:  # perhaps without statistics
+        return jax.jit(_with_gradients(functools.partial(forward, False)))(inputs)
+
+
+def _true_results(score: str, inputs: JSON, allowed: np.ndarray) -> JSON:
+    """The same in float64 on the host: all pairs at once, by automatic differentiation."""
+
+    def forward(lengths: Array, tokens: JSON) -> JSON:
+        formula = functools.partial(FORMULAS[score], tokens.get("params"))
+        logits = jnp.where(allowed, jax.vmap(formula)(tokens["query"], tokens["key"]), 0.0)
+        largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+        terms = jnp.where(allowed, jnp.exp(logits - largest), 0.0)
+        total, has_keys = terms.sum(-1), allowed.any(-1)
+        total = jnp.where(has_keys, total, 1.0)
+        weights = terms / total[:, :, None]
+        logsumexp = jnp.log(total) + largest[:, :, 0]
+        return {
+            "output": weights @ tokens["value"],
+            "logsumexp": jnp.where(has_keys, logsumexp, -jnp.inf),
+            "entropy": jnp.where(has_keys, logsumexp - jnp.sum(weights * logits, -1), 0.0),
+        }
+
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        wide = {
+            name: jax.tree.map(lambda x: x.astype(np.float64), array)
+            for name, array in inputs.items()
+        }
+        return jax.device_get(jax.jit(_with_gradients(forward))(wide))
+
+
+def _with_gradients(forward: Callable[[Array, JSON], JSON]) -> Callable[[JSON], JSON]:
+    """A function of the inputs: {"output", "logsumexp", "entropy", "gradients"}."""
+
+    def results(inputs: JSON) -> JSON:
+        names = ("query", "key", "value", "params")
+        tokens = {name: inputs[name] for name in names if name in inputs}
+        found, pull_back = jax.vjp(functools.partial(forward, inputs["lengths"]), tokens)
+        return {**found, "gradients": pull_back({x: inputs[f"d{x}"] for x in found})[0]}
+
+    return results
+
+
+def _errors(found: JSON, true: JSON, allowed: np.ndarray, bounds: JSON) -> JSON:
+    """The errors as shares of their bounds, which "worst" is the largest of; and what is wrong."""
+    found = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), found)
+    errors = {"output": _error(found["output"], true["output"])}
+    statistics = [_error(found[x], true[x]) for x in ("logsumexp", "entropy") if x in found]
+    errors |= {"statistics": max(statistics)} if statistics else {}
+    gradients = jax.tree.map(_error, found["gradients"], true["gradients"])
+    errors["gradients"] = max(jax.tree.leaves(gradients))
+    rows, keys, dtokens = allowed.any(2), allowed.any(1), found["gradients"]
+    hidden = [found["output"][~rows], dtokens["query"][~rows]]
+    hidden += [dtokens[name][~keys] for name in ("key", "value")]
+    errors["must be 0"] = max(float(np.max(np.abs(x), initial=0.0)) for x in hidden)
+    wrong = [name for name, error in errors.items() if not error <= bounds[name]]
+    # A number that must be 0 and is not has a share beyond all bounds, as NaN has.
+    shares = {x: min(1e9, errors[x] / max(bounds[x], 1e-300)) for x in errors}
+    shares = {name: float(f"{share:.3g}") for name, share in shares.items()}
+    return {"shares": shares, "worst": max(shares.values()), **({"wrong": wrong} if wrong else {})}
+
+
+def _error(found: np.ndarray, true: np.ndarray) -> float:
+    """The largest error relative to the largest entry; infinite for NaN, or for a wrong Inf."""
+    finite = np.isfinite(true)
+    if not np.array_equal(found[~finite], true[~finite]) or np.isnan(found).any():
+        return float("inf")
+    error = np.max(np.abs(found[finite] - true[finite]), initial=0.0)
+    return float(error / np.max(np.abs(true[finite]), initial=1e-300))
