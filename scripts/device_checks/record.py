@@ -19,19 +19,15 @@ from attention_jax.runs.run_folder import write_json
 
 JSON = dict[str, Any]
 SCHEMA = 1  # of device.json
+NOT_MEASURED: JSON = {"not measured": "no time left"}  # the next call measures it
 
-_PACKAGES = (
-    *("jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13"),
-    *("libtpu", "torch", "triton"),
-)
-# Rows of different values of these are never in one file.
-_FIXED = ("device", "devices", "python", "packages", "driver", "sources", "shrink")
+_PACKAGES = "jax-cuda12-plugin jax-cuda13-plugin nvidia-cudnn-cu12 nvidia-cudnn-cu13 libtpu torch"
+# Rows of other values of these are never in one file.
+_FIXED = ("device", "devices", "driver", "python", "packages", "sources", "shrink")
 
 
 class Record:
     """Rows, each known by (part, work, contestant), and the time that is left.
-
-    A row that says "not measured" is measured by the next call; every other row stays.
 
     Args:
         folder: of device.json.
@@ -40,32 +36,27 @@ class Record:
 
     Attributes:
         about: device, versions and commit.
-        shrink: as given.
 
     Raises:
         ValueError: the file is damaged, or its rows are of another device, version or source.
     """
 
     def __init__(self, folder: Path, seconds: float, shrink: int) -> None:
-        self.folder, self.shrink = folder, shrink
-        self._path, self._lock = folder / "device.json", threading.Lock()
+        self.folder, self.shrink, self.about = folder, shrink, _about(shrink)
+        self._path, self._lock, self._closed = folder / "device.json", threading.Lock(), False
         self._start = time.monotonic()
         self._end = self._deadline = self._start + seconds
-        self._closed = False
-        self.about = _about(shrink)
         self._rows: dict[tuple[str, str, str], JSON] = {}
-        if not self._path.exists():
-            return
-        try:
-            content = json.loads(self._path.read_text())
-            about, rows = content["environment"], content["rows"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self._path} cannot be read: {error!r}") from error
-        if others := [name for name in _FIXED if about.get(name) != self.about[name]]:
-            raise ValueError(
-                f"out {folder} holds rows of another {', '.join(others)}; name another folder"
-            )
-        self._rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
+        if self._path.exists():
+            try:
+                content = json.loads(self._path.read_text())
+                about, rows = content["environment"], content["rows"]
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise ValueError(f"{self._path} cannot be read: {error!r}") from error
+            if others := [name for name in _FIXED if about.get(name) != self.about[name]]:
+                names = ", ".join(others)
+                raise ValueError(f"out {folder} holds rows of another {names}; name another folder")
+            self._rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
 
     def rows(self, part: str = "") -> list[JSON]:
         """All rows, or those of a part."""
@@ -78,10 +69,10 @@ class Record:
 
     def add(self, part: str, work: str, contestant: str = "ours", **entries: Any) -> None:
         """Writes a row; prints what was measured. After `close` it does nothing. For any thread."""
-        row = {"part": part, "work": work, "contestant": contestant, **entries}
         with self._lock:
             if self._closed or self.has(part, work, contestant):
                 return
+            row = {"part": part, "work": work, "contestant": contestant, **entries}
             self._rows[part, work, contestant] = row
             content = {"schema": SCHEMA, "environment": self.about, "rows": self.rows()}
             write_json(self._path, content)
@@ -92,8 +83,7 @@ class Record:
     def begin(self, part: str, share: float) -> None:
         """Gives a part its share of the time that is left."""
         self._deadline = time.monotonic() + share * max(0.0, self._end - time.monotonic())
-        done = sum("not measured" not in row for row in self.rows(part))
-        self.note(f"{part}: {self.left():.0f} s for this part; {done} rows were measured before")
+        self.note(f"{part}: {self.left():.0f} s for what is not measured yet")
 
     def left(self) -> float:
         """The seconds that are left for this part."""
@@ -113,12 +103,13 @@ class Record:
 def _about(shrink: int) -> JSON:
     scripts, device = Path(__file__).parents[1], jax.devices()[0]
     about = environment(scripts, scripts.parent / "experiments")
-    for package in _PACKAGES:
+    for package in _PACKAGES.split():
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             about["packages"][package] = importlib.metadata.version(package)
-    about["driver"] = str(device.client.platform_version)
-    about["memory_bytes"] = (device.memory_stats() or {}).get("bytes_limit")  # a CPU has none
-    return json.loads(json.dumps({**about, "shrink": shrink}))
+    memory = (device.memory_stats() or {}).get("bytes_limit")  # a CPU has none
+    return about | {
+        "driver": str(device.client.platform_version), "memory_bytes": memory, "shrink": shrink
+    }  # fmt: skip
 
 
 def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, JSON]:

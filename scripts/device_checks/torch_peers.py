@@ -9,55 +9,46 @@ from typing import Any
 import jax
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
-_compiled = functools.cache(lambda function: torch.compile(function, dynamic=False))
 
-
-def prepared(
-    name: str, arrays: Sequence[jax.Array], backward: bool
-) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """A call with these arrays, and a function that waits for its results.
+def prepared(name: str, arrays: Sequence[jax.Array], backward: bool) -> Callable[[int], None]:
+    """A function that starts a number of calls with these arrays, and waits for the last one.
 
     Raises:
         NotImplementedError: PyTorch has no such attention.
     """
-    function = FUNCTIONS[name]
     tensors = [torch.from_dlpack(array).requires_grad_(backward) for array in arrays]
 
-    def wait(_: Any) -> None:
+    def call(count: int) -> None:
+        for _ in range(count):
+            with torch.set_grad_enabled(backward):
+                output = _FUNCTIONS[name](*tensors[: len(tensors) - backward])
+            if backward:
+                torch.autograd.grad(output, tensors[:-1], tensors[-1].detach())
         if torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    def with_gradients() -> Any:
-        output = function(*tensors[:-1])
-        return torch.autograd.grad(output, tensors[:-1], tensors[-1].detach())
-
-    def forward() -> Tensor:
-        with torch.no_grad():
-            return function(*tensors)
-
-    return (with_gradients if backward else forward), wait
+    return call
 
 
 def _sdpa(causal: bool, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Tokens [B, T, N, H]."""
     tokens = [x.transpose(1, 2) for x in (query, key, value)]
-    attend = torch.nn.functional.scaled_dot_product_attention
     grouped = query.shape[2] != key.shape[2]
+    attend = torch.nn.functional.scaled_dot_product_attention
     return attend(*tokens, is_causal=causal, enable_gqa=grouped).transpose(1, 2)
 
 
 def _additive(query: Tensor, key: Tensor, value: Tensor, *kernels: Tensor) -> Tensor:
     query_kernel, key_kernel, v = kernels
-    hidden = ((query / 8) @ query_kernel)[:, :, None] + ((key / 8) @ key_kernel)[:, None]
+    hidden = (query / 8 @ query_kernel)[:, :, None] + (key / 8 @ key_kernel)[:, None]
     return torch.softmax((torch.tanh(hidden) @ v).float(), -1).to(value.dtype) @ value
 
 
 def _flex_l2(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """-|q - k|^2 / sqrt(D) by FlexAttention: 2 q . k, then the squares are subtracted."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    scale = query.shape[-1] ** -0.5
+    """-|q - k|^2 / sqrt(D): FlexAttention computes 2 q . k, from which squares are subtracted."""
+    query, key, scale = query / 8, key / 8, query.shape[-1] ** -0.5
     squares = [scale * (x.float() ** 2).sum(-1) for x in (query, key)]
 
     def subtract(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
@@ -68,13 +59,13 @@ def _flex_l2(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _flex_user(*_: Tensor) -> Tensor:
-    raise NotImplementedError("FlexAttention changes q . k, from which |q - k|_1 does not follow")
+    raise NotImplementedError("FlexAttention changes q . k, from which |q - k| does not follow")
 
 
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+_FUNCTIONS: dict[str, Any] = {
     "sdpa": functools.partial(_sdpa, False),
     "causal_sdpa": functools.partial(_sdpa, True),
-    "additive": lambda *tensors: _compiled(_additive)(*tensors),
-    "flex_l2": lambda *tensors: _compiled(_flex_l2)(*tensors),
+    "additive": torch.compile(_additive, dynamic=False),
+    "flex_l2": torch.compile(_flex_l2, dynamic=False),
     "flex_user": _flex_user,
 }
