@@ -22,12 +22,12 @@ from device_checks.record import Record
 
 # The parts in order of value, each with its share of the time that is left when it begins.
 PARTS: dict[str, tuple[Callable[[Record], None], float]] = {
-    "machine": (functools.partial(speed.check, "machine"), 0.1),
-    "right": (right.check, 0.35),
-    "scaled": (functools.partial(speed.check, "scaled"), 0.35),
-    "additive": (functools.partial(speed.check, "additive"), 0.45),
-    "tiles": (functools.partial(speed.check, "tiles"), 0.4),
-    "training": (training.check, 0.8),
+    "machine": (functools.partial(speed.check, "machine"), 0.05),
+    "right": (right.check, 0.27),
+    "scaled": (functools.partial(speed.check, "scaled"), 0.25),
+    "additive": (functools.partial(speed.check, "additive"), 0.37),
+    "tiles": (functools.partial(speed.check, "tiles"), 0.27),
+    "training": (training.check, 0.88),
     "tasks": (training.tasks, 1.0),
 }
 _SHRINK_ON_A_CPU = 32

@@ -47,7 +47,7 @@ _ERRORS: Columns = {
 _TRAINING: Columns = {
     "work": entry("work"),
     **_entries("steps_per_second", "exact_percent", "longer_percent", "accuracy", "seconds"),
-    **_entries("peak_mib", "differences"),
+    **_entries("process_peak_mib", "differences"),
 }
 
 

@@ -58,48 +58,44 @@ def check(record: Record) -> None:
 
 
 def _check_case(record: Record, mask: str, dtype: str, score: str) -> None:
-    work = f"{score}, {mask}, {dtype}"
-    contestants: dict[str, str | None] = dict.fromkeys(IMPLEMENTATIONS, "highest")
+    work, names = f"{score}, {mask}, {dtype}", [*IMPLEMENTATIONS]
     if dtype == "float32" and mask == "causal" and jax.default_backend() != "cpu":
         # A GPU rounds factors to 10 bits, and a TPU to 7, unless the precision is "highest".
-        contestants |= {f"{name}, default precision": None for name in IMPLEMENTATIONS}
-    contestants = {x: p for x, p in contestants.items() if not record.has(PART, work, x)}
-    true: Any = None
-    for name, precision in contestants.items():
-        if record.left() <= 0:
-            record.add(PART, work, name, **NOT_MEASURED)
-            continue
-        if true is None:
-            inputs, allowed = _inputs(record.shrink, score, mask, dtype)
-            true = _true_results(score, inputs, allowed)
-        with jax.default_matmul_precision(precision):
-            implementation = name.partition(",")[0]
-            found, refusal = attempt(_results, score, mask, implementation, inputs, allowed)
-        entries = refusal or _errors(found, true, allowed, dtype)
-        if precision is None and "wrong" in entries:
-            entries["for information"] = entries.pop("wrong")
+        names += [f"{name}, default precision" for name in IMPLEMENTATIONS]
+    names = [name for name in names if not record.has(PART, work, name)]
+    if names and record.left() > 0:
+        inputs, allowed = _inputs(record.shrink, score, mask, dtype)
+        true = _true_results(score, inputs, allowed)
+    for name in names:
+        entries: JSON = NOT_MEASURED
+        if record.left() > 0:
+            implementation, _, by_default = name.partition(", ")
+            precision = "highest" if dtype == "float32" and not by_default else None
+            with jax.default_matmul_precision(precision):
+                found, entries = attempt(_results, score, mask, implementation, inputs, allowed)
+            entries = entries or _errors(found, true, allowed, dtype)
+            if by_default and "wrong" in entries:
+                entries["for information"] = entries.pop("wrong")
         record.add(PART, work, name, score=score, dtype=dtype, **entries)
 
 
 def _inputs(shrink: int, score: str, mask: str, dtype: str) -> tuple[JSON, np.ndarray]:
     """Arrays rounded to the dtype, and which pairs may attend, bool [B, T, S]."""
-    target, source, dim = (202, 318, 64) if shrink == 1 else (22, 26, 16)  # cuDNN: even
+    target, source, dim = (202, 318, 64) if shrink == 1 else (22, 26, 16)  # cuDNN: even lengths
+    lengths = dict.fromkeys(("query", "doutput"), target) | dict.fromkeys(("key", "value"), source)
     rng, batch = np.random.default_rng(0), 3
-    shapes: JSON = {"query": (target, dim), "key": (source, dim), "value": (source, dim)}
-    shapes |= {"doutput": (target, dim), "dlogsumexp": (target,), "dentropy": (target,)}
-    inputs: JSON = {name: rng.standard_normal((batch, *shape)) for name, shape in shapes.items()}
+    inputs: JSON = {x: rng.standard_normal((batch, lengths[x], dim)) for x in lengths}
     if score != "user":
         inputs["params"] = get_score(score).init(jax.random.key(1), dim, dim)
     inputs = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), inputs)
-    for name in ("dlogsumexp", "dentropy"):  # statistics are float32
-        inputs[name] = inputs[name].astype(np.float32)
+    for name in ("dlogsumexp", "dentropy"):
+        inputs[name] = rng.standard_normal((batch, target), np.float32)
     inputs["lengths"] = np.array([source, source // 3, 0], np.int32)
-    allowed = np.ones((batch, target, source), bool)
-    if mask == "causal":
-        allowed &= np.arange(source) <= np.arange(target)[:, None]
+    rows, columns = np.arange(target)[:, None], np.arange(source)
+    allowed = columns <= (rows if mask == "causal" else source)
     if mask == "padding":
-        allowed &= np.arange(source) < inputs["lengths"][:, None, None]
-    return inputs, allowed
+        allowed = columns < inputs["lengths"][:, None, None]
+    return inputs, np.broadcast_to(allowed, (batch, target, source))
 
 
 def _results(score: str, mask: str, name: str, inputs: JSON, allowed: np.ndarray) -> JSON:
@@ -110,11 +106,10 @@ def _results(score: str, mask: str, name: str, inputs: JSON, allowed: np.ndarray
 
     def forward(statistics: bool, lengths: Array, tokens: JSON) -> JSON:
         masks = {"causal": causal_mask(), "padding": padding_mask(lengths), "none": None}
-        options: Any = {"mask": masks[mask], "implementation": name}
-        options["return_statistics"] = statistics
-        options["score"] = manhattan if score == "user" else score
-        options["block_sizes"] = blocks if name == "tiled" else None
-        found: Any = attention(**tokens, **options)
+        options: Any = {"mask": masks[mask], "block_sizes": blocks if name == "tiled" else None}
+        options |= {"implementation": name, "return_statistics": statistics}
+        function: Any = manhattan if score == "user" else score
+        found: Any = attention(**tokens, score=function, **options)
         if not statistics:
             return {"output": found}
         return {"output": found[0], **{x: getattr(found[1], x) for x in ("logsumexp", "entropy")}}
@@ -169,12 +164,12 @@ def _errors(found: JSON, true: JSON, allowed: np.ndarray, dtype: str) -> JSON:
         "statistics": [_error(found[x], true[x]) for x in ("logsumexp", "entropy") if x in found],
         "gradients": jax.tree.leaves(jax.tree.map(_error, gradients, true["gradients"])),
     }
-    bounds = dict(zip(errors, BOUNDS[dtype], strict=True))
-    shares = {name: max(errors[name]) / bounds[name] for name in errors if errors[name]}
     hidden = [found["output"][~rows], gradients["query"][~rows], gradients["key"][~keys]]
     is_zero = not any(np.any(x) for x in (*hidden, gradients["value"][~keys]))  # NaN is not
-    shares = {name: float(f"{min(share, 1e9):.3g}") for name, share in shares.items()}
-    shares["must be 0"] = 0.0 if is_zero else 1e9
+    shares = {"must be 0": 0.0 if is_zero else 1e9}
+    for (name, each), bound in zip(errors.items(), BOUNDS[dtype], strict=True):
+        if each:
+            shares[name] = float(f"{min(max(each) / bound, 1e9):.3g}")
     wrong = [name for name, share in shares.items() if share > 1]
     return {"shares": shares, "worst": max(shares.values()), **({"wrong": wrong} if wrong else {})}
 

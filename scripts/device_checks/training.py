@@ -70,14 +70,13 @@ def _trained(config: reversal_comparison.Config, score: str) -> JSON:
         100 * float(reversal_comparison.exact(rows, lengths).mean())
         for lengths in (reversal_comparison.TRAINED, [config.longer[0][0]])
     )
-    # Of this process since its start; a CPU has none.
-    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)  # CPU: not known
     return {
         "steps_per_second": significant(rows[0]["steps_per_second"] or 0),
         "exact_percent": trained,
         "longer_percent": longer,
         "seconds": significant(time.monotonic() - start),
-        "peak_mib": significant(memory / 2**20),
+        "process_peak_mib": significant(memory / 2**20),
     }
 
 
