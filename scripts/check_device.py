@@ -23,7 +23,7 @@ from device_checks.record import Record
 # The parts in order of value, each with its share of the time that is left when it begins.
 PARTS: dict[str, tuple[Callable[[Record], None], float]] = {
     "machine": (functools.partial(speed.check, "machine"), 0.05),
-    "right": (right.check, 0.27),
+    "right": (right.check, 0.3),
     "scaled": (functools.partial(speed.check, "scaled"), 0.25),
     "additive": (functools.partial(speed.check, "additive"), 0.37),
     "tiles": (functools.partial(speed.check, "tiles"), 0.27),

@@ -117,7 +117,9 @@ def _timed(race: Race, programs: Mapping[str, tuple[Any, JSON] | None]) -> dict[
     rows: dict[str, JSON] = {}
     calls: dict[str, Callable[[], object]] = {}
     counts: dict[str, int] = {}
-    arrays = race.arrays()
+    arrays, refusal = attempt(race.arrays)
+    if refusal:
+        return dict.fromkeys(programs, refusal)
     for name, compiled in programs.items():
         program, row = compiled or attempt(_peer, race, arrays)
         if program is not None:
