@@ -196,6 +196,8 @@ OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
     "bench.Arguments": dict(tasks=(), quick=False, workdir=Path("runs/bench")),
     "reproduce.Arguments": dict(names=(), quick=False, force=False),
     "compile_report.Arguments": dict(part="kernels", only=""),
+    "check_device.Arguments": dict(minutes=8.0, parts=("machine", "right", "scaled", "additive",
+                                                       "tiles", "training", "tasks")),
     "reference.Arguments": dict(out=Path("build/docs")),
     "benchmark.Arguments": dict(benchmarks=("attention", "local", "decoding", "reversal",
                                             "translation")),

@@ -113,23 +113,27 @@ def race(work: JSON, prepare: Mapping[str, Prepare], repeats: int) -> list[JSON]
     return list(rows.values())
 
 
-def interleaved(calls: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, list[float]]:
+def interleaved(
+    calls: Mapping[str, Callable[[], object]], repeats: int, turn_seconds: float | None = None
+) -> dict[str, list[float]]:
     """The milliseconds of each contestant in each of its turns, after a call to warm up.
 
-    Contestants take turns (a, b, a, b, ...), so that a machine which slows down for a while slows
-    all of them. A turn calls the contestant for half a second, and is the median of all calls
-    except the first. The first call is slowed by the contestant before it: freed gigabytes are
-    faulted in again (100 ms of work took 180 ms), caches are cold, threads sleep.
+    Contestants take turns (a, b, b, a, ...), so that a machine which slows down for a while slows
+    all of them, and none always follows the same other one. A turn calls the contestant for
+    `turn_seconds`, by default half a second, and is the median of all calls except the first. The
+    first call is slowed by the contestant before it: freed gigabytes are faulted in again (100 ms
+    of work took 180 ms), caches are cold, threads sleep.
     """
+    turn_seconds = _TURN_SECONDS if turn_seconds is None else turn_seconds
     slow = {name for name, call in calls.items() if _seconds(call) > _SLOW_SECONDS}
     turns: dict[str, list[float]] = {name: [] for name in calls}
     for repeat in range(repeats):
-        for name, call in calls.items():
+        for name in [*calls] if repeat % 2 == 0 else [*calls][::-1]:
             if name in slow and repeat >= _SLOW_TURNS:
                 continue
-            end, seconds = time.perf_counter() + _TURN_SECONDS, [_seconds(call)]
+            end, seconds = time.perf_counter() + turn_seconds, [_seconds(calls[name])]
             while time.perf_counter() < end:
-                seconds.append(_seconds(call))
+                seconds.append(_seconds(calls[name]))
             turns[name].append(significant(1000 * np.median(seconds[1:] or seconds)))
     return turns
 

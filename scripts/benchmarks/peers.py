@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.kernels import IMPLEMENTATIONS
+from attention_jax.implementations import PORTABLE
 from benchmarks.contestants import jax_contestant, ours, projected
 from benchmarks.measure import Contestant, import_peer
 from benchmarks.works import FORWARD, Tree, Work
@@ -50,9 +50,7 @@ def _mask_table(work: Work) -> Array | None:
     return None if mask is None else mask.materialize(*work.lengths)
 
 
-def _jax_nn(work: Work, implementation: Literal["cudnn"] | None = None) -> Contestant:
-    if implementation == "cudnn" and (jax.default_backend() != "gpu" or work.dtype == "float32"):
-        raise LookupError("cuDNN needs a GPU and 16-bit floats")
+def _jax_nn(work: Work) -> Contestant:
     window = None if work.window is None else (work.window, work.window)
 
     def attend(inputs: Tree) -> Array:
@@ -64,7 +62,6 @@ def _jax_nn(work: Work, implementation: Literal["cudnn"] | None = None) -> Conte
             scale=scale,
             is_causal=work.mask == "causal",
             local_window_size=window,
-            implementation=implementation,
         )
 
     return jax_contestant(work, attend, layout="BTND")
@@ -113,7 +110,7 @@ def _in_pytorch(function: str) -> Callable[[Work], Contestant]:
 
 
 PEERS: dict[str, Callable[[Work], Contestant]] = {
-    **{f"ours, {name}": _ours_with(implementation=name) for name in IMPLEMENTATIONS},
+    **{f"ours, {name}": _ours_with(implementation=name) for name in PORTABLE},
     "ours, not causal": _ours_with(mask=""),
     "ours, forward": _ours_with(direction=FORWARD),
     "ours, scaled dot": _ours_with(score="scaled"),
@@ -125,5 +122,4 @@ PEERS: dict[str, Callable[[Work], Contestant]] = {
     "Keras": _keras,
     "PyTorch SDPA": _in_pytorch("sdpa"),
     "KeOps": _in_pytorch("keops"),
-    "cuDNN": lambda work: _jax_nn(work, "cudnn"),
 }

@@ -16,6 +16,10 @@ _ENTRIES = {
     "temporary_mib": "temporary MiB",
     "times_shorter": "temporary memory / that of a quarter of the length",
     "compile_seconds": "seconds to compile, the longest",
+    "milliseconds": "milliseconds",
+    "worst": "largest error, as a share of its bound",
+    "seconds": "seconds",
+    "differences": "arrays and lines that differ",
 }
 
 
@@ -28,21 +32,23 @@ class Target(NamedTuple):
             of our rows, the largest of which counts.
         bound: "at least" or "at most".
         limit: the bound's number.
+        contestant: whose entry it is.
     """
 
     case: str
     number: str
     bound: str
     limit: float
+    contestant: str = "ours"
 
     def measured(self, rows: Sequence[JSON]) -> tuple[float, float, float] | None:
         """The first quartile, median and third quartile; None if it was not measured."""
         by_name = {row["contestant"]: row for row in rows}
         if " / " in self.number:
             return ratio(*(by_name.get(name, {}) for name in self.number.split(" / ")))
-        of_ours = [row for row in rows if row["contestant"] == "ours" and self.number in row]
-        largest = max((row[self.number] for row in of_ours), default=None)
-        return largest and (largest,) * 3
+        having = [row for row in rows if self.number in row]
+        entries = [row[self.number] for row in having if row["contestant"] == self.contestant]
+        return (max(entries),) * 3 if entries else None
 
     def row(self, rows: Sequence[JSON]) -> JSON:
         """The target as a row: what was measured, its noise, and the verdict."""

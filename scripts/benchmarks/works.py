@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -130,17 +129,15 @@ class Work:
 
 
 def works() -> dict[str, Work]:
-    """All works for this machine's device, by name."""
-    backend = jax.default_backend()
-    accelerated = _on_an_accelerator(backend) if backend != "cpu" else ()
-    return {work.name: work for work in (*_on_any_device(), *accelerated)}
+    """All works by name."""
+    return {work.name: work for work in _works()}
 
 
 def _both_directions(work: Work) -> tuple[Work, Work]:
     return work, work.but(name=f"{work.name}-grad", direction=GRAD)
 
 
-def _on_any_device() -> Iterator[Work]:
+def _works() -> Iterator[Work]:
     library = ("jax.nn", "flax", "PyTorch SDPA")
     scaled = Work("scaled", "scaled", 4096, num_heads=4, peers=("naive JAX", *library))
     causal = scaled.but(name="causal", mask="causal", peers=("ours, not causal", *library))
@@ -164,24 +161,3 @@ def _on_any_device() -> Iterator[Work]:
     tiles = Work("", "scaled", 4096, GRAD, implementation="tiled", peers=("ours, softmax",))
     for normalizer in _NORMALIZERS:
         yield tiles.but(name=normalizer, normalizer=normalizer)
-
-
-# The peers on a backend; one that does not serve a dtype is absent.
-_PEERS_ON = {
-    ("gpu", "scaled"): ("jax.nn", "cuDNN"),
-    ("gpu", "additive"): ("naive JAX", "ours, mosaic_gpu"),
-    ("tpu", "scaled"): ("ours, mosaic_tpu", "jax.nn"),
-    ("tpu", "additive"): ("ours, mosaic_tpu", "naive JAX"),
-}
-
-
-def _on_an_accelerator(backend: str) -> Iterator[Work]:
-    for thousands, score, dtype in itertools.product(
-        (1, 2, 4, 8, 16), ("scaled", "additive"), ("float32", "bfloat16")
-    ):
-        name = f"{backend}-{score}-{dtype}-{thousands}k"
-        work = Work(name, score, 1024 * thousands, num_heads=8, dim=128, dtype=dtype)
-        hidden_dim = 64 if score == "additive" else None
-        yield from _both_directions(
-            work.but(hidden_dim=hidden_dim, peers=_PEERS_ON[backend, score])
-        )

@@ -42,8 +42,22 @@ def test_contestants_take_turns_and_the_first_call_of_a_turn_does_not_count(monk
     turns = measure.interleaved(
         {"quick": contestant("quick", quick), "slow": contestant("slow", itertools.repeat(3.0))}, 4
     )
-    assert calls == ["quick", "slow"] + (["quick"] * 3 + ["slow"]) * 3 + ["quick"] * 3
+    quick, slow = ["quick"] * 3, ["slow"]
+    assert calls == ["quick", *slow, *quick, *slow, *slow, *quick, *quick, *slow, *quick]
     assert turns == {"quick": [125.0] * 4, "slow": [3000.0] * 3}  # a slow one has three turns
+
+
+def test_a_function_takes_as_long_as_itself_on_a_machine_that_slows_down(monkeypatch):
+    now = [1.0]
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: now[0])
+
+    def call():
+        now[0] *= 1.05
+
+    turns = measure.interleaved({"one": call, "same": call}, 8)
+    low, median, high = measure.ratio(*({"turns": turns[name]} for name in ("same", "one")))
+    assert median == pytest.approx(1, abs=0.01)
+    assert low < 1 < high
 
 
 def test_a_race_has_a_row_for_each_contestant(monkeypatch):

@@ -1,0 +1,131 @@
+"""The rows of a check in FOLDER/device.json, each written as soon as it is measured."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from benchmarks.measure import print_progress
+
+from attention_jax.runs.environment import environment
+from attention_jax.runs.run_folder import write_json
+
+JSON = dict[str, Any]
+SCHEMA = 1  # of device.json
+NOT_MEASURED: JSON = {"not measured": "no time left"}  # the next call measures it
+
+_PACKAGES = "jax-cuda12-plugin jax-cuda13-plugin nvidia-cudnn-cu12 nvidia-cudnn-cu13 libtpu torch"
+# Rows of other values of these are never in one file.
+_FIXED = ("device", "devices", "driver", "python", "packages", "sources", "shrink")
+
+
+class Record:
+    """Rows, each known by (part, work, contestant), and the time that is left.
+
+    Args:
+        folder: of device.json.
+        seconds: for all parts.
+        shrink: what lengths are divided by.
+
+    Attributes:
+        about: device, versions and commit.
+
+    Raises:
+        ValueError: the file is damaged, or its rows are of another device, version or source.
+    """
+
+    def __init__(self, folder: Path, seconds: float, shrink: int) -> None:
+        self.folder, self.shrink, self.about = folder, shrink, _about(shrink)
+        self._path, self._lock, self._closed = folder / "device.json", threading.Lock(), False
+        self._start = time.monotonic()
+        self._end = self._deadline = self._start + seconds
+        self._rows: dict[tuple[str, str, str], JSON] = {}
+        if self._path.exists():
+            try:
+                content = json.loads(self._path.read_text())
+                about, rows = content["environment"], content["rows"]
+            except (OSError, ValueError, LookupError, TypeError) as error:
+                raise ValueError(f"{self._path} cannot be read: {error!r}") from error
+            if others := [name for name in _FIXED if about.get(name) != self.about[name]]:
+                names = ", ".join(others)
+                raise ValueError(f"out {folder} holds rows of another {names}; name another folder")
+            self._rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
+
+    def rows(self, part: str = "") -> list[JSON]:
+        """All rows, or those of a part."""
+        return [row for row in [*self._rows.values()] if part in ("", row["part"])]
+
+    def has(self, part: str, work: str, contestant: str = "ours") -> bool:
+        """Whether there is a row that stays."""
+        row = self._rows.get((part, work, contestant))
+        return row is not None and "not measured" not in row
+
+    def add(self, part: str, work: str, contestant: str = "ours", **entries: Any) -> None:
+        """Writes a row; prints what was measured. After `close` it does nothing. For any thread."""
+        with self._lock:
+            if self._closed or self.has(part, work, contestant):
+                return
+            row = {"part": part, "work": work, "contestant": contestant, **entries}
+            self._rows[part, work, contestant] = row
+            content = {"schema": SCHEMA, "environment": self.about, "rows": self.rows()}
+            write_json(self._path, content)
+        if not entries.keys() & {"not measured", "not served", "absent"}:
+            shown = {name: value for name, value in entries.items() if name != "turns"}
+            self.note(f"{part}: {work}, {contestant}: {json.dumps(shown)}")
+
+    def begin(self, part: str, share: float) -> None:
+        """Gives a part its share of the time that is left."""
+        self._deadline = time.monotonic() + share * max(0.0, self._end - time.monotonic())
+        self.note(f"{part}: {self.left():.0f} s for what is not measured yet")
+
+    def left(self) -> float:
+        """The seconds that are left for this part."""
+        return self._deadline - time.monotonic()
+
+    def close(self) -> None:
+        """Ends the part: threads that still run start nothing more, and write no more rows."""
+        with self._lock:
+            self._closed, self._deadline = True, 0.0
+
+    def note(self, text: str) -> None:
+        """Prints a line with the time that has passed and that is left."""
+        now = time.monotonic()
+        print_progress(f"[{now - self._start:.0f} s, {self._end - now:.0f} s left] {text}")
+
+
+def _about(shrink: int) -> JSON:
+    scripts, device = Path(__file__).parents[1], jax.devices()[0]
+    about = environment(scripts, scripts.parent / "experiments")
+    for package in _PACKAGES.split():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            about["packages"][package] = importlib.metadata.version(package)
+    memory = (device.memory_stats() or {}).get("bytes_limit")  # a CPU has none
+    return about | {
+        "driver": str(device.client.platform_version), "memory_bytes": memory, "shrink": shrink
+    }  # fmt: skip
+
+
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, JSON]:
+    """(what the function returns, {}), or (None, the entry of a row that says why it failed).
+
+    Whatever one program raises (a compiler's error, no memory), the others go on.
+    """
+    try:
+        return function(*arguments), {}
+    except NotImplementedError as error:
+        return None, {"not served": _first_line(error)}
+    except Exception as error:
+        if type(error) is LookupError:  # a peer that is not installed
+            return None, {"absent": _first_line(error)}
+        return None, {"error": f"{type(error).__name__}: {_first_line(error)}"}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0][:200]

@@ -1,0 +1,183 @@
+"""Right? Each implementation beside the formulas in float64, with its gradients and statistics."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from attention_jax import BlockSizes, attention, causal_mask, get_score, padding_mask
+from attention_jax.kernels import IMPLEMENTATIONS
+from device_checks.programs import in_threads
+from device_checks.record import JSON, NOT_MEASURED, Record, attempt
+
+Array = jax.Array
+PART = "right"
+
+
+def manhattan(query: Array, key: Array) -> Array:
+    """-|q - k|_1 / sqrt(D), as a user writes a score."""
+    return -jnp.sum(jnp.abs(query[:, None] - key[None]), axis=-1) / query.shape[-1] ** 0.5
+
+
+# The formulas once more, of one example and without this library; the last one is the user's own.
+FORMULAS: dict[str, Callable[[Any, Array, Array], Array]] = {
+    "scaled": lambda p, q, k: q @ k.T / q.shape[-1] ** 0.5,
+    "additive": lambda p, q, k: jnp.tanh(_sums(p, q, k)) @ p["v"],
+    "general": lambda p, q, k: q @ p["kernel"] @ k.T,
+    "l2": lambda p, q, k: -jnp.sum((q[:, None] - k[None]) ** 2, axis=-1) / q.shape[-1] ** 0.5,
+    "neural": lambda p, q, k: jnp.maximum(_sums(p, q, k) + p["bias"][None, None], 0.0) @ p["v"],
+    "user": lambda p, q, k: manhattan(q, k),
+}
+MASKS = ("padding", "causal", "none")
+# The bounds of output, statistics and gradients, relative to the largest entry. For float32 they
+# are the contract's. Rounding to bfloat16 changes a number by up to 2^-9 of it. Products round the
+# features of queries and keys, the weights, the result, the gradients of the logits and those of
+# the features. Counted as 2^-8 for statistics, twice that for the output and four times that for
+# gradients, as in the tests of this library.
+BOUNDS = {
+    "float32": (2e-6, 2e-6, 2e-5),
+    "bfloat16": (2e-6 + 2 * 2**-8, 2e-6 + 2**-8, 2e-5 + 4 * 2**-8),
+}
+
+
+def _sums(params: Any, query: Array, key: Array) -> Array:
+    """[T, S, A]"""
+    return (query @ params["query_kernel"])[:, None] + (key @ params["key_kernel"])[None]
+
+
+def check(record: Record) -> None:
+    """Rows of all masks, dtypes, scores and implementations."""
+    cases = itertools.product(MASKS, BOUNDS, FORMULAS)
+    in_threads(record, functools.partial(_check_case, record), cases)
+
+
+def _check_case(record: Record, mask: str, dtype: str, score: str) -> None:
+    work, names = f"{score}, {mask}, {dtype}", [*IMPLEMENTATIONS]
+    if dtype == "float32" and mask == "causal" and jax.default_backend() != "cpu":
+        # A GPU rounds factors to 10 bits, and a TPU to 7, unless the precision is "highest".
+        names += [f"{name}, default precision" for name in IMPLEMENTATIONS]
+    names = [name for name in names if not record.has(PART, work, name)]
+    if names and record.left() > 0:
+        inputs, allowed = _inputs(record.shrink, score, mask, dtype)
+        true = _true_results(score, inputs, allowed)
+    for name in names:
+        entries: JSON = NOT_MEASURED
+        if record.left() > 0:
+            implementation, _, by_default = name.partition(", ")
+            precision = "highest" if dtype == "float32" and not by_default else None
+            with jax.default_matmul_precision(precision):
+                found, entries = attempt(_results, score, mask, implementation, inputs, allowed)
+            entries = entries or _errors(found, true, allowed, dtype)
+            if by_default and "wrong" in entries:
+                entries["for information"] = entries.pop("wrong")
+        record.add(PART, work, name, score=score, dtype=dtype, **entries)
+
+
+def _inputs(shrink: int, score: str, mask: str, dtype: str) -> tuple[JSON, np.ndarray]:
+    """Arrays rounded to the dtype, and which pairs may attend, bool [B, T, S]."""
+    target, source, dim = (202, 318, 64) if shrink == 1 else (22, 26, 16)  # cuDNN: even lengths
+    lengths = dict.fromkeys(("query", "doutput"), target) | dict.fromkeys(("key", "value"), source)
+    rng, batch = np.random.default_rng(0), 3
+    inputs: JSON = {x: rng.standard_normal((batch, lengths[x], dim)) for x in lengths}
+    if score != "user":
+        inputs["params"] = get_score(score).init(jax.random.key(1), dim, dim)
+    inputs = jax.tree.map(lambda x: np.asarray(x).astype(jnp.dtype(dtype)), inputs)
+    for name in ("dlogsumexp", "dentropy"):
+        inputs[name] = rng.standard_normal((batch, target), np.float32)
+    inputs["lengths"] = np.array([source, source // 3, 0], np.int32)
+    rows, columns = np.arange(target)[:, None], np.arange(source)
+    allowed = columns <= (rows if mask == "causal" else source)
+    if mask == "padding":
+        allowed = columns < inputs["lengths"][:, None, None]
+    return inputs, np.broadcast_to(allowed, (batch, target, source))
+
+
+def _results(score: str, mask: str, name: str, inputs: JSON, allowed: np.ndarray) -> JSON:
+    """Output, statistics and gradients by the library, with NaN in the padding."""
+    poison = np.where(allowed.any(1), 0, np.nan)[:, :, None].astype(inputs["key"].dtype)
+    blocks = BlockSizes(*(8 * -(-length // 24) for length in allowed.shape[1:]))  # three each way
+    inputs = inputs | {token: inputs[token] + poison for token in ("key", "value")}
+
+    def forward(statistics: bool, lengths: Array, tokens: JSON) -> JSON:
+        masks = {"causal": causal_mask(), "padding": padding_mask(lengths), "none": None}
+        options: Any = {"mask": masks[mask], "block_sizes": blocks if name == "tiled" else None}
+        options |= {"implementation": name, "return_statistics": statistics}
+        function: Any = manhattan if score == "user" else score
+        found: Any = attention(**tokens, score=function, **options)
+        if not statistics:
+            return {"output": found}
+        return {"output": found[0], **{x: getattr(found[1], x) for x in ("logsumexp", "entropy")}}
+
+    try:
+        return jax.jit(_with_gradients(functools.partial(forward, True)))(inputs)
+    except NotImplementedError:  # perhaps without statistics
+        return jax.jit(_with_gradients(functools.partial(forward, False)))(inputs)
+
+
+def _true_results(score: str, inputs: JSON, allowed: np.ndarray) -> JSON:
+    """The same in float64 on the host: all pairs at once, by automatic differentiation."""
+
+    def forward(lengths: Array, tokens: JSON) -> JSON:
+        formula = functools.partial(FORMULAS[score], tokens.get("params"))
+        logits = jnp.where(allowed, jax.vmap(formula)(tokens["query"], tokens["key"]), 0.0)
+        largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+        terms = jnp.where(allowed, jnp.exp(logits - largest), 0.0)
+        total, has_keys = terms.sum(-1), allowed.any(-1)
+        total = jnp.where(has_keys, total, 1.0)
+        weights = terms / total[:, :, None]
+        logsumexp = jnp.log(total) + largest[:, :, 0]
+        return {
+            "output": weights @ tokens["value"],
+            "logsumexp": jnp.where(has_keys, logsumexp, -jnp.inf),
+            "entropy": jnp.where(has_keys, logsumexp - jnp.sum(weights * logits, -1), 0.0),
+        }
+
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        wide = jax.tree.map(lambda x: x.astype(np.float64), inputs)
+        return jax.device_get(jax.jit(_with_gradients(forward))(wide))
+
+
+def _with_gradients(forward: Callable[[Array, JSON], JSON]) -> Callable[[JSON], JSON]:
+    """A function of the inputs: {"output", "logsumexp", "entropy", "gradients"}."""
+
+    def results(inputs: JSON) -> JSON:
+        names = ("query", "key", "value", "params")
+        tokens = {name: inputs[name] for name in names if name in inputs}
+        found, pull_back = jax.vjp(functools.partial(forward, inputs["lengths"]), tokens)
+        return {**found, "gradients": pull_back({x: inputs[f"d{x}"] for x in found})[0]}
+
+    return results
+
+
+def _errors(found: JSON, true: JSON, allowed: np.ndarray, dtype: str) -> JSON:
+    """The errors as shares of their bounds, and the largest share; the names of those beyond 1."""
+    found = jax.tree.map(lambda x: np.asarray(x).astype(np.float64), found)
+    rows, keys, gradients = allowed.any(2), allowed.any(1), found["gradients"]
+    errors = {
+        "output": [_error(found["output"], true["output"])],
+        "statistics": [_error(found[x], true[x]) for x in ("logsumexp", "entropy") if x in found],
+        "gradients": jax.tree.leaves(jax.tree.map(_error, gradients, true["gradients"])),
+    }
+    hidden = [found["output"][~rows], gradients["query"][~rows], gradients["key"][~keys]]
+    is_zero = not any(np.any(x) for x in (*hidden, gradients["value"][~keys]))  # NaN is not
+    shares = {"must be 0": 0.0 if is_zero else 1e9}
+    for (name, each), bound in zip(errors.items(), BOUNDS[dtype], strict=True):
+        if each:
+            shares[name] = float(f"{min(max(each) / bound, 1e9):.3g}")
+    wrong = [name for name, share in shares.items() if share > 1]
+    return {"shares": shares, "worst": max(shares.values()), **({"wrong": wrong} if wrong else {})}
+
+
+def _error(found: np.ndarray, true: np.ndarray) -> float:
+    """The largest error relative to the largest entry; infinite for NaN, or for a wrong Inf."""
+    finite = np.isfinite(true)
+    if not np.array_equal(found[~finite], true[~finite]) or np.isnan(found).any():
+        return float("inf")
+    error = np.max(np.abs(found[finite] - true[finite]), initial=0.0)
+    return float(error / np.max(np.abs(true[finite]), initial=1e-300))

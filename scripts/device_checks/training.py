@@ -1,0 +1,129 @@
+"""Training: string reversal with four scores, a stop and a resumption, and small tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from benchmarks.measure import significant
+
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.training.loop import initial_state, train_steps
+from attention_jax.training.run import load_states
+from device_checks.record import JSON, NOT_MEASURED, Record, attempt
+from experiments.bench import learning
+from experiments.bench.training import LOOKS, with_factor
+from experiments.reversal import reversal_comparison
+from experiments.reversal.scale_and_dimension import AtRate
+
+PART, SEEDS = "training", 5
+_STOPPED = "stopped and resumed"
+
+
+def check(record: Record) -> None:
+    """String reversal as in ./scripts/quickstart, then one of its runs once more with a stop."""
+    config = reversal_comparison.Config(
+        seeds=SEEDS,
+        steps=max(75, 2000 // record.shrink),
+        strings=max(10, 200 // record.shrink),
+        longer=((500 // record.shrink, 20),),
+        workdir=record.folder / "runs",
+    )
+    _add_missing(record, PART, {f"reversal, {x}": (_trained, config, x) for x in config.scores})
+    rows = [row for row in record.rows(PART) if row["work"].startswith("reversal, ")]
+    if all("seconds" in row for row in rows):
+        record.add(PART, f"four scores, {SEEDS} seeds", seconds=sum(row["seconds"] for row in rows))
+        _add_missing(record, PART, {_STOPPED: (_stopped_and_resumed, config)})
+
+
+def tasks(record: Record) -> None:
+    """The tasks of the leaderboard with scaled dot: all settings and seeds in one `vmap`."""
+    config = learning.Config() if record.shrink == 1 else learning.QUICK
+    cases = {name: (_learned, record, config, name) for name in learning.TASKS}
+    _add_missing(record, "tasks", cases)
+
+
+def _add_missing(record: Record, part: str, cases: JSON) -> None:
+    """Adds the row that each function returns; cases are (function, *arguments)."""
+    for work, (function, *arguments) in cases.items():
+        if not record.has(part, work):
+            late = record.left() <= 0
+            row, refusal = (None, NOT_MEASURED) if late else attempt(function, *arguments)
+            record.add(part, work, **(row or refusal))
+
+
+def _trained(config: reversal_comparison.Config, score: str) -> JSON:
+    """Trains and tests a score; a run that a call has stopped goes on."""
+    earlier = read_lines(config.workdir / score / "timing.jsonl")
+    start = time.monotonic() - sum(line["seconds"] for line in earlier)
+    rows = reversal_comparison.run(dataclasses.replace(config, scores=(score,)))
+    trained, longer = (
+        100 * float(reversal_comparison.exact(rows, lengths).mean())
+        for lengths in (reversal_comparison.TRAINED, [config.longer[0][0]])
+    )
+    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)  # CPU: not known
+    return {
+        "steps_per_second": significant(rows[0]["steps_per_second"] or 0),
+        "exact_percent": trained,
+        "longer_percent": longer,
+        "seconds": significant(time.monotonic() - start),
+        "process_peak_mib": significant(memory / 2**20),
+    }
+
+
+def _stopped_and_resumed(config: reversal_comparison.Config) -> JSON:
+    """Trains once more by scripts/train.py; which arrays and lines differ from the run before."""
+    score = config.scores[0]
+    whole, folder = config.workdir / score, config.workdir / "stopped"
+    shutil.rmtree(folder, ignore_errors=True)
+    script = Path(__file__).parents[1] / "train.py"
+    options = ["--score", score, "--seeds", str(config.seeds), "--steps", str(config.steps)]
+    command = [sys.executable, str(script), *options, "--workdir", str(folder)]
+    with subprocess.Popen(command, stdout=sys.stderr) as process:
+        while process.poll() is None and not (folder / "metrics.jsonl").exists():
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+    if process.returncode != 130:
+        raise RuntimeError(f"the run ended with status {process.returncode} before it was stopped")
+    subprocess.run([*command, "--resume"], stdout=sys.stderr, check=True)
+    states = (load_states(run)[1][config.steps] for run in (folder, whole))
+    arrays = zip(*map(jax.tree.leaves_with_path, states), strict=True)
+    texts = ((run / "metrics.jsonl").read_text().splitlines() for run in (folder, whole))
+    differing = [
+        *(jax.tree_util.keystr(p) for (p, a), (_, b) in arrays if a.tobytes() != b.tobytes()),
+        *(f"line {n}" for n, (a, b) in enumerate(itertools.zip_longest(*texts), 1) if a != b),
+    ]
+    return {"differences": len(differing), **({"wrong": differing} if differing else {})}
+
+
+def _learned(record: Record, config: learning.Config, name: str) -> JSON:
+    """The accuracy of the best factor of the logits and rate: a mean over seeds."""
+    task, settings = config.task(name, "scaled"), [*itertools.product(config.factors, config.rates)]
+    first = initial_state(AtRate(task, 1.0))
+    states = [first._replace(params=with_factor(first.params, factor)) for factor, _ in settings]
+    state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
+    rates = jnp.repeat(jnp.array([rate for _, rate in settings]), config.seeds)
+    steps = task.train.steps // LOOKS
+    advance = jax.jit(jax.vmap(lambda state, rate: train_steps(AtRate(task, rate), steps, state)))
+    start, seconds = time.monotonic(), 0.0
+    for look in range(LOOKS):
+        if record.left() <= 0:
+            return NOT_MEASURED
+        state, metrics = jax.block_until_ready(advance(state, rates))
+        if look == 0:
+            start = time.monotonic()  # the first call has compiled
+    seconds = time.monotonic() - start
+    accuracy = np.nan_to_num(metrics["accuracy"]).reshape(len(settings), config.seeds).mean(1)
+    factor, rate = settings[int(accuracy.argmax())]
+    speed = significant(len(rates) * steps * (LOOKS - 1) / seconds)
+    best = {"accuracy": significant(accuracy.max()), "factor": factor, "rate": rate}
+    return {"steps_per_second": speed, **best, "runs": len(rates)}

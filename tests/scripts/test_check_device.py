@@ -1,0 +1,154 @@
+"""scripts/check_device.py: what it writes, what it skips, and what it calls wrong."""
+
+import json
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+from command_lines import check_error, load
+from device_checks import programs, record, right, speed
+from device_checks.report import TARGETS
+
+load("scripts/check_device.py")  # it puts experiments/ on the path
+
+
+@pytest.fixture(autouse=True)
+def users_settings_in_all_threads(monkeypatch):
+    """A context manager of JAX sets what one thread sees, and programs compile in several."""
+    strict = {"jax_numpy_dtype_promotion": "strict", "jax_numpy_rank_promotion": "raise"}
+    for name, value in zip(strict, ("standard", "allow"), strict=True):
+        jax.config.update(name, value)
+    monkeypatch.setenv("ATTENTION_JAX_CACHE", "off")  # the command sets it
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "JAX_DISABLE_MOST_OPTIMIZATIONS"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    yield
+    for name, value in strict.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture
+def one_score(monkeypatch):
+    """One score, mask and dtype."""
+    monkeypatch.setattr(right, "FORMULAS", {"scaled": right.FORMULAS["scaled"]})
+    monkeypatch.setattr(right, "BOUNDS", {"bfloat16": right.BOUNDS["bfloat16"]})
+    monkeypatch.setattr(right, "MASKS", ("padding",))
+
+
+def rows_in(folder):
+    content = json.loads((folder / "device.json").read_text())
+    return {(row["part"], row["work"], row["contestant"]): row for row in content["rows"]}
+
+
+WORK = "right", "scaled, padding, bfloat16"
+PARTS = "--parts", "machine", "right"
+
+
+def test_rows_are_written_and_a_second_call_measures_only_what_is_missing(
+    command, tmp_path, monkeypatch, one_score
+):
+    out = tmp_path / "check"
+    status, printed, progress = command("check_device", "--out", out, "--minutes", 1e-6, *PARTS)
+    assert status == 0
+    assert all("not measured" in row for row in rows_in(out).values())
+    status, printed, progress = command("check_device", "--out", out, *PARTS)
+    assert status == 0
+    rows = rows_in(out)
+    for name in ("reference", "tiled"):
+        shares = rows[*WORK, name]["shares"]
+        assert {*shares} == {"output", "statistics", "gradients", "must be 0"}
+        assert 0 < rows[*WORK, name]["worst"] < 1
+        assert shares["must be 0"] == 0
+    assert "not on cpu" in rows[*WORK, "mosaic_tpu"]["not served"]
+    assert rows["machine", "matrix product", "bfloat16"]["tflops"] > 0
+    assert "wrong: 0 of 7 rows" in printed
+    assert "s left] right: scaled, padding, bfloat16, tiled: " in progress
+    monkeypatch.setattr(right, "_results", None)  # is not called again
+    monkeypatch.setattr(programs.Race, "compiled", None)
+    assert command("check_device", "--out", out, *PARTS)[0] == 0
+    assert rows_in(out) == rows
+
+
+def test_a_wrong_number_is_named_and_the_status_is_1(command, tmp_path, monkeypatch, one_score):
+    wrong = {"scaled": lambda p, q, k: 1.1 * right.manhattan(q, k)}
+    monkeypatch.setattr(right, "FORMULAS", wrong)
+    status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "right")
+    assert status == 1
+    assert "  right: scaled, padding, bfloat16, tiled: ['output', 'statistics', " in printed
+    assert "wrong: 2 of 5 rows" in printed
+
+
+def test_a_program_that_fails_is_a_row_and_the_others_go_on(command, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no memory\nfor this")
+
+    contestants = {"ours": jnp.add, "failing": fail}
+    race = programs.Race("a sum", [(3,), (3,)], contestants, "sdpa", backward=True)
+    monkeypatch.setitem(speed.RACES, "scaled", lambda shrink: [race])
+    status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "scaled")
+    assert status == 0
+    assert "  scaled: a sum, failing: RuntimeError: no memory\n" in printed
+    rows = rows_in(tmp_path)
+    assert rows["scaled", "a sum", "ours"]["milliseconds"] > 0
+    assert {"absent", "error"} & {*rows["scaled", "a sum", "PyTorch"]}  # it takes other shapes
+
+
+def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch, one_score):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(speed.RACES, "scaled", stop)
+    status, printed, errors = command(
+        "check_device", "--out", tmp_path, "--parts", "right", "scaled"
+    )
+    assert (status, errors.splitlines()[-1]) == (130, "stopped; the same command goes on from here")
+    assert "wrong: 0 of 5 rows" in printed
+    assert len(rows_in(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("races", ["scaled", "additive"])
+def test_contestants_compute_the_same(races):
+    """The library, by each implementation that runs here, and its peers in JAX."""
+    for race in speed.RACES[races](128):
+        if race.backward:
+            continue
+        arrays = [array.astype(jnp.float32) for array in race.arrays()]
+        results = {
+            name: found
+            for name, function in race.contestants.items()
+            if (found := record.attempt(function, *arrays)[0]) is not None
+        }
+        assert {*results} >= {"ours"}
+        for name, found in results.items():
+            assert jnp.allclose(found, results["ours"], atol=1e-4), (race.work, name)
+
+
+def test_every_target_reads_a_row_that_is_measured(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    races = [*speed.scaled_races(1), *speed.additive_races(1)]
+    contestants = {race.work: {*race.contestants, "PyTorch"} for race in races}
+    for target in TARGETS[:-4]:
+        names = target.number.removesuffix(", forward").split(" / ")
+        assert {*names} <= {*contestants[target.case], "milliseconds"}
+        assert target.contestant in contestants[target.case]
+
+
+def test_rows_of_another_device_are_not_mixed(command, tmp_path, monkeypatch):
+    (tmp_path / "device.json").write_text('{"environment": {"device": "gpu: H100"}, "rows": []}')
+    check_error(command("check_device", "--out", tmp_path), "device", "name another folder")
+    (tmp_path / "device.json").write_text("[]")
+    check_error(command("check_device", "--out", tmp_path), "device.json cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--minutes", 0], "minutes must be greater than 0 and finite; got 0.0"),
+        (["--minutes", "nan"], "got nan"),
+        (["--parts", "rihgt"], "did you mean 'right'?"),
+        (["--out", "/dev/null"], "out must be a folder; /dev/null is a file"),
+        (["--out", "/proc/no"], "out /proc/no cannot be made"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(command, tmp_path, words, message):
+    check_error(command("check_device", "--out", tmp_path, *words), message)
