@@ -91,7 +91,7 @@ class _KeptCall(core.Primitive):
     multiple_results = True
 
     def is_high(self, *_, **__):
-        """Lowering traces the program again, which replaces operations that JAX calls "high"."""
+        """JAX asks it of the programs among the parameters; lowering traces them once more."""
         return False
 
 
@@ -167,6 +167,8 @@ def _transpose(cotangents, *operands, evaluate, transpose, linear, **_):
     program = jax.make_jaxpr(lambda *arrays: transpose(*_split(arrays, len(cotangents))))(
         *residuals, *cotangents
     )
+    if any(isinstance(const, jax.core.Tracer) for const in program.consts):
+        raise ValueError("bwd must not close over a traced value: make it an argument")
     results = _bind(transpose, evaluate, residuals, cotangents, types, program)
     pairs = zip(results, is_wanted, strict=True)
     return [None] * len(residuals) + [result if wanted else None for result, wanted in pairs]

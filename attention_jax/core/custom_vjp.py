@@ -61,7 +61,7 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
 
     Raises:
         AttributeError: the function is called before `defvjp`.
-        ValueError: a function closes over a traced value.
+        ValueError: `fun`, `fwd` or `bwd` closes over a traced value.
         TypeError: the result of `bwd` or the twin does not match the arguments or results of the
             function.
 
@@ -188,9 +188,11 @@ class _Rules:
 
         def of_result(cotangents):
             """The cotangents of the result, from those of its floating-point leaves."""
-            leaves = [np.zeros(each.shape, jax.dtypes.float0) for each in types]
-            for i, cotangent in zip(floats, cotangents, strict=True):
-                leaves[i] = cotangent
+            given = dict(zip(floats, cotangents, strict=True))
+            leaves = [
+                given[i] if i in given else np.zeros(each.shape, jax.dtypes.float0)
+                for i, each in enumerate(types)
+            ]
             return jax.tree.unflatten(structure, leaves)
 
         @jax.custom_jvp

@@ -27,7 +27,7 @@ def vmap_over_batch(
     whole: bool = False,
     normalizer: Normalizer = _SOFTMAX,
 ) -> Any:
-    """Applies `function`, of one example, to inputs with leading batch axes *B.
+    """Applies `function`, of one example or of the `whole` batch, to inputs with batch axes *B.
 
     A leaf that lacks a batch axis, or has it with size 1, is shared and never copied. On a mesh
     with Explicit axes the compiler shards the computation, and the batch axes of each result are

@@ -29,7 +29,7 @@ def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -
     return score.round(q_features, "query", dtype), score.round(k_features, "key", dtype)
 
 
-def token_features(
+def projected_tokens(
     score: Score,
     inputs: Inputs,
     lengths: tuple[int, int],

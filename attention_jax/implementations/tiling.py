@@ -25,7 +25,7 @@ from attention_jax.core.meshes import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.features import stand_in_features, token_features
+from attention_jax.implementations.features import projected_tokens, stand_in_features
 from attention_jax.implementations.rounds import Rounds
 from attention_jax.implementations.tile_arrays import cut, positions
 from attention_jax.normalizers.rows import RowSums
@@ -174,7 +174,7 @@ def tile_inputs(
     """
     score, dtype = plan.options.score, inputs.compute_dtype
     used = None if keys_per_query is None else keys_per_query > 0, used_keys
-    params, q_features, k_features, values = token_features(
+    params, q_features, k_features, values = projected_tokens(
         score, inputs, plan.padded_lengths, used
     )
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)

@@ -62,7 +62,8 @@ TABLES = {
 SMALLEST_BLOCK = _by_cost(elementwise=64, matmul=64, materialized=16)
 
 # Measured on a CPU, from S = 64 T on, as in decoding, "reference" is 1.3 to 5 times as fast as
-# tiles (but for elementwise scores, for which neither is), and its memory is that of the keys.
+# tiles (except for elementwise scores, which are as fast either way), and its memory is that of the
+# keys.
 KEYS_PER_QUERY = 64
 
 # The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.

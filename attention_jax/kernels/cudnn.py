@@ -30,7 +30,7 @@ import numpy as np
 
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.programs import one_line
-from attention_jax.implementations.batching import core_ndims, map_over_batch
+from attention_jax.implementations.batching import core_ndims, map_over_batch, vmap_over_batch
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.kernels import tokens
 from attention_jax.kernels.choice import nvidia_generation
@@ -84,7 +84,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     # A key that `_output` adds is behind all queries then, and a query that it adds has a key.
     most = source_length if source_length % 2 else source_length + (left or 0) - target_length % 2
     if left is not None and (padded or target_length > most):
-        return "takes windows with no padding and T <= S + left, for an odd S T <= S"
+        return f"takes this window with at most {most} queries and no padding; got {target_length}"
     generation = nvidia_generation()
     if generation is not None and generation < CUDNN_GENERATION:
         return f"needs an NVIDIA GPU of compute capability {CUDNN_GENERATION}; got {generation}"
@@ -93,7 +93,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
 
 @functools.lru_cache(maxsize=64)
 def _refusal(library: Any, size: int, dtype: Any) -> str | None:
-    """What JAX, and the compiler of the GPU at hand, say against heads of this size; None: nothing.
+    """Why JAX or the GPU's compiler refuses heads of this size; None if neither does.
 
     Without a GPU, a program is compiled for one that is not there: JAX alone is asked.
     """
@@ -121,8 +121,9 @@ def _padded_size(features: int, values: int) -> int:
 
 
 def _output(options: Options, inputs: Inputs, *, even: bool = False) -> Array:
-    """Output [*B, T, Dv]. With `even`, T and S are padded to even numbers, as JAX demands of a
-    gradient.
+    """Output [*B, T, Dv].
+
+    With `even`, T and S are padded to even numbers, as JAX demands of a gradient.
 
     The library's axes are B, tokens, key heads and the heads that share a key head, features. The
     last batch axis of the keys is that of the key heads, if it is not the first axis and its
@@ -232,9 +233,9 @@ def _batched_alike(*trees: Any) -> Any:
 
 def _twin(options: Options, inputs: Inputs) -> Array:
     """The output of `twin` for the batch."""
-    of_example = functools.partial(twin, options)
-    ndims = core_ndims(options.score, options.normalizer, inputs)
-    output: Array = map_over_batch(of_example, inputs.query.shape[:-2], (inputs,), (ndims,))[0]
+    attend = functools.partial(twin, options)
+    results = vmap_over_batch(options.score, attend, inputs, normalizer=options.normalizer)
+    output: Array = results[0]
     return output
 
 

@@ -12,7 +12,7 @@ import jax
 from jax.export import is_symbolic_dim
 
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.implementations.features import token_features
+from attention_jax.implementations.features import projected_tokens
 from attention_jax.kernels.windows import Windows, reason_against_mask, used_tokens
 from attention_jax.normalizers import Softmax
 
@@ -68,5 +68,5 @@ def operands_of(
         lengths: (T, S), to which tokens are padded.
     """
     used = (None, None) if windows is None else used_tokens(windows, inputs.key.shape[0])
-    params, queries, keys, values = token_features(options.score, inputs, lengths, used)
+    params, queries, keys, values = projected_tokens(options.score, inputs, lengths, used)
     return Operands(queries, keys, values, params)

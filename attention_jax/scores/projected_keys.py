@@ -104,12 +104,9 @@ def key_feature_shapes(
 
     All are taken in float32, and `params` may have batch axes.
     """
-    leaves, structure = jax.tree.flatten(score.param_shapes(params, query_dim, key_dim))
-    shapes = (*[leaf.shape for leaf in leaves], (length, key_dim))
-    return _key_feature_shapes(score, structure, shapes)
-
-
-@functools.lru_cache(maxsize=256)
-def _key_feature_shapes(score: Score, structure: Any, shapes: tuple[Any, ...]) -> Features:
-    *params, keys = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
-    return jax.eval_shape(score.project_key, structure.unflatten(params), keys)
+    param_shapes = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.float32),
+        score.param_shapes(params, query_dim, key_dim),
+    )
+    keys = jax.ShapeDtypeStruct((length, key_dim), jnp.float32)
+    return jax.eval_shape(score.project_key, param_shapes, keys)

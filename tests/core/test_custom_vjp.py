@@ -206,6 +206,18 @@ def test_taylor_mode_is_refused():
             jet(function, (Q, K, V), tuple((x, x) for x in (Q, K, V)))
 
 
+def test_a_backward_pass_over_a_traced_value_is_refused():
+    def gradient(scale, x):
+        f = custom_vjp(jnp.sin, twin=jnp.sin)
+        f.defvjp(lambda x: (jnp.sin(x), x), lambda x, ct: (scale * ct * jnp.cos(x),))
+        return jax.grad(f)(x)
+
+    for transform in (jax.jit, lambda f: jax.vmap(f, in_axes=(0, None))):
+        scale = jnp.ones(3)[0] if transform is jax.jit else jnp.ones(3)
+        with pytest.raises(ValueError, match="bwd must not close over a traced value"):
+            transform(gradient)(scale, jnp.ones(()))
+
+
 def test_mistakes_are_named():
     def f(x, tree):
         return x * tree["y"]

@@ -13,7 +13,7 @@ SIZES = (1, 2, 3, 5, 7)
 # B, T, S, D, Dv. The gradients of the first two ended the process: XLA could not emit a batch of
 # small products. D is at least 1.
 SHAPES = (
-    *((2, 3, 3, 4, 4), (5, 2, 3, 3, 7)),
+    *((2, 3, 3, 4, 4), (5, 2, 3, 3, 7), (2, 3, 20, 4, 4)),
     *((0, 2, 3, 5, 1), (2, 0, 3, 5, 1), (2, 3, 0, 5, 1), (2, 3, 5, 1, 0)),
 )
 
