@@ -121,7 +121,7 @@ OF_ONE = {
         "left 2, right 1": {"mask": aj.local_mask(2, 1)},
         "left None, right -1": {"mask": aj.causal_mask(-1)},
         "no padding": {"mask": aj.local_mask(2, 0) & aj.padding_mask(jnp.array([4, 0]))},
-        "at most 7 queries": {"query": jnp.ones((2, 9, 11), jnp.bfloat16), "mask": aj.local_mask(1, 0)},
+        "at most 7": {"query": jnp.ones((2, 9, 11), jnp.bfloat16), "mask": aj.local_mask(1, 0)},
         r"got \(11, 257\)": {"value": jnp.ones((2, 7, 257), jnp.bfloat16)},
     },
     "mosaic_tpu": {
