@@ -64,6 +64,8 @@ class Arguments:
         if not 0 < self.minutes < float("inf"):
             raise ValueError(f"minutes must be greater than 0 and finite; got {self.minutes}")
         check_names("parts", self.parts, PARTS)
+        if not self.parts:
+            raise ValueError(f"parts must name at least one of {', '.join(PARTS)}; got none")
         check_folder("out", self.out)
 
 
@@ -77,6 +79,8 @@ def main(arguments: Arguments) -> int:
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         jax.config.update("jax_disable_most_optimizations", True)
     record = Record(arguments.out, 60 * arguments.minutes, _SHRINK_ON_A_CPU if rehearsal else 1)
+    if rehearsal:
+        record.note("JAX finds no GPU or TPU: this is a rehearsal on the CPU")
     status = 0
     try:
         for part in arguments.parts:
@@ -88,10 +92,12 @@ def main(arguments: Arguments) -> int:
                 traceback.print_exc()
                 status = 1
     except (KeyboardInterrupt, SystemExit):  # a training that Ctrl-C stops exits
-        print("stopped; the same command goes on from here", file=sys.stderr)
         status = 130
     record.close()
     wrong = report.print_report(record)
+    if status == 130:
+        left = ", ".join(arguments.parts[arguments.parts.index(part) :])
+        print(f"stopped, not finished: {left}; the same command goes on from there")
     print(arguments.out / "device.json")
     return status or wrong
 

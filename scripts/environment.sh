@@ -24,7 +24,7 @@ install_into_venv() {
             fi
         done
         if [ ! -x "$venv/bin/pip" ]; then
-            echo "error: Python 3.11 or newer is needed, and no ${PYTHON:-python3} found here is; install one and try again" >&2
+            echo "error: Python 3.11 or newer is needed, and was not found in ${PYTHON:-the PATH}; install it and try again" >&2
             exit 1
         fi
     fi

@@ -51,12 +51,16 @@ class Record:
             try:
                 content = json.loads(self._path.read_text())
                 about, rows = content["environment"], content["rows"]
+                rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
             except (OSError, ValueError, LookupError, TypeError) as error:
-                raise ValueError(f"{self._path} cannot be read: {error!r}") from error
+                raise ValueError(
+                    f"{self._path} is no file of this check ({error!r}); delete it, or name another"
+                    " folder as out"
+                ) from error
             if others := [name for name in _FIXED if about.get(name) != self.about[name]]:
                 names = ", ".join(others)
                 raise ValueError(f"out {folder} holds rows of another {names}; name another folder")
-            self._rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
+            self._rows = rows
 
     def rows(self, part: str = "") -> list[JSON]:
         """All rows, or those of a part."""

@@ -54,8 +54,8 @@ _TRAINING: Columns = {
 def print_report(record: Record) -> int:
     """Prints everything; returns 1 if a number is wrong."""
     about, rows = record.about, record.rows()
-    memory = f"{(about['memory_bytes'] or 0) / 2**30:.1f} GiB"  # a CPU has none of its own
-    print(f"{about['device']}, {memory}; {about['driver']}; Python {about['python']}")
+    memory = f"{about['memory_bytes'] / 2**30:.1f} GiB; " if about["memory_bytes"] else ""
+    print(f"{about['device']}; {memory}{about['driver']}; Python {about['python']}")
     print(*(f"{name} {version}" for name, version in about["packages"].items()), sep=", ")
     _print_errors(record.rows("right"))
     times = [row for row in rows if {"milliseconds", "compile_seconds"} & row.keys()]
@@ -65,17 +65,21 @@ def print_report(record: Record) -> int:
     others = [row for part in ("training", "tasks") for row in record.rows(part)]
     _print("training", _TRAINING, [[row] for row in others])
     judged = any(name in about["device"] for name in _JUDGED) and record.shrink == 1
-    verdict = {} if judged else {"met": "not judged on this device"}
-    lines = [[target.row(_rows_of(target, rows)) | verdict] for target in TARGETS]
-    _print("targets on an H100", TARGET_COLUMNS, lines)
+    if judged:
+        lines = [[target.row(_rows_of(target, rows))] for target in TARGETS]
+        _print("targets on an H100", TARGET_COLUMNS, lines)
+    else:
+        print("The targets of an H100 are not judged on this device.")
     if record.shrink > 1:
-        print(f"lengths were divided by {record.shrink}, so the times are only a rehearsal")
+        print(f"Lengths were divided by {record.shrink}: the times are only a rehearsal.")
     for kind in ("not measured", "error", "wrong"):
         found = [row for row in rows if kind in row]
-        print(f"{kind}: {len(found)} of {len(rows)} rows")
+        more = "; the same command measures them" if found and kind == "not measured" else ""
+        print(f"{kind}: {len(found)} of {len(rows)} rows{more}")
         for row in found if kind != "not measured" else ():
             print(f"  {row['part']}: {row['work']}, {row['contestant']}: {row[kind]}")
-    return int(any("wrong" in row for row in rows))
+    # What an implementation does not serve is no error; what fails in another way is.
+    return int(any("wrong" in row or ("error" in row and row["part"] == "right") for row in rows))
 
 
 def _print(title: str, columns: Columns, lines: list[list[JSON]]) -> None:
@@ -95,8 +99,13 @@ def _print_errors(rows: list[JSON]) -> None:
             line[kind] = max(share, line.get(kind, 0))
     lines = [[worst[name]] for name in sorted(worst)]
     _print("largest errors, as shares of their bounds", _ERRORS, lines)
-    refused = {f"{row['contestant']}: {row['not served']}" for row in rows if "not served" in row}
-    print(*(f"not served by {refusal}\n" for refusal in sorted(refused)), sep="", end="")
+    names = dict.fromkeys(row["contestant"] for row in rows)
+    for name in names:
+        served = [row for row in rows if row["contestant"] == name and "worst" in row]
+        refused = [row for row in rows if row["contestant"] == name and "not served" in row]
+        print(f"{name} served {len(served)} of {len(served) + len(refused)} cases")
+        for reason in sorted({row["not served"] for row in refused}):
+            print(f"    others: {reason}")
 
 
 def _rows_of(target: Target, rows: list[JSON]) -> list[JSON]:

@@ -27,13 +27,14 @@ from experiments.reversal.scale_and_dimension import AtRate
 
 PART, SEEDS = "training", 5
 _STOPPED = "stopped and resumed"
+_LEARNED, LEAST_PERCENT = 2000, 99  # every score has that many strings right after these steps
 
 
 def check(record: Record) -> None:
     """String reversal as in ./scripts/quickstart, then one of its runs once more with a stop."""
     config = reversal_comparison.Config(
         seeds=SEEDS,
-        steps=max(75, 2000 // record.shrink),
+        steps=max(75, _LEARNED // record.shrink),
         strings=max(10, 200 // record.shrink),
         longer=((500 // record.shrink, 20),),
         workdir=record.folder / "runs",
@@ -70,14 +71,18 @@ def _trained(config: reversal_comparison.Config, score: str) -> JSON:
         100 * float(reversal_comparison.exact(rows, lengths).mean())
         for lengths in (reversal_comparison.TRAINED, [config.longer[0][0]])
     )
-    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)  # CPU: not known
-    return {
+    memory = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")  # CPU: not known
+    found: JSON = {
         "steps_per_second": significant(rows[0]["steps_per_second"] or 0),
         "exact_percent": trained,
         "longer_percent": longer,
         "seconds": significant(time.monotonic() - start),
-        "process_peak_mib": significant(memory / 2**20),
     }
+    if memory:
+        found["process_peak_mib"] = significant(memory / 2**20)
+    if config.steps >= _LEARNED and trained < LEAST_PERCENT:
+        found["wrong"] = [f"at least {LEAST_PERCENT} % of strings must be right"]
+    return found
 
 
 def _stopped_and_resumed(config: reversal_comparison.Config) -> JSON:
