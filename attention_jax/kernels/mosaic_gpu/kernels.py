@@ -83,6 +83,7 @@ class Program(NamedTuple):
 
     def load_other(self, j: Any) -> None:
         """Copies the tile j of the other side, and waits."""
+        plgpu.commit_smem()  # all warps have read the tile before, which the copy overwrites
         _load(self.other_side, self.other, j, self.of_other)
 
     def store(self, i: Any) -> None:
