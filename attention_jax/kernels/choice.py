@@ -12,6 +12,7 @@ an NVIDIA GPU, is chosen there wherever it can serve.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import sys
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.meshes import explicit_spec
+from attention_jax.core.programs import Known, is_of_library
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.scores import Score, TileCost
 from attention_jax.scores.projected_keys import key_feature_shapes
@@ -192,9 +194,22 @@ def _numbers_of_a_pair(cost: TileCost, score: Score, inputs: Inputs) -> int:
     examples = _num_entries(inputs.query.shape[:-2])
     if cost != "materialized":
         return examples
-    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
-    features = key_feature_shapes(score, inputs.params, *sizes, 1)
-    return examples * sum(leaf.size for leaf in jax.tree.leaves(features))
+    query_dim, key_dim = inputs.query.shape[-1], inputs.key.shape[-1]
+    score = score.part if type(score) is Known else score  # its program has just been traced
+    if type(score).project_key is Score.project_key:
+        return examples * key_dim
+    shapes = tuple(leaf.shape for leaf in jax.tree.leaves(inputs.params))
+    structure = jax.tree.structure(inputs.params)
+    # A user's score may hold arrays, which a cache would keep.
+    count = _num_features if is_of_library(score) else _num_features.__wrapped__
+    return examples * count(score, structure, shapes, query_dim, key_dim)
+
+
+@functools.lru_cache(maxsize=256)
+def _num_features(score: Score, structure: Any, shapes: Any, query_dim: int, key_dim: int) -> int:
+    params = structure.unflatten([jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes])
+    features = key_feature_shapes(score, params, query_dim, key_dim, 1)
+    return sum(leaf.size for leaf in jax.tree.leaves(features))
 
 
 def _num_entries(shape: tuple[Any, ...]) -> int:
