@@ -7,6 +7,7 @@ import functools
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.numpy as jnp
 
 from attention_jax.core.programs import is_of_library
 
@@ -146,10 +147,11 @@ def init_shapes(part: Any, *sizes: int) -> Params:
     They are a pytree of `jax.ShapeDtypeStruct`.
     """
     shapes = _init_shapes if is_of_library(part) else _init_shapes.__wrapped__
-    return shapes(part, *sizes)
+    return shapes(part, jnp.result_type(float), *sizes)
 
 
 @functools.lru_cache(maxsize=256)
-def _init_shapes(part: Any, *sizes: int) -> Params:
+def _init_shapes(part: Any, default_dtype: Any, *sizes: int) -> Params:
+    del default_dtype  # of arrays that `init` makes; it changes with `jax.enable_x64`
     # Here the PRNG key is traced; outside, each call with a part of a user would compute it.
     return jax.eval_shape(lambda: part.init(jax.random.key(0), *sizes))
