@@ -48,7 +48,7 @@ def tall_product(left: Array, right: Array) -> Array:
     It is computed as (left^T right)^T. For [s, t] @ [t, d] XLA:CPU transposes the larger factor
     and takes three times as long; XLA:TPU estimates four times the cycles. Barriers keep XLA from
     rewriting the product in that form. With few rows nothing is gained, and the compiler of jaxlib
-    0.10.2 ends the process: in a batch it cannot emit such a product with 3 rows or fewer.
+    0.10.2 ends the process: it cannot emit batches of such products if all sizes are small.
     """
     if right.shape[1] < _TALL:
         return einsum("ts,td->sd", right, left)
