@@ -10,7 +10,6 @@ import io
 import itertools
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -23,7 +22,7 @@ from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import finite_or_null
-from attention_jax.runs.progress import warn
+from attention_jax.runs.progress import say, warn
 from attention_jax.runs.run_folder import check_folder, make_folder, write_json, write_text, writing
 from attention_jax.scores import DEFAULT_SCORE
 from attention_jax.tasks import task_of
@@ -206,7 +205,7 @@ def main(arguments: Arguments) -> int:
         check_sweep(workdir, arguments.combinations)
         status = train_combinations(arguments.combinations, arguments.lengths)
         if status:
-            print("stopped by a signal; the same command goes on from here", file=sys.stderr)
+            say("stopped by a signal; the same command goes on from here", error=True)
             return status
         trained = [combination.arguments.workdir for combination in arguments.combinations]
         others = (path for path in workdir.iterdir() if path.is_dir() and path not in trained)
@@ -241,11 +240,11 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
             title = f"combination {index + 1} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
                 if finished_run(folder, lengths).task == task:  # or else there are more steps now
-                    print(f"{title}: finished", flush=True)
+                    say(f"{title}: finished")
                     continue
             if interruption.requested is not None:
                 return interruption.exit_status
-            print(title, flush=True)
+            say(title)
             options = _options(arguments)
             run = training.train_run(task, folder, interruption=interruption, **options)
             if run.step < task.train.steps:
@@ -306,7 +305,7 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
         write_json(workdir / "table.json", {"results": records, "environments": environments})
         plotting.save(_figure(rows), workdir / "sweep.png")
     for name in ("table.csv", "table.json", "sweep.png"):
-        print(workdir / name)
+        say(str(workdir / name))
 
 
 def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
