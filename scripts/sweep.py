@@ -203,7 +203,7 @@ def main(arguments: Arguments) -> int:
     workdir = arguments.workdir or folders[0].parent
     if not folders:
         check_sweep(workdir, arguments.combinations)
-        status = train_combinations(arguments.combinations, arguments.lengths)
+        status = train_combinations(arguments.combinations)
         if status:
             say("stopped by a signal; the same command goes on from here", error=True)
             return status
@@ -232,14 +232,15 @@ def _options(arguments: Any) -> dict[str, Any]:
     return {"resume": True, **{name: getattr(arguments, name) for name in names}}
 
 
-def train_combinations(combinations: Sequence[Combination], lengths: Sequence[int]) -> int:
+def train_combinations(combinations: Sequence[Combination]) -> int:
     """Trains what is not finished; returns the exit status, 0 if all combinations are finished."""
     with Interruption() as interruption:  # between two runs too
         for index, (label, arguments) in enumerate(combinations):
             task, folder = arguments.settings, arguments.workdir
             title = f"combination {index + 1} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
-                if finished_run(folder, lengths).task == task:  # or else there are more steps now
+                finished = training.load_run(folder)
+                if finished.task == task and finished.step == task.train.steps:
                     say(f"{title}: finished")
                     continue
             if interruption.requested is not None:
@@ -249,7 +250,6 @@ def train_combinations(combinations: Sequence[Combination], lengths: Sequence[in
             run = training.train_run(task, folder, interruption=interruption, **options)
             if run.step < task.train.steps:
                 return run.interrupted
-            finished_run(folder, lengths)  # keeps its results
     return 0
 
 
@@ -315,7 +315,7 @@ def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
     """
     settings = [options_of(run.task) for run in runs]
     varying = [name for name in settings[0] if any(s[name] != settings[0][name] for s in settings)]
-    names = dict.fromkeys(["score", *varying])
+    names = dict.fromkeys([*(["score"] if "score" in settings[0] else []), *varying])
     rows = [Row(run, {n: s[n] for n in names}) for run, s in zip(runs, settings, strict=True)]
     if len({tuple(row.settings.values()) for row in rows}) < len(rows):
         rows = [Row(run, {**of_run, "run": str(run.workdir)}) for run, of_run in rows]
@@ -366,7 +366,8 @@ def _figure(rows: Sequence[Row]) -> Any:
         others = "\n".join(f"{name} {settings[name]}" for name in settings if name != "score")
         for metric, result in run.results.items():
             panel = panels.setdefault(metric, Panel(metric, {}, result.low, result.high))
-            by_seed = {**panel.by_seed, (str(settings["score"]), others): result.by_seed}
+            score = str(settings.get("score", run.task.name))
+            by_seed = {**panel.by_seed, (score, others): result.by_seed}
             panels[metric] = panel._replace(by_seed=by_seed)
     return results_by_setting(list(panels.values()))
 
