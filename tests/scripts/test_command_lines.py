@@ -203,22 +203,3 @@ def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(
     assert cross["query_tokens"] == rows
     shown = decoded_numbers(cross["arrays"]["weights"])[0]
     np.testing.assert_allclose(shown, weights, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "named"),
-    [
-        ("evaluate", ["--workdir", "nowhere"], "nowhere"),
-        ("evaluate", ["--step", "2"], "step"),  # is not kept
-        ("evaluate", ["--out", "no/x"], "out"),
-        ("evaluate", ["--out", "RUN"], "out"),
-        ("answers", ["--figure", "a.jpg"], "a.jpg"),
-        ("answers", ["--html", "a.htm"], "a.htm"),
-        ("answers", ["--html", "no/a.html"], "no"),
-        ("answers", ["--all-steps"], "html"),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_2(name, words, named, workdir, command):
-    words = [workdir if word == "RUN" else word for word in words]
-    arguments = [] if "--workdir" in words else ["--workdir", workdir]
-    check_error(command(name, *arguments, *words), named)
