@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -26,6 +27,8 @@ def standard_promotion():
     with jax.numpy_dtype_promotion("standard"):
         yield
 
+
+TOY = TrainConfig(seeds=2, batch_size=7, steps=2, log_every=1, checkpoint_every=2)
 
 # --- names and settings ---
 
@@ -61,6 +64,30 @@ def test_a_config_json_that_cannot_be_read(tmp_path, changes, message):
 def test_a_text_that_names_a_task():
     assert task_of("toy_task:Toy") is Toy
     assert {task_of(name) for name in TASKS} == set(TASKS.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Varied(Toy):
+    """Settings of every kind that config.json holds."""
+
+    sizes: Any = (3, (0.5, "a"), (), None)
+    path: Path | None = Path("data/text")
+    nothing: Path | None = None
+    number: Any = np.float32(0.1)
+    count: Any = np.int64(3)
+    limit: float = float("inf")
+    yes: bool = True
+
+
+def test_settings_are_what_config_json_gives_back(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    task = Varied()
+    train_run(dataclasses.replace(task, train=TOY), tmp_path / "run")
+    monkeypatch.chdir("/")
+    read = load_run(tmp_path / "run").task
+    assert read.path == tmp_path / "data" / "text"  # of the folder where the run began
+    assert dataclasses.replace(read, path=task.path, train=task.train) == task
+    assert type(read.count) is int
 
 
 # --- resuming with other settings ---
