@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from attention_jax.core.checks import checked_rng
 from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended
 from attention_jax.nn.config import ModelConfig
@@ -194,4 +195,6 @@ class Block(nnx.Module):
 
 def split_rng(rng: Array | None, count: int) -> list[Array | None]:
     """`count` PRNG keys, or `count` times None without a key."""
-    return [None] * count if rng is None else list(jax.random.split(rng, count))
+    if rng is None:
+        return [None] * count
+    return list(jax.random.split(checked_rng(rng, name="rng"), count))
