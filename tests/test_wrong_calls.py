@@ -41,7 +41,7 @@ no_floats = no_arrays | one_of(
     ones(2, 2, dtype=int), 3, ones(2, 2, dtype=bool), ones(2, 2, dtype=complex), {1.0}, len,
     np.array([["2020-01-01"]], "datetime64[D]"),
 )  # fmt: skip
-no_tokens = no_floats | one_of(1.0, ones(2), ones(7, 2, 9))
+no_tokens = no_floats | one_of(None, 1.0, ones(2), ones(7, 2, 9))
 no_integers = no_arrays | one_of(ones(2), 2.0, ones(2, dtype=bool), ones(2, dtype=complex))
 no_size = one_of("2", [2], 2.5, 2.0, 0) | st.integers(max_value=-1) | st.floats()
 no_size_or_none = no_size | st.none()
@@ -82,7 +82,7 @@ STATE = {"logits": np.zeros((2, 3, 3), "f4")}
 SEARCH = {"step": lambda state, tokens: (state["logits"][:, 0], state), "state": STATE}
 SEARCH |= {"batch_size": 2, "max_length": 3, "sos": 0, "eos": 1, "pad": 2}
 tokens = dict.fromkeys(TOKENS, no_tokens)
-only_floats = dict.fromkeys(TOKENS, no_floats)
+only_floats = dict.fromkeys(TOKENS, no_floats | st.none())
 pairs = {"mask": no_mask, "bias": no_bias}
 options = {"dropout_rate": no_rate, "implementation": no_word, "score": no_score}
 wrong_search = {
@@ -121,6 +121,10 @@ def combined(mask):
 
 def added(bias):
     return aj.alibi_bias(0.5) + bias
+
+
+def forgetting(log_gates):
+    return aj.attention(**TOKENS, bias=aj.forgetting_bias(log_gates))
 
 
 def materialized(mask):
@@ -174,7 +178,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.attention_weights, {name: TOKENS[name] for name in ("query", "key")}, {
         "query": no_tokens, "key": no_tokens, **pairs, "score": no_score}),
     (using(aj.ring_attention, mesh=jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])),
-     TOKENS, {**only_floats, "key": no_floats | one_of(ones(0, 2), ones(3, 3)), **pairs,
+     TOKENS, {**only_floats, "key": no_floats | one_of(None, ones(0, 2), ones(3, 3)), **pairs,
               "dropout_rate": no_rate, "axis_name": one_of("data", 3, None), "score": no_score,
               "block_sizes": one_of((2, 2), 4)}),
     (aj.ring_attention, TOKENS, {"mesh": one_of(None, 1, "context", jax.devices())}),
@@ -210,6 +214,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.alibi_bias, {}, {"slopes": no_floats}),
     (aj.alibi_slopes, {}, {"num_heads": no_size_or_none}),
     (aj.forgetting_bias, {}, {"log_gates": no_floats}),
+    (forgetting, {}, {"log_gates": one_of(1.0, ones(1), ones(2), ones(3), ones(2, 3))}),
     (aj.relative_bias, {}, {"table": no_floats | one_of(ones(4), 1.0)}),
     (aj.t5_bias, {"table": ones(8)},
      {"table": no_floats | st.just(1.0), "max_distance": one_of(0, -3, 2, 8.0, "8", None)}),
@@ -277,7 +282,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (analysis.attention_gradients, TOKENS | {"doutput": ones(2, 2)}, {
         **only_floats, "doutput": no_floats | one_of(None, ones(3, 2), ones(2, 2, 2))}),
     (interop.dot_product_attention, HEADS, {
-        **dict.fromkeys(HEADS, no_floats | one_of(ones(2, 2), ones(1, 1, 1, 1, 1))), **pairs,
+        **dict.fromkeys(HEADS, no_floats | one_of(None, ones(2, 2), ones(1, 1, 1, 1, 1))), **pairs,
         "scale": one_of("text", [1.0], ones(2), {}, np.nan, np.inf), "score": no_score,
         **dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), no_integers | st.just(3)),
         "local_window_size": one_of(1.5, "1", (1,), (1, 2, 3), (-1, 0), {}, -1),
@@ -300,7 +305,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (nn.rotary, {"x": ones(2, 4)},
      {"max_wavelength": no_positive | st.just(np.inf)}),
     (one_module, CALLED, wrong_called),
-    (heads_module, CALLED, wrong_called),
+    (heads_module, CALLED, wrong_called | {
+        "bias": wrong_called["bias"] | one_of(ones(2, 3, 3), aj.alibi_bias(0.5) + ones(2, 3, 3))}),
     (nn.ModelConfig, {}, {
         **dict.fromkeys(("dim", "hidden_dim", "num_heads", "num_key_heads", "decoder_layers"),
                         one_of(2.5, "2", [2]) | st.integers(max_value=-1)),

@@ -58,6 +58,9 @@ class AttentionArguments(WeightsArguments, total=False):
     block_sizes: BlockSizes | None
 
 
+NO_VALUE: Any = object()  # in place of the value, for a call that computes weights alone
+
+
 class Call(NamedTuple):
     """The checked arguments of an attention function."""
 
@@ -84,8 +87,7 @@ def checked_call(
 ) -> Call:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
-    Parts that a user wrote are traced here: see `core.programs`. `value` is None for a call that
-    computes weights alone.
+    Parts that a user wrote are traced here: see `core.programs`. `value` may be `NO_VALUE`.
     """
     score, normalizer = get_score(score), get_normalizer(normalizer)
     query = float_array("query", query)
@@ -93,7 +95,7 @@ def checked_call(
         key = jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
     else:
         key = float_array("key", key)
-    value = jnp.zeros((*key.shape[:-1], 1), query.dtype) if value is None else value
+    value = jnp.zeros((*key.shape[:-1], 1), query.dtype) if value is NO_VALUE else value
     value = float_array("value", value)
     *batch_axes, target_length, query_dim = check_axes("query", query, ("T", "Dq"), None).shape
     batch = tuple(batch_axes)

@@ -109,9 +109,10 @@ class MultiHeadAttention(Heads):
             value: float [*B, S, key_dim]; None for `key`.
             mask: a `Mask` whose arrays' leading axes broadcast to *B, the same for all heads; or
                 bool [*B, T, S] (sizes may be 1) or [T, S], or [*B, N, T, S] with all its axes.
-            bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
-                or float broadcastable to [*B, N, T, S]; added to the logits. A bias per example,
-                the same for all heads, is [*B, 1, T, S].
+            bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]);
+                or float [*B, N, T, S] with all its axes (sizes may be 1), or [T, S]; added to the
+                logits. An array without the axis of the batch or that of the heads is refused: a
+                bias per example is [*B, 1, T, S], one per head [1, N, T, S].
             position_ids: of the queries, and in self attention of the keys, for rotation: int [T],
                 or [*B, T]; None for 0, 1, 2, ... Other keys have 0, 1, 2, ..., or the ids of their
                 `remember`.

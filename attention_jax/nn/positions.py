@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 from typing import Any, Literal
 
 import jax
@@ -82,7 +83,7 @@ def rows_of(table: Array, ids: Array) -> Array:
 
 def check_wavelength(name: str, value: float) -> None:
     """Raises ValueError unless `value` is a finite number above 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (number and 0 < value < math.inf):
         raise ValueError(f"{name} must be a finite number above 0; got {value!r}")
 
