@@ -27,6 +27,7 @@ from attention_jax.pairwise.masks import Mask, as_mask
 from attention_jax.pairwise.position_functions import broadcasts
 from attention_jax.scores import (
     DEFAULT_SCORE,
+    KeyLike,
     Params,
     ProjectedKeys,
     Score,
@@ -104,11 +105,7 @@ def checked_call(
     for name, size in (("query", query_dim), ("key", key_dim)):
         if size == 0:
             raise ValueError(f"{name} must have at least one feature; got [..., 0]")
-    if score.needs_equal_dims and key_dim != query_dim:
-        raise ValueError(
-            f"key must be [..., S, {query_dim}] to match score {score} with query"
-            f" [..., T, {query_dim}]; got {list(key.shape)}"
-        )
+    check_equal_dims(score, query, key)
     floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
     dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
     score = known_score(score, params, query_dim, key_dim, dtype)
@@ -146,6 +143,15 @@ def checked_call(
     arrays = {"query": query, "key": key, "value": value, "dropout_rng": rng}
     inputs = Inputs(**arrays, params=params, normalizer_params=normalizer_params, **positions)
     return Call(options, inputs, block_sizes)
+
+
+def check_equal_dims(score: Score, query: Array, key: KeyLike) -> None:
+    """Raises ValueError unless query and key have as many features, if the score needs that."""
+    if score.needs_equal_dims and key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"key must have {query.shape[-1]} features to match score {score} with query"
+            f" {list(query.shape)}; got {list(key.shape)}"
+        )
 
 
 def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:
