@@ -230,13 +230,14 @@ def check_axes(
         name: the name of the argument.
         array: an array, or `ProjectedKeys`.
         core: the sizes of its last axes; a letter for an axis of any size.
-        batch_shape: *B; None for any batch axes.
+        batch_shape: *B; None for any batch axes, () for none.
         owner: what the array belongs to, in words.
     """
     split = array.ndim - len(core)
     sizes = zip(core, array.shape[max(split, 0) :], strict=False)
-    if split < 0 or any(size != got and not isinstance(size, str) for size, got in sizes):
-        expected_axes = ", ".join(["...", *map(str, core)])
+    wrong_rank = split < 0 or (split > 0 and batch_shape == () and core)
+    if wrong_rank or any(size != got and not isinstance(size, str) for size, got in sizes):
+        expected_axes = ", ".join([*["..."][: batch_shape != ()], *map(str, core)])
         raise ValueError(f"{name} must be [{expected_axes}]{owner}; got {list(array.shape)}")
     if batch_shape is not None and not broadcasts(array.shape[:split], batch_shape):
         raise ValueError(

@@ -14,7 +14,7 @@ from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.memory import Memory, key_and_value, remember
-from attention_jax.nn.dropout import DropoutModule
+from attention_jax.nn.dropout import DropoutModule, RandomModule
 from attention_jax.nn.parameters import Dtype, normalizer_params, score_params, values_of
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.pairwise.biases import Bias
@@ -38,7 +38,7 @@ class Attended(NamedTuple):
     carry: Carry  # None if the kind carries nothing
 
 
-class ScoreModule(nnx.Module):
+class ScoreModule(RandomModule):
     """A score between tokens of two sizes, and its parameters.
 
     Args:
@@ -100,6 +100,7 @@ class ScoreModule(nnx.Module):
 
     def __call__(self, *tokens: Any, **arguments: Any) -> Any:
         """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
+        self._check_rng(arguments.get("rng"))
         output, weights, _ = self.attend(*tokens, **arguments)
         return output if weights is None else (output, weights)
 
@@ -252,7 +253,8 @@ class Attention(ScoreModule, DropoutModule):
         """
         rng = self._dropout_rng(dropout_rng, deterministic)
         options: Any = {"mask": mask, "bias": bias, "rng": rng, "return_weights": return_weights}
-        return super().__call__(query, key, value, **options)
+        output, weights, _ = self.attend(query, key, value, **options)
+        return output if weights is None else (output, weights)
 
     def _attend(
         self, arguments: dict[str, Any], *, rng: Array | None, return_weights: bool, **others: Any

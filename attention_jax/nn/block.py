@@ -14,6 +14,7 @@ from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.cross_attention import CrossAttention, multi_head
+from attention_jax.nn.dropout import RandomModule
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import KeyValueCache
 from attention_jax.nn.parameters import Dtype
@@ -59,7 +60,7 @@ class _Residual(nnx.Module):
         return attended._replace(output=x if self.pre else self.norm(x))
 
 
-class Block(nnx.Module):
+class Block(RandomModule):
     """Self attention, attention to a memory, and a feed-forward layer, each with a residual.
 
     The blocks of an encoder and of a "decoder", a model without an encoder, have no memory.
@@ -95,9 +96,12 @@ class Block(nnx.Module):
         self.feed_forward: Any = (
             FeedForward(*size, activation=config.activation, rngs=rngs) if has_hidden else None
         )
+        has_noise = is_cross and config.attention == "monotonic"
+        self.is_random = has_noise or config.dropout_rate + config.rate_of_weights > 0
 
     def __call__(self, x: Array, source: Source | None = None, **arguments: Any) -> Any:
         """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
+        self._check_rng(arguments.get("rng"))
         output, weights, _ = self.attend(x, source, **arguments)
         return output if weights is None else (output, weights)
 
@@ -153,7 +157,7 @@ class Block(nnx.Module):
             tokens = None if cache is None else cache.memory
         if self.cross_residual is not None:
             attend_to_memory = functools.partial(
-                self.cross_attention,
+                self.cross_attention.attend,
                 memory=source.memory,
                 mask=source.mask,
                 lengths=source.lengths,

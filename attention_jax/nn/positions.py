@@ -9,7 +9,6 @@ token's features (`rotary`). Positions are counted from the start or the end of 
 
 from __future__ import annotations
 
-import functools
 import math
 import numbers
 from typing import Any, Literal
@@ -68,16 +67,20 @@ def sinusoidal_encoding(
 
 
 def rows_of(table: Array, ids: Array) -> Array:
-    """`jnp.take(table, ids, axis=0)`; on a mesh with Explicit axes, sharded as `ids` are.
+    """`table[ids]`; on a mesh with Explicit axes, sharded as `ids` are.
 
-    A row that the table does not have is NaN.
+    A row that the table does not have, such as row -1, is NaN.
 
-    >>> rows_of(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2]))
+    >>> rows_of(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2, -1]))
     Array([[ 2.],
            [ 1.],
+           [nan],
            [nan]], dtype=float32)
     """
-    take = functools.partial(jnp.take, axis=0)
+
+    def take(table: Array, ids: Array) -> Array:
+        return jnp.asarray(table).at[ids].get(mode="fill", wrap_negative_indices=False)
+
     return on_automatic_axes(take, explicit_spec(ids), table, ids)
 
 
