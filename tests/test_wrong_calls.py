@@ -151,6 +151,55 @@ def one_module(**arguments):
     return module(**arguments)
 
 
+@functools.cache
+def model(architecture):
+    return nn.Model(nn.ModelConfig(architecture, dim=4, hidden_dim=0), 11, rngs=nnx.Rngs(0))
+
+
+def encoder_decoder(**arguments):
+    return model("encoder-decoder")(**arguments)
+
+
+def decoder(**arguments):
+    return model("decoder")(**arguments)
+
+
+def decoded(method, **arguments):
+    return getattr(model("decoder"), method)(**arguments)
+
+
+def decode_step(tokens):
+    return model("decoder").decode_step(model("decoder").start_decoding(IDS, max_length=2), tokens)
+
+
+@functools.cache
+def block():
+    return nn.Block(nn.ModelConfig(dim=4), is_cross=True, rngs=nnx.Rngs(0))
+
+
+def cross_block(x, source):
+    return block()(x, source)
+
+
+IDS = [[3, 4, 5], [6, 7, 8]]
+MODEL = {"source": IDS, "source_lengths": [3, 2], "target_inputs": [[1, 3], [1, 4]]}
+no_ids = no_arrays | one_of(None, 1, [1, 2], ones(2, 3), ones(2, 3, dtype=bool))
+no_ids |= one_of([[-1, 3, 4]] * 2, [[3, 4, 11]] * 2, [IDS], np.full((2, 100), 11), 2**40)
+no_lengths = no_integers | one_of(2, [3], IDS, [3, 4], [-1, 2])  # swapped with tokens, for instance
+wrong_model = {
+    "source": no_ids | st.just(ones(2, 3, 11)), "source_lengths": no_lengths,
+    "target_inputs": no_ids | one_of([[1, 3]], [2, 3], ones(2, 2, 7)),
+    "position_ids": no_arrays | one_of(1, [0, 1], [[0, 1, 2]] * 2), "rng": no_rng,
+}  # fmt: skip
+MODEL_SOURCE = {"source": IDS, "source_lengths": [3, 2]}
+ENDS = {"max_length": 2, "sos": 1, "eos": 2, "pad": 0}
+no_token = one_of(1.0, "1", None, [1], True, ones(2))
+wrong_ends = {
+    "source": no_ids, "source_lengths": no_lengths, "eos": no_token | one_of(-1, 11),
+    "sos": no_token | one_of(-1, 11, [1, 2, 3], [1, 11], [[1], [2]]),
+    "pad": no_token | st.just(2**31), "max_length": no_size_or_none | st.just([2, 2]),
+}  # fmt: skip
+
 CALLED = {name: ones(2, 3, 4) for name in TOKENS}
 wrong_called = {**dict.fromkeys(TOKENS, no_floats | one_of(1.0, ones(4))), **pairs}
 wrong_called |= {"dropout_rng": no_rng, "key": wrong_called["key"] | st.just(ones(3, 3, 4))}
@@ -257,6 +306,25 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (using(aj.beam_search, beams=2), SEARCH, wrong_search | {
         "length_penalty": no_number | one_of(-1.0, np.nan, np.inf)}),
     (aj.beam_search, SEARCH, {"beams": no_size_or_none}),
+    (encoder_decoder, MODEL, wrong_model),
+    (decoder, MODEL, wrong_model | {"source": no_ids.filter(lambda x: x is not None),
+                                    "target_inputs": no_ids | st.just(ones(2, 2, 11))}),
+    (decoder, MODEL | {"source": None, "source_lengths": None},
+     {"source_lengths": one_of([0, 0], [3, 2]), "target_inputs": no_ids | st.just(ones(2, 2, 7))}),
+    (using(decoded, method="greedy_decode"), MODEL_SOURCE | ENDS, wrong_ends),
+    (using(decoded, method="sample_decode", rng=jax.random.key(0)), MODEL_SOURCE | ENDS,
+     wrong_ends | {"temperature": no_number | one_of(0.0, -1.0, np.nan, [1.0, 2.0])}),
+    (using(decoded, method="sample_decode"), MODEL_SOURCE | ENDS, {"rng": no_rng | st.none()}),
+    (using(decoded, method="beam_decode", beams=2), MODEL_SOURCE | ENDS,
+     wrong_ends | {"length_penalty": no_number | one_of(-1.0, np.nan)}),
+    (using(decoded, method="beam_decode"), MODEL_SOURCE | ENDS, {"beams": no_size_or_none}),
+    (using(decoded, method="start_decoding"), MODEL_SOURCE | {"max_length": 2},
+     {name: wrong_ends[name] for name in ("source", "source_lengths", "max_length")}),
+    (decode_step, {"tokens": [1, 2]},
+     {"tokens": no_integers | one_of(None, 1, [1], [1, 2, 3], [1, -1], [1, 11], [[1], [2]])}),
+    (cross_block, {"x": ones(2, 3, 4), "source": nn.Source(ones(2, 5, 4))},
+     {"x": no_floats | one_of(None, ones(4), ones(2, 3, 5)),
+      "source": one_of(None, ones(2, 5, 4))}),
     (aj.masked_softmax, SOFTMAX, {
         "logits": no_floats | st.none(), "mask": no_mask,
         "axis": one_of(1.0, "last", None, [0], (0, 1)) | st.integers(min_value=2)}),
@@ -297,13 +365,27 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         "output_dim": no_size, "num_heads": no_size, "num_key_heads": no_size | st.just(3),
         "rotary_wavelength": no_positive | st.just(np.inf)}),
     (extended, {"x": ones(2, 3, 4), "cache": ((2,), 3)},
-     {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3))}),
+     {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3), ((2,), 2.5))}),
     (remembered, {}, {"value": st.just(ones(2, 3, 4))}),
-    (made(nn.FeedForward), {"dim": 4, "hidden_dim": 4}, {"activation": no_word}),
+    (made(nn.FeedForward), {"dim": 4, "hidden_dim": 4}, {
+        "activation": no_word, "dim": no_size_or_none, "hidden_dim": no_size_or_none}),
+    (made(nn.Model), {"config": nn.ModelConfig(dim=4), "vocabulary_size": 11},
+     {"config": one_of(None, "decoder", {"dim": 4}, 11), "vocabulary_size": no_size_or_none}),
     (made(nn.LocalPAttention), {"score": "dot", "query_dim": 4, "key_dim": 4, "radius": 1},
      dict.fromkeys(("radius", "hidden_dim"), no_size)),
-    (nn.rotary, {"x": ones(2, 4)},
-     {"max_wavelength": no_positive | st.just(np.inf)}),
+    (nn.rotary, {"x": ones(2, 4)}, {
+        "x": no_floats | one_of(None, ones(4), ones(2, 3)), "max_wavelength": no_positive,
+        "position_ids": no_arrays | one_of(1, [0], [[0, 1]])}),
+    (nn.rotary, {"x": ones(2, 5, 4)}, {"position_ids": one_of(
+        *(np.zeros(shape, int) for shape in ((), (4,), (3, 5), (5, 2), (1, 5), (2, 5, 5))))}),
+    (nn.sinusoidal_encoding, {"position_ids": [0, 1], "dim": 4}, {
+        "position_ids": no_arrays, "dim": no_size_or_none | st.just(3),
+        "max_wavelength": no_positive}),
+    (nn.anchored_positions, {"length": 4, "lengths": [3], "anchor": "end"},
+     {"length": no_count, "lengths": no_integers | st.none(), "anchor": no_word}),
+    *((draw, {"rng": jax.random.key(0), "count": 3, "limit": 5},
+       {"rng": no_rng, "count": no_size_or_none | st.just(6), "limit": no_size_or_none})
+      for draw in (nn.random_position_ids, nn.random_window_position_ids)),
     (one_module, CALLED, wrong_called),
     (heads_module, CALLED, wrong_called | {
         "bias": wrong_called["bias"] | one_of(ones(2, 3, 3), aj.alibi_bias(0.5) + ones(2, 3, 3))}),
@@ -325,8 +407,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
 ALSO_NAMED = {
     "query": ("key",), "normalizer": ("alpha", "bias", "scale", "sink"),
     "normalizer_params": ("sink",), "table": ("buckets",),
-    "num_heads": ("heads", "qkv_dim"), "cache": ("batch_shape",),
-    "mask": ("centers", "query_segments"),
+    "num_heads": ("heads", "qkv_dim"), "cache": ("batch_shape", "max_length"),
+    "mask": ("centers", "query_segments"), "source": ("target_inputs",),
     "score": ("pair", "scale", "hidden_dim", "cap"), "return_statistics": ("statistics",),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ from attention_jax.nn.cross_attention import CrossAttention, multi_head
 from attention_jax.nn.dropout import RandomModule
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import KeyValueCache
-from attention_jax.nn.parameters import Dtype
+from attention_jax.nn.parameters import Dtype, checked_tokens
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.dropout import drop_features
 from attention_jax.pairwise.masks import Mask
@@ -97,6 +97,7 @@ class Block(RandomModule):
             FeedForward(*size, activation=config.activation, rngs=rngs) if has_hidden else None
         )
         has_noise = is_cross and config.attention == "monotonic"
+        self.dim = config.dim
         self.is_random = has_noise or config.dropout_rate + config.rate_of_weights > 0
 
     def __call__(self, x: Array, source: Source | None = None, **arguments: Any) -> Any:
@@ -138,6 +139,9 @@ class Block(RandomModule):
             `Attended(output like x, weights [*B, T, S], carry)`, whose carry is the next state.
         """
         has_memory = self.cross_attention is not None
+        x = checked_tokens("x", x, self.dim)
+        if has_memory and not isinstance(source, Source):
+            raise ValueError(f"source must be a Source; got {type(source).__name__}")
         state = BlockState() if state is None else state
         self_rng, cross_rng, *_ = rngs = split_rng(rng, 5 if has_memory else 3)
         residual_rngs = rngs[1 + has_memory :]

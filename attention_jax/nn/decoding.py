@@ -79,7 +79,9 @@ def greedy_search(
     >>> greedy_search(count, (), batch_size=1, max_length=6, sos=0, eos=4, pad=0)
     Array([[1, 2, 3, 4, 0, 0]], dtype=int32)
     """
-    _check_numbers(batch_size=batch_size, max_length=max_length, eos=eos, pad=pad)
+    batch_size, max_length, eos, pad = _integers(
+        batch_size=batch_size, max_length=max_length, eos=eos, pad=pad
+    )
     first = first_tokens(sos, batch_size)
     state = jax.tree.map(jnp.asarray, state)
     _check_step(step, state, batch_size, eos)
@@ -125,7 +127,7 @@ def sample_search(
     >>> sample_search(even, (), jax.random.key(1), **numbers).shape
     (1, 6)
     """
-    checked_rng(rng, name="rng")
+    rng = checked_rng(rng, name="rng")
     if not checked_number("temperature", temperature) > 0:
         raise ValueError(f"temperature must be above 0; got {temperature!r}")
 
@@ -188,7 +190,9 @@ def beam_search(
     Source: Wu et al. 2016, equation 14 (their alpha is `length_penalty`), without their coverage
         penalty (beta = 0); |Y| counts EOS.
     """
-    _check_numbers(batch_size=batch_size, beams=beams, max_length=max_length, eos=eos, pad=pad)
+    batch_size, beams, max_length, eos, pad = _integers(
+        batch_size=batch_size, beams=beams, max_length=max_length, eos=eos, pad=pad
+    )
     first = first_tokens(sos, batch_size)
     penalty = checked_number("length_penalty", length_penalty)
     # A negative penalty would divide longer hypotheses by less, and the stopping rule would fail.
@@ -294,10 +298,12 @@ def _better(kept: BeamResult, new: BeamResult) -> BeamResult:
 # --- checks of arguments ---
 
 
-def _check_numbers(**numbers: Any) -> None:
-    for name, number in numbers.items():  # tokens are int32, and PAD is often -1
-        least, most = (-(2**31), 2**31 - 1) if name in ("eos", "pad") else (1, None)
-        check_integer(name, number, least, most)
+def _integers(**numbers: Any) -> list[int]:
+    """The numbers as Python integers; tokens are int32, and PAD is often -1."""
+    return [
+        check_integer(name, number, -(2**31) if name in ("eos", "pad") else 1, 2**31 - 1)
+        for name, number in numbers.items()
+    ]
 
 
 def first_tokens(sos: Any, batch_size: int) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from attention_jax.core.checks import check_entries, check_integer
+from attention_jax.core.checks import check_entries, check_integer, checked_rng
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.nn import decoding
 from attention_jax.nn.decoding import BeamResult
@@ -39,8 +39,8 @@ class Generator(RandomModule):
     """A module with the methods `start_decoding` and `decode_step`, see `Model`.
 
     Each search takes its numbers as Python or NumPy integers, and raises ValueError for an argument
-    of the wrong shape, dtype or range. The state is a NamedTuple whose first field stays the same in decoding. Every array has the
-    batch axis in front.
+    of the wrong shape, dtype or range. The state is a NamedTuple whose first field stays the same
+    in decoding. Every array has the batch axis in front.
     """
 
     start_decoding: Callable[..., Any]
@@ -100,6 +100,7 @@ class Generator(RandomModule):
         ends |= {"temperature": temperature}
         search = decoding.sample_search
         source, source_lengths = self.checked_source(source, source_lengths)
+        rng = checked_rng(rng, name="rng")
         tokens = self._searched(search, source, source_lengths, position_ids, ends, rng)
         return tokens.astype(source.dtype)
 
@@ -160,6 +161,5 @@ class Generator(RandomModule):
 
     def _readable(self, tokens: Array, ends: dict[str, Any]) -> Array:
         """The tokens, with EOS in place of a PAD that is no token of this model."""
-        if 0 <= ends["pad"] < self.vocabulary_size:
-            return tokens
-        return jnp.where(tokens == ends["pad"], ends["eos"], tokens)
+        pad, eos = int(ends["pad"]), int(ends["eos"])
+        return tokens if 0 <= pad < self.vocabulary_size else jnp.where(tokens == pad, eos, tokens)

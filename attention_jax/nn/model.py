@@ -55,7 +55,7 @@ class Model(Generator):
         rngs: the stream of the initial parameters.
 
     Raises:
-        ValueError: a score cannot have these sizes.
+        ValueError: a score cannot have these sizes, or an argument has the wrong type.
 
     >>> model = Model(ModelConfig(score="additive", dim=8), 11, rngs=nnx.Rngs(0))
     >>> source, lengths, inputs = jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)
@@ -64,6 +64,9 @@ class Model(Generator):
     """
 
     def __init__(self, config: ModelConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
+        if not isinstance(config, ModelConfig):
+            raise ValueError(f"config must be a ModelConfig; got {type(config).__name__}")
+        vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
         dim, tie = config.dim, config.tied_embeddings
         self.config, self.has_encoder = config, config.architecture == "encoder-decoder"
         if self.has_encoder:
@@ -96,8 +99,8 @@ class Model(Generator):
     ) -> Any:
         """Teacher forcing: the logits of all target positions at once.
 
-        A token is a number from 0 to V - 1. Under `jit`, where the values are not known, the logits
-        that depend on another number are NaN.
+        A token is a number from 0 to V - 1. Under `jit`, where the values are not known, another
+        number makes the logits of its example NaN.
 
         Args:
             source: int [B, S]; None for no source, in a "decoder".
@@ -247,7 +250,7 @@ class Model(Generator):
             max_length: the largest number of tokens that `decode_step` will read, at least 1.
             position_ids: as in a call.
         """
-        check_integer("max_length", max_length)
+        max_length = check_integer("max_length", max_length)
         source, source_lengths = self.checked_source(source, source_lengths)
         batch_size, length = source.shape
         position_ids = self._position_ids(position_ids, length, max_length)
@@ -308,7 +311,8 @@ class Model(Generator):
         """The source [B, S] and its lengths [B] as int arrays; None for lengths means S.
 
         Raises:
-            ValueError: an argument has the wrong shape, dtype or, where its values are known, range.
+            ValueError: an argument has the wrong shape or dtype; or its values are known, and out
+                of range.
         """
         source = self._checked_ids("source", source, ("B", "S"))
         if source_lengths is None:
@@ -432,4 +436,3 @@ class Model(Generator):
         if self.config.mask_padding:
             return source_lengths
         return jnp.full_like(source_lengths, length)
-

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.checks import check_entries
+from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
@@ -128,7 +128,7 @@ class MultiHeadAttention(Heads):
             ValueError: an argument has the wrong shape or dtype; or a module with dropout lacks
                 `deterministic` or a PRNG key.
         """
-        query = checked_tokens("query", query, self.query)
+        query = checked_tokens("query", query, *self.query.in_features)
         queries = self._queries(query, position_ids)
         if isinstance(key, Memory):
             keys, values = key_and_value(key, value)
@@ -206,6 +206,7 @@ class MultiHeadAttention(Heads):
         """A cache for `extend`, for the keys and values of `max_length` tokens [*B] of `dtype`."""
         if not isinstance(batch_shape, tuple):
             raise ValueError(f"batch_shape must be a tuple, *B; got {batch_shape!r}")
+        max_length = check_integer("max_length", max_length)
         tokens = jnp.zeros((*batch_shape, max_length, self.key.in_features[0]), dtype)
         shapes = jax.eval_shape(self.remember, tokens)
         memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -250,7 +251,9 @@ class MultiHeadAttention(Heads):
         >>> int(cache.length), bool(jnp.allclose(output, at_once[-1:], atol=1e-6))
         (3, True)
         """
-        x = checked_tokens("x", x, self.query)
+        x = checked_tokens("x", x, *self.query.in_features)
+        if not isinstance(cache, KeyValueCache):
+            raise ValueError(f"cache must be a KeyValueCache; got {type(cache).__name__}")
         count, first, room = x.shape[-2], cache.length, cache.memory.values.shape[-2]
         got, expected = cache.memory.values.shape, (*x.shape[:-2], self.num_key_heads, 1, room)
         if got != (*expected, self.head_dim):

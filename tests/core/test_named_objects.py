@@ -106,7 +106,7 @@ def test_the_named_scores_and_what_is_returned_unchanged():
      ("mine.py:WARM", "mine:WARM"), ("mine:WRAM", "WARM"), ("nowhere:WARM", None)],
 )  # fmt: skip
 def test_a_hint_for_what_is_near_alone(text, hint):
-    with pytest.raises(ValueError, match="^score ") as error:
+    with pytest.raises(ValueError, match=r"^score ") as error:
         aj.get_score(text)
     end = str(error.value).partition(text)[2]
     assert f"{hint!r}" in end if hint else "did you mean" not in end and "drop" not in end
