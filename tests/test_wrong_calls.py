@@ -41,7 +41,7 @@ no_floats = no_arrays | one_of(
     ones(2, 2, dtype=int), 3, ones(2, 2, dtype=bool), ones(2, 2, dtype=complex), {1.0}, len,
     np.array([["2020-01-01"]], "datetime64[D]"),
 )  # fmt: skip
-no_tokens = no_floats | one_of(1.0, ones(2), ones(7, 2, 9))
+no_tokens = no_floats | one_of(None, 1.0, ones(2), ones(7, 2, 9))
 no_integers = no_arrays | one_of(ones(2), 2.0, ones(2, dtype=bool), ones(2, dtype=complex))
 no_size = one_of("2", [2], 2.5, 2.0, 0) | st.integers(max_value=-1) | st.floats()
 no_size_or_none = no_size | st.none()
@@ -82,7 +82,7 @@ STATE = {"logits": np.zeros((2, 3, 3), "f4")}
 SEARCH = {"step": lambda state, tokens: (state["logits"][:, 0], state), "state": STATE}
 SEARCH |= {"batch_size": 2, "max_length": 3, "sos": 0, "eos": 1, "pad": 2}
 tokens = dict.fromkeys(TOKENS, no_tokens)
-only_floats = dict.fromkeys(TOKENS, no_floats)
+only_floats = dict.fromkeys(TOKENS, no_floats | st.none())
 pairs = {"mask": no_mask, "bias": no_bias}
 options = {"dropout_rate": no_rate, "implementation": no_word, "score": no_score}
 wrong_search = {
@@ -123,6 +123,10 @@ def added(bias):
     return aj.alibi_bias(0.5) + bias
 
 
+def forgetting(log_gates):
+    return aj.attention(**TOKENS, bias=aj.forgetting_bias(log_gates))
+
+
 def materialized(mask):
     return mask.materialize(2, 3)
 
@@ -146,6 +150,55 @@ def one_module(**arguments):
     module = nn.Attention("scaled", 4, 4, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0))
     return module(**arguments)
 
+
+@functools.cache
+def model(architecture):
+    return nn.Model(nn.ModelConfig(architecture, dim=4, hidden_dim=0), 11, rngs=nnx.Rngs(0))
+
+
+def encoder_decoder(**arguments):
+    return model("encoder-decoder")(**arguments)
+
+
+def decoder(**arguments):
+    return model("decoder")(**arguments)
+
+
+def decoded(method, **arguments):
+    return getattr(model("decoder"), method)(**arguments)
+
+
+def decode_step(tokens):
+    return model("decoder").decode_step(model("decoder").start_decoding(IDS, max_length=2), tokens)
+
+
+@functools.cache
+def block():
+    return nn.Block(nn.ModelConfig(dim=4), is_cross=True, rngs=nnx.Rngs(0))
+
+
+def cross_block(x, source):
+    return block()(x, source)
+
+
+IDS = [[3, 4, 5], [6, 7, 8]]
+MODEL = {"source": IDS, "source_lengths": [3, 2], "target_inputs": [[1, 3], [1, 4]]}
+no_ids = no_arrays | one_of(None, 1, [1, 2], ones(2, 3), ones(2, 3, dtype=bool))
+no_ids |= one_of([[-1, 3, 4]] * 2, [[3, 4, 11]] * 2, [IDS], np.full((2, 100), 11), 2**40)
+no_lengths = no_integers | one_of(2, [3], IDS, [3, 4], [-1, 2])  # swapped with tokens, for instance
+wrong_model = {
+    "source": no_ids | st.just(ones(2, 3, 11)), "source_lengths": no_lengths,
+    "target_inputs": no_ids | one_of([[1, 3]], [2, 3], ones(2, 2, 7)),
+    "position_ids": no_arrays | one_of(1, [0, 1], [[0, 1, 2]] * 2), "rng": no_rng,
+}  # fmt: skip
+MODEL_SOURCE = {"source": IDS, "source_lengths": [3, 2]}
+ENDS = {"max_length": 2, "sos": 1, "eos": 2, "pad": 0}
+no_token = one_of(1.0, "1", None, [1], True, ones(2))
+wrong_ends = {
+    "source": no_ids, "source_lengths": no_lengths, "eos": no_token | one_of(-1, 11),
+    "sos": no_token | one_of(-1, 11, [1, 2, 3], [1, 11], [[1], [2]]),
+    "pad": no_token | st.just(2**31), "max_length": no_size_or_none | st.just([2, 2]),
+}  # fmt: skip
 
 CALLED = {name: ones(2, 3, 4) for name in TOKENS}
 wrong_called = {**dict.fromkeys(TOKENS, no_floats | one_of(1.0, ones(4))), **pairs}
@@ -174,7 +227,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.attention_weights, {name: TOKENS[name] for name in ("query", "key")}, {
         "query": no_tokens, "key": no_tokens, **pairs, "score": no_score}),
     (using(aj.ring_attention, mesh=jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])),
-     TOKENS, {**only_floats, "key": no_floats | one_of(ones(0, 2), ones(3, 3)), **pairs,
+     TOKENS, {**only_floats, "key": no_floats | one_of(None, ones(0, 2), ones(3, 3)), **pairs,
               "dropout_rate": no_rate, "axis_name": one_of("data", 3, None), "score": no_score,
               "block_sizes": one_of((2, 2), 4)}),
     (aj.ring_attention, TOKENS, {"mesh": one_of(None, 1, "context", jax.devices())}),
@@ -210,6 +263,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.alibi_bias, {}, {"slopes": no_floats}),
     (aj.alibi_slopes, {}, {"num_heads": no_size_or_none}),
     (aj.forgetting_bias, {}, {"log_gates": no_floats}),
+    (forgetting, {}, {"log_gates": one_of(1.0, ones(1), ones(2), ones(3), ones(2, 3))}),
     (aj.relative_bias, {}, {"table": no_floats | one_of(ones(4), 1.0)}),
     (aj.t5_bias, {"table": ones(8)},
      {"table": no_floats | st.just(1.0), "max_distance": one_of(0, -3, 2, 8.0, "8", None)}),
@@ -252,6 +306,25 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (using(aj.beam_search, beams=2), SEARCH, wrong_search | {
         "length_penalty": no_number | one_of(-1.0, np.nan, np.inf)}),
     (aj.beam_search, SEARCH, {"beams": no_size_or_none}),
+    (encoder_decoder, MODEL, wrong_model),
+    (decoder, MODEL, wrong_model | {"source": no_ids.filter(lambda x: x is not None),
+                                    "target_inputs": no_ids | st.just(ones(2, 2, 11))}),
+    (decoder, MODEL | {"source": None, "source_lengths": None},
+     {"source_lengths": one_of([0, 0], [3, 2]), "target_inputs": no_ids | st.just(ones(2, 2, 7))}),
+    (using(decoded, method="greedy_decode"), MODEL_SOURCE | ENDS, wrong_ends),
+    (using(decoded, method="sample_decode", rng=jax.random.key(0)), MODEL_SOURCE | ENDS,
+     wrong_ends | {"temperature": no_number | one_of(0.0, -1.0, np.nan, [1.0, 2.0])}),
+    (using(decoded, method="sample_decode"), MODEL_SOURCE | ENDS, {"rng": no_rng | st.none()}),
+    (using(decoded, method="beam_decode", beams=2), MODEL_SOURCE | ENDS,
+     wrong_ends | {"length_penalty": no_number | one_of(-1.0, np.nan)}),
+    (using(decoded, method="beam_decode"), MODEL_SOURCE | ENDS, {"beams": no_size_or_none}),
+    (using(decoded, method="start_decoding"), MODEL_SOURCE | {"max_length": 2},
+     {name: wrong_ends[name] for name in ("source", "source_lengths", "max_length")}),
+    (decode_step, {"tokens": [1, 2]},
+     {"tokens": no_integers | one_of(None, 1, [1], [1, 2, 3], [1, -1], [1, 11], [[1], [2]])}),
+    (cross_block, {"x": ones(2, 3, 4), "source": nn.Source(ones(2, 5, 4))},
+     {"x": no_floats | one_of(None, ones(4), ones(2, 3, 5)),
+      "source": one_of(None, ones(2, 5, 4))}),
     (aj.masked_softmax, SOFTMAX, {
         "logits": no_floats | st.none(), "mask": no_mask,
         "axis": one_of(1.0, "last", None, [0], (0, 1)) | st.integers(min_value=2)}),
@@ -277,7 +350,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (analysis.attention_gradients, TOKENS | {"doutput": ones(2, 2)}, {
         **only_floats, "doutput": no_floats | one_of(None, ones(3, 2), ones(2, 2, 2))}),
     (interop.dot_product_attention, HEADS, {
-        **dict.fromkeys(HEADS, no_floats | one_of(ones(2, 2), ones(1, 1, 1, 1, 1))), **pairs,
+        **dict.fromkeys(HEADS, no_floats | one_of(None, ones(2, 2), ones(1, 1, 1, 1, 1))), **pairs,
         "scale": one_of("text", [1.0], ones(2), {}, np.nan, np.inf), "score": no_score,
         **dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), no_integers | st.just(3)),
         "local_window_size": one_of(1.5, "1", (1,), (1, 2, 3), (-1, 0), {}, -1),
@@ -292,15 +365,30 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         "output_dim": no_size, "num_heads": no_size, "num_key_heads": no_size | st.just(3),
         "rotary_wavelength": no_positive | st.just(np.inf)}),
     (extended, {"x": ones(2, 3, 4), "cache": ((2,), 3)},
-     {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3))}),
+     {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3), ((2,), 2.5))}),
     (remembered, {}, {"value": st.just(ones(2, 3, 4))}),
-    (made(nn.FeedForward), {"dim": 4, "hidden_dim": 4}, {"activation": no_word}),
+    (made(nn.FeedForward), {"dim": 4, "hidden_dim": 4}, {
+        "activation": no_word, "dim": no_size_or_none, "hidden_dim": no_size_or_none}),
+    (made(nn.Model), {"config": nn.ModelConfig(dim=4), "vocabulary_size": 11},
+     {"config": one_of(None, "decoder", {"dim": 4}, 11), "vocabulary_size": no_size_or_none}),
     (made(nn.LocalPAttention), {"score": "dot", "query_dim": 4, "key_dim": 4, "radius": 1},
      dict.fromkeys(("radius", "hidden_dim"), no_size)),
-    (nn.rotary, {"x": ones(2, 4)},
-     {"max_wavelength": no_positive | st.just(np.inf)}),
+    (nn.rotary, {"x": ones(2, 4)}, {
+        "x": no_floats | one_of(None, ones(4), ones(2, 3)), "max_wavelength": no_positive,
+        "position_ids": no_arrays | one_of(1, [0], [[0, 1]])}),
+    (nn.rotary, {"x": ones(2, 5, 4)}, {"position_ids": one_of(
+        *(np.zeros(shape, int) for shape in ((), (4,), (3, 5), (5, 2), (1, 5), (2, 5, 5))))}),
+    (nn.sinusoidal_encoding, {"position_ids": [0, 1], "dim": 4}, {
+        "position_ids": no_arrays, "dim": no_size_or_none | st.just(3),
+        "max_wavelength": no_positive}),
+    (nn.anchored_positions, {"length": 4, "lengths": [3], "anchor": "end"},
+     {"length": no_count, "lengths": no_integers | st.none(), "anchor": no_word}),
+    *((draw, {"rng": jax.random.key(0), "count": 3, "limit": 5},
+       {"rng": no_rng, "count": no_size_or_none | st.just(6), "limit": no_size_or_none})
+      for draw in (nn.random_position_ids, nn.random_window_position_ids)),
     (one_module, CALLED, wrong_called),
-    (heads_module, CALLED, wrong_called),
+    (heads_module, CALLED, wrong_called | {
+        "bias": wrong_called["bias"] | one_of(ones(2, 3, 3), aj.alibi_bias(0.5) + ones(2, 3, 3))}),
     (nn.ModelConfig, {}, {
         **dict.fromkeys(("dim", "hidden_dim", "num_heads", "num_key_heads", "decoder_layers"),
                         one_of(2.5, "2", [2]) | st.integers(max_value=-1)),
@@ -319,8 +407,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
 ALSO_NAMED = {
     "query": ("key",), "normalizer": ("alpha", "bias", "scale", "sink"),
     "normalizer_params": ("sink",), "table": ("buckets",),
-    "num_heads": ("heads", "qkv_dim"), "cache": ("batch_shape",),
-    "mask": ("centers", "query_segments"),
+    "num_heads": ("heads", "qkv_dim"), "cache": ("batch_shape", "max_length"),
+    "mask": ("centers", "query_segments"), "source": ("target_inputs",),
     "score": ("pair", "scale", "hidden_dim", "cap"), "return_statistics": ("statistics",),
 }  # fmt: skip
 

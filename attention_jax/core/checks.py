@@ -47,7 +47,10 @@ def check_entries(name: str, array: Array, least: int, most: int) -> None:
         array.is_fully_addressable and next(iter(array.devices())).platform == "cpu"
     ):
         return
-    for entry in np.ravel(array).tolist():  # a comparison in NumPy takes longer for small arrays
+    entries = np.ravel(array)
+    if entries.size > 64:  # for few entries NumPy takes longer than a loop
+        entries = np.array([entries.min(), entries.max()])
+    for entry in entries.tolist():
         if not least <= entry <= most:
             raise ValueError(f"{name} must be from {least} to {most}; got {entry}")
 
@@ -86,7 +89,8 @@ def checked_fraction(name: str, value: Any) -> float:
 def checked_rng(rng: Any, *, name: str = "dropout_rng", batch_shape: tuple[int, ...] = ()) -> Array:
     """A typed PRNG key, or several that broadcast to `batch_shape`.
 
-    Raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped.
+    Raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped. A key of XLA's generator
+    ("rbg") is replaced by a counter-based one.
     """
     if not (isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)):
         try:
@@ -102,4 +106,19 @@ def checked_rng(rng: Any, *, name: str = "dropout_rng", batch_shape: tuple[int, 
     if rng.ndim > len(batch_shape) or any(size not in (1, full) for size, full in axes):
         keys = f", or keys that broadcast to {list(batch_shape)}" if batch_shape else ""
         raise ValueError(f"{name} must be one PRNG key{keys}; got {list(rng.shape)} of them")
-    return rng
+    return counter_based(rng)
+
+
+def counter_based(rng: Array) -> Array:
+    """The PRNG keys, where those of XLA's generator ("rbg") are replaced by Threefry's.
+
+    Under `jax.vmap` XLA's generator draws the numbers of all examples from the key of the first, so
+    that they depend on who shares the batch. Its keys are two of Threefry's, which are equal unless
+    a user made them otherwise.
+    """
+    if str(jax.random.key_impl(rng)) not in ("rbg", "unsafe_rbg"):
+        return rng
+    words = jax.random.key_data(rng)
+    left, right = words[..., :2], words[..., 2:]
+    words = left + (left ^ right) * jnp.uint32(0x9E3779B9)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")

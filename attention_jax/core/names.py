@@ -67,8 +67,10 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
     >>> did_you_mean("aditive", ["additive", "dot"])
     "; did you mean 'additive'?"
+    >>> did_you_mean("majority", ["sort", "reversal"])
+    ''
     """
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -124,10 +126,11 @@ def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        line = users_line(error)
+        line, file = users_line(error), module_name.removesuffix(".py")
+        hint = "" if file == module_name else f": drop .py, as in '{file}:{attribute}'"
         raise ValueError(
             f"{noun} {text!r}: cannot import module {module_name!r} ({type(error).__name__}:"
-            f" {one_line(error)}{f'; {line}' if line else ''})"
+            f" {one_line(error)}{f'; {line}' if line else ''}){hint}"
         ) from error
     if not hasattr(module, attribute):
         raise ValueError(

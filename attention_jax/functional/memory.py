@@ -39,7 +39,7 @@ export.register_namedtuple_serialization(Memory, serialized_name="attention_jax.
 
 
 def remember(
-    score: ScoreLike, params: Params, key: Array, value: Array | None, *, query_dim: int
+    score: ScoreLike, params: Params, key: Array, value: Array | None = None, *, query_dim: int
 ) -> Memory:
     """Projects the keys and stores their features with the values.
 
@@ -60,7 +60,7 @@ def remember(
     >>> from attention_jax import Additive
     >>> score = Additive(hidden_dim=4)
     >>> params = score.init(jax.random.key(0), 2, 3)
-    >>> remember(score, params, jnp.ones((7, 3)), None, query_dim=2).keys.features.shape
+    >>> remember(score, params, jnp.ones((7, 3)), query_dim=2).keys.features.shape
     (7, 4)
     """
     score = get_score(score)

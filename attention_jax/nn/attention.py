@@ -14,8 +14,14 @@ from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.memory import Memory, key_and_value, remember
-from attention_jax.nn.dropout import DropoutModule
-from attention_jax.nn.parameters import Dtype, normalizer_params, score_params, values_of
+from attention_jax.nn.dropout import DropoutModule, RandomModule
+from attention_jax.nn.parameters import (
+    Dtype,
+    checked_tokens,
+    normalizer_params,
+    score_params,
+    values_of,
+)
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
@@ -38,7 +44,7 @@ class Attended(NamedTuple):
     carry: Carry  # None if the kind carries nothing
 
 
-class ScoreModule(nnx.Module):
+class ScoreModule(RandomModule):
     """A score between tokens of two sizes, and its parameters.
 
     Args:
@@ -88,7 +94,7 @@ class ScoreModule(nnx.Module):
             key: float [*B, S, Dk].
             value: float [*B, S, Dv]; None for `key`.
         """
-        key = self._cast(float_array("key", key))
+        key = self._cast(checked_tokens("key", key, self.key_dim))
         value = None if value is None else self._cast(float_array("value", value))
         params = values_of(self.params, self.dtype)
         return remember(self.score, params, key, value, query_dim=self.query_dim)
@@ -100,6 +106,7 @@ class ScoreModule(nnx.Module):
 
     def __call__(self, *tokens: Any, **arguments: Any) -> Any:
         """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
+        self._check_rng(arguments.get("rng"))
         output, weights, _ = self.attend(*tokens, **arguments)
         return output if weights is None else (output, weights)
 
@@ -125,9 +132,9 @@ class ScoreModule(nnx.Module):
         as in `Attention`.
         """
         del position_ids  # one head has no projections to rotate: `CrossAttention` rotates tokens
-        query = self._cast(float_array("query", query))
+        query = self._cast(checked_tokens("query", query, self.query_dim))
         if not isinstance(memory, Memory):  # a `Memory` has been cast already
-            memory = self._cast(float_array("key", memory))
+            memory = self._cast(checked_tokens("key", memory, self.key_dim))
         value = None if value is None else self._cast(float_array("value", value))
         key, value = key_and_value(memory, value)
         arguments: Any = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
@@ -252,7 +259,8 @@ class Attention(ScoreModule, DropoutModule):
         """
         rng = self._dropout_rng(dropout_rng, deterministic)
         options: Any = {"mask": mask, "bias": bias, "rng": rng, "return_weights": return_weights}
-        return super().__call__(query, key, value, **options)
+        output, weights, _ = self.attend(query, key, value, **options)
+        return output if weights is None else (output, weights)
 
     def _attend(
         self, arguments: dict[str, Any], *, rng: Array | None, return_weights: bool, **others: Any

@@ -114,8 +114,8 @@ class Heads(DropoutModule):
     def _keys_and_values(
         self, key: Array, value: Array, position_ids: Array | None
     ) -> tuple[Array, Array]:
-        key = checked_tokens("key", key, self.key)
-        value = checked_tokens("value", value, self.value)
+        (dim,) = self.key.in_features
+        key, value = checked_tokens("key", key, dim), checked_tokens("value", value, dim)
         keys = self._normalise_and_rotate(self.key(key), self.key_norm, position_ids)
         values = jnp.swapaxes(self.value(value), -2, -3)
         return keys[..., None, :, :], values[..., None, :, :]

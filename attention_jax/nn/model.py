@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.checks import check_integer
+from attention_jax.core.arrays import any_array, integer_array
+from attention_jax.core.checks import check_entries, check_integer, checked_rng
+from attention_jax.functional.checks import check_axes
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.generation import Generator
@@ -53,7 +55,7 @@ class Model(Generator):
         rngs: the stream of the initial parameters.
 
     Raises:
-        ValueError: a score cannot have these sizes.
+        ValueError: a score cannot have these sizes, or an argument has the wrong type.
 
     >>> model = Model(ModelConfig(score="additive", dim=8), 11, rngs=nnx.Rngs(0))
     >>> source, lengths, inputs = jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)
@@ -62,6 +64,9 @@ class Model(Generator):
     """
 
     def __init__(self, config: ModelConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
+        if not isinstance(config, ModelConfig):
+            raise ValueError(f"config must be a ModelConfig; got {type(config).__name__}")
+        vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
         dim, tie = config.dim, config.tied_embeddings
         self.config, self.has_encoder = config, config.architecture == "encoder-decoder"
         if self.has_encoder:
@@ -80,6 +85,7 @@ class Model(Generator):
         self.logits = nnx.Linear(dim, vocabulary_size, rngs=rngs) if tie == "none" else None
         # Checkpoints hold a learned table under the name "placement".
         self.placement = PositionEncoding(config, rngs=rngs)
+        self.is_random = config.position_draw != "none" or self.decoder[0].is_random
 
     def __call__(
         self,
@@ -93,12 +99,17 @@ class Model(Generator):
     ) -> Any:
         """Teacher forcing: the logits of all target positions at once.
 
+        A token is a number from 0 to V - 1. Under `jit`, where the values are not known, another
+        number makes the logits of its example NaN.
+
         Args:
             source: int [B, S]; None for no source, in a "decoder".
-            source_lengths: int [B], how many source tokens are real; the rest is padding.
+            source_lengths: int [B], how many source tokens are real, the rest is padding; None for
+                all.
             target_inputs: int [B, T], the right answer shifted by one: SOS, then all but its end.
-                With an empty source also float [B, T, V]: vectors in place of tokens. The table of
-                embeddings is then the kernel of a linear layer; a one-hot vector is a token.
+                Also float [B, T, V], vectors in place of tokens, but not after the source of a
+                "decoder". The table of embeddings is then the kernel of a linear layer; a one-hot
+                vector is a token.
             position_ids: int [P], increasing: the ids of the positions 0, 1, 2, ... P is at least S
                 and T, or S + T in a "decoder". None for those of `PositionEncoding.ids`.
             rng: one PRNG key for training: dropout, random position ids and the noise of
@@ -109,6 +120,10 @@ class Model(Generator):
 
         Returns:
             logits [B, T, V]; or (logits, weights [L, B, T, S] of each decoder layer).
+
+        Raises:
+            ValueError: an argument has the wrong shape, dtype or range; or `rng` is None after
+                `model.train()`.
         """
         features, weights = self._teacher_forced(
             source,
@@ -136,9 +151,25 @@ class Model(Generator):
         return_weights: bool = False,
     ) -> tuple[Array, Array | None]:
         """The features [B, T, dim]; and the weights [L, B, T, S], or None."""
-        if source is None or source_lengths is None:
-            source = jnp.zeros_like(target_inputs[:, :0])
-            source_lengths = jnp.zeros_like(target_inputs[:, 0])
+        self._check_rng(rng)
+        rng = None if rng is None else checked_rng(rng, name="rng")
+        target_inputs = self._checked_target(target_inputs)
+        if source is None and not self.has_encoder:
+            if source_lengths is not None:
+                raise ValueError("source_lengths must be None without a source")
+            one_feature = target_inputs if target_inputs.ndim == 2 else target_inputs[..., 0]
+            source = jnp.zeros_like(one_feature[:, :0], int if target_inputs.ndim == 3 else None)
+        source, source_lengths = self.checked_source(source, source_lengths)
+        if source.shape[0] != target_inputs.shape[0]:
+            raise ValueError(
+                f"target_inputs must have the {source.shape[0]} examples of the source; got"
+                f" {list(target_inputs.shape)}"
+            )
+        if target_inputs.ndim == 3 and source.shape[1] > 0 and not self.has_encoder:
+            raise ValueError(
+                "target_inputs must be int [B, T] after the source of a 'decoder'; got"
+                f" {list(target_inputs.shape)}"
+            )
         encoder_rng, decoder_rng = split_rng(rng, 2)
         position_rng = None if rng is None else jax.random.fold_in(rng, 2)
         length, target_length = source.shape[1], target_inputs.shape[1]
@@ -182,15 +213,17 @@ class Model(Generator):
     def encode(
         self,
         source: Array,
-        source_lengths: Array,
+        source_lengths: Array | None = None,
         *,
         position_ids: Array | None = None,
         rng: Array | None = None,
     ) -> Source:
         """The memory [B, S, dim] that the decoder of an "encoder-decoder" attends to.
 
-        Position ids are not random here: in training, give `position_ids`.
+        The arguments are those of a call. Position ids are not random here: in training, give
+        `position_ids`.
         """
+        source, source_lengths = self.checked_source(source, source_lengths)
         length = source.shape[-1]
         position_ids = self._position_ids(position_ids, length, 0)
         lengths = self._visible_lengths(source_lengths, length)
@@ -204,7 +237,7 @@ class Model(Generator):
     def start_decoding(
         self,
         source: Array,
-        source_lengths: Array,
+        source_lengths: Array | None = None,
         *,
         max_length: int,
         position_ids: Array | None = None,
@@ -213,11 +246,12 @@ class Model(Generator):
 
         Args:
             source: int [B, S]; S may be 0 in a "decoder".
-            source_lengths: int [B].
+            source_lengths: int [B]; None for all tokens.
             max_length: the largest number of tokens that `decode_step` will read, at least 1.
             position_ids: as in a call.
         """
-        check_integer("max_length", max_length)
+        max_length = check_integer("max_length", max_length)
+        source, source_lengths = self.checked_source(source, source_lengths)
         batch_size, length = source.shape
         position_ids = self._position_ids(position_ids, length, max_length)
         cross, visible, at = self._context(source, source_lengths, position_ids, max_length, None)
@@ -239,6 +273,7 @@ class Model(Generator):
 
         The logits are those of a call with all tokens so far; beyond `max_length`, NaN.
         """
+        tokens = self._checked_ids("tokens", tokens, state.step.shape)
         position_ids = state.fixed.position_ids
         index = (state.step - state.fixed.padding)[:, None]
         ids = jnp.take_along_axis(position_ids, index, axis=1)
@@ -266,6 +301,44 @@ class Model(Generator):
         return x, DecodingState(fixed, blocks, state.step + tokens.shape[-1])
 
     # --- tokens, positions and masks ---
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V."""
+        return int(self.target_embedding.num_embeddings)
+
+    def checked_source(self, source: Any, source_lengths: Any) -> tuple[Array, Array]:
+        """The source [B, S] and its lengths [B] as int arrays; None for lengths means S.
+
+        Raises:
+            ValueError: an argument has the wrong shape or dtype; or its values are known, and out
+                of range.
+        """
+        source = self._checked_ids("source", source, ("B", "S"))
+        if source_lengths is None:
+            return source, jnp.sum(jnp.ones_like(source), axis=1)
+        lengths = integer_array("source_lengths", source_lengths)
+        check_axes("source_lengths", lengths, source.shape[:1], ())
+        check_entries("source_lengths", lengths, 0, source.shape[1])
+        return source, lengths
+
+    def _checked_target(self, target_inputs: Any) -> Array:
+        """Tokens [B, T] as an int array, or vectors [B, T, V] unchanged."""
+        array, size = any_array("target_inputs", target_inputs), self.vocabulary_size
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            return self._checked_ids("target_inputs", array, ("B", "T"))
+        if array.ndim != 3 or array.shape[2] != size:
+            raise ValueError(
+                f"target_inputs must be int [B, T] or float [B, T, {size}]; got {array.dtype}"
+                f" {list(array.shape)}"
+            )
+        return array
+
+    def _checked_ids(self, name: str, ids: Any, shape: tuple[int | str, ...]) -> Array:
+        """Tokens as an int array; ValueError for another shape, or ids outside the vocabulary."""
+        ids = check_axes(name, integer_array(name, ids), shape, ())
+        check_entries(name, ids, 0, self.vocabulary_size - 1)
+        return ids
 
     def _blocks(
         self,
@@ -318,6 +391,8 @@ class Model(Generator):
         rng: Array | None = None,
     ) -> Array:
         """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
+        if position_ids is not None:
+            position_ids = any_array("position_ids", position_ids)
         count = max(source_length, target_length)
         if not self.has_encoder:
             count = source_length + target_length

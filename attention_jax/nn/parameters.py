@@ -44,9 +44,9 @@ def values_of(params: Any, dtype: Dtype | None = None) -> Params:
     return values if dtype is None else cast_floats(values, dtype)
 
 
-def checked_tokens(name: str, tokens: Any, projection: nnx.LinearGeneral) -> jax.Array:
-    """The tokens as an array; ValueError unless the projection can take them."""
-    (dim,), array = projection.in_features, float_array(name, tokens)
+def checked_tokens(name: str, tokens: Any, dim: int) -> jax.Array:
+    """The tokens as an array; ValueError unless they are float [*B, length, dim]."""
+    array = float_array(name, tokens)
     if array.ndim < 2 or array.shape[-1] != dim:
         raise ValueError(f"{name} must be [*B, length, {dim}]; got {list(array.shape)}")
     return array

@@ -38,7 +38,7 @@ class ProjectedKeys:
     >>> from attention_jax import Additive, remember
     >>> score = Additive(hidden_dim=8)
     >>> params = score.init(jax.random.key(0), query_dim=2, key_dim=2)
-    >>> keys, values = remember(score, params, jnp.ones((3, 2)), None, query_dim=2)
+    >>> keys, values = remember(score, params, jnp.ones((3, 2)), query_dim=2)
     >>> keys.features.shape, keys.shape
     ((3, 8), (3, 2))
     """

@@ -100,6 +100,18 @@ def test_the_named_scores_and_what_is_returned_unchanged():
 # --- mistakes: those of a text are in test_wrong_calls.py ---
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("addtive", "additive"), ("adit", "additive"), ("nope", None), ("majority", None),
+     ("mine.py:WARM", "mine:WARM"), ("mine:WRAM", "WARM"), ("nowhere:WARM", None)],
+)  # fmt: skip
+def test_a_hint_for_what_is_near_alone(text, hint):
+    with pytest.raises(ValueError, match=r"^score ") as error:
+        aj.get_score(text)
+    end = str(error.value).partition(text)[2]
+    assert f"{hint!r}" in end if hint else "did you mean" not in end and "drop" not in end
+
+
 def test_a_base_class_stands_for_nothing():
     for get, base in ((aj.get_score, aj.Score), (aj.get_normalizer, aj.Normalizer)):
         with pytest.raises(ValueError, match=f"must be a name or a {base.__name__}"):

@@ -185,6 +185,18 @@ def test_position_ids_that_are_too_few():
         model(source, lengths, tokens(T, 5), position_ids=jnp.arange(6))
 
 
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
+def test_an_id_outside_the_vocabulary_makes_its_example_nan(architecture):
+    """Where ids are traced; those that are known are refused, see test_wrong_calls.py."""
+    model, _ = make(config_of(architecture=architecture))
+    inputs, source = tokens(T, 5), tokens(S, 4)
+    inputs[0, 2], source[1, 3] = -1, V
+    missing = np.isnan(jax.jit(model)(source, jnp.full(B, S), inputs))
+    assert missing[0, 2:].all()
+    assert missing[1].all()
+    assert not missing[2].any()
+
+
 # --- random position ids ---
 
 

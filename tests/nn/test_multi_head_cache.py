@@ -17,7 +17,7 @@ N, K, D = 6, 2, 4
 LENGTHS = [3, 5]
 TABLE = np.random.default_rng(3).random((B, ROOM, ROOM)) < 0.8
 TABLE[:, 2, :] = False  # a query that may attend to nothing
-STORED = normal(N, ROOM, ROOM, seed=4)
+STORED = normal(1, N, ROOM, ROOM, seed=4)
 
 
 def make(score, **options):
@@ -30,7 +30,7 @@ def pairs(length):
     mask = padding_mask(jnp.array(LENGTHS)) & local_mask(2, None) & TABLE[:, :length, :length]
     return {
         "mask": mask,
-        "bias": alibi_bias(alibi_slopes(N)) + jnp.asarray(STORED[:, :length, :length]),
+        "bias": alibi_bias(alibi_slopes(N)) + jnp.asarray(STORED[..., :length, :length]),
     }
 
 
