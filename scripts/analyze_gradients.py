@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
-import rich.console
 import tyro
 from command_line import command, run_command
 
@@ -50,11 +50,10 @@ def main(arguments: Arguments) -> None:
     # All runs are loaded first, so that a wrong folder is reported at once.
     loaded = [load_analyzed_run(each) for each in (arguments.workdir, *arguments.compare)]
     check_output(arguments.page)
-    console = rich.console.Console(stderr=True)
     start = time.perf_counter()
 
     def progress(line: str) -> None:
-        console.print(f"{time.perf_counter() - start:4.0f} s  {line} ...", highlight=False)
+        print(f"{time.perf_counter() - start:4.0f} s  {line} ...", file=sys.stderr)
 
     runs = [analyze_run(run, arguments.analysis, progress=progress) for run in loaded]
     numbers = arguments.page.with_suffix(".numbers.json")  # never overwrites config.json

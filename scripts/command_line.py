@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar
 
 import jax
 import rich.console
-import rich.markup
 import rich.table
 import tyro
 
@@ -140,10 +139,10 @@ def command() -> str:
 
 def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     """Prints a table whose first column is text and whose others are numbers."""
-    console = rich.console.Console()
+    console = rich.console.Console(markup=False, emoji=False)  # users write [v1] and :key:
     if not console.is_terminal:
         console.width = 1000  # a file has room for every column
-    table = rich.table.Table(title=rich.markup.escape(title))
+    table = rich.table.Table(title=title)
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for line in lines:
