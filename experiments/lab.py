@@ -42,6 +42,7 @@ import tyro
 from attention_jax.core.programs import Known
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
+from attention_jax.runs.progress import say as say
 from attention_jax.runs.run_folder import check_folder, make_folder, write_json
 from attention_jax.scores import get_score, known_score
 from attention_jax.training.metrics import mean_and_deviation
@@ -263,16 +264,20 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     figures = experiment.plot(rows).items()
     paths = [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
     claims = claims_of(experiment, content)
-    print(*(" | ".join(claim.cells()) for claim in claims), sep="\n")
+    say("\n".join(" | ".join(claim.cells()) for claim in claims))
     _print_table(experiment.table(rows))
-    print(folder / f"{name}.json", *paths, sep="\n")
+    say("\n".join(map(str, [folder / f"{name}.json", *paths])))
     return int(any(claim.verdict == "MISS" for claim in claims))
 
 
 def _print_table(text: str) -> None:
     """Prints Markdown, in columns on a terminal."""
     console = rich.console.Console(highlight=False)
-    console.print(rich.markdown.Markdown(text)) if console.is_terminal else print(text)
+    if console.is_terminal:
+        with console.capture() as printed:
+            console.print(rich.markdown.Markdown(text))
+        text = printed.get()
+    say(text)
 
 
 def claims_of(experiment: ModuleType, content: Row) -> list[Claim]:
@@ -314,7 +319,7 @@ def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> li
 def exit_if_interrupted(status: int) -> None:
     """Exits with `status` if a signal has stopped a training; 0 means that none has."""
     if status:
-        print("stopped by a signal; the same command goes on from here", file=sys.stderr)
+        say("stopped by a signal; the same command goes on from here", error=True)
         sys.exit(status)
 
 

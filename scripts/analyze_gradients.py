@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import tyro
 from command_line import command, run_command
 
 from attention_jax.reports.gradient_report import report
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output, write_json, write_text
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
 
@@ -53,13 +53,13 @@ def main(arguments: Arguments) -> None:
     start = time.perf_counter()
 
     def progress(line: str) -> None:
-        print(f"{time.perf_counter() - start:4.0f} s  {line} ...", file=sys.stderr)
+        say(f"{time.perf_counter() - start:4.0f} s  {line} ...", error=True)
 
     runs = [analyze_run(run, arguments.analysis, progress=progress) for run in loaded]
     numbers = arguments.page.with_suffix(".numbers.json")  # never overwrites config.json
     write_json(numbers, {"command": command(), "runs": runs})
     write_text(arguments.page, report(runs, command=command()))
-    print(f"{arguments.page}\n{numbers}")
+    say(f"{arguments.page}\n{numbers}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.run_folder import check_output, write_json
 from attention_jax.training.run import load_run
-from attention_jax.training.run_results import check_lengths, summary_of
+from attention_jax.training.run_results import results_of, summary_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +40,9 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    workdir, lengths = arguments.workdir, arguments.lengths
+    workdir = arguments.workdir
     run = load_run(workdir, arguments.step)
-    task = run.task
-    check_lengths(task, lengths)
-    results = dict(task.evaluate(run.params, folder=workdir))
-    if lengths:
-        results |= task.evaluate(run.params, lengths, folder=workdir)
+    task, results = run.task, results_of(run, arguments.lengths)
     title = f"{task.label}, step {run.step}, {task.train.seeds} seeds"
     lines = [
         (name, "{:.4g} ± {:.2g} ({:.4g})".format(*summary_of(result)))

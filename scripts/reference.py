@@ -13,6 +13,8 @@ import pdoc.doc_ast
 import pdoc.docstrings
 from command_line import run_command
 
+from attention_jax.runs.progress import say
+
 LIBRARY_PAGES = (
     "attention_jax",
     "attention_jax.nn",
@@ -69,7 +71,7 @@ def main(arguments: Arguments) -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module="pdoc")
     pages = (*LIBRARY_PAGES, *PROGRAM_PAGES)
     pdoc.pdoc(*pages, f"!(?!({'|'.join(pages)})$)", output_directory=arguments.out)
-    print(f"The API reference: {arguments.out / 'index.html'}")
+    say(f"The API reference: {arguments.out / 'index.html'}")
 
 
 def markdown(docstring: str, docformat: str = "", source_file: Path | None = None) -> str:

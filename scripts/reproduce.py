@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import rich.console
 import tyro
 from command_line import check_names, run_command
 
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -52,36 +52,35 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     if arguments.quick:  # most of its time is compiling, and nothing in it runs for long
         jax.config.update("jax_disable_most_optimizations", True)
-    console = rich.console.Console(stderr=True, highlight=False)
     chosen = [name for name in lab.SUBJECT_OF if name in (arguments.names or lab.SUBJECT_OF)]
     judged, failed, status = set(arguments.names), False, 0
     for index, name in enumerate(chosen):
         title, folder = f"{name} ({index + 1} of {len(chosen)})", arguments.folder(name)
         if (folder / f"{name}.json").exists() and not arguments.force:
-            console.print(f"{title}: there already; --force runs it again")
+            say(f"{title}: there already; --force runs it again", error=True)
             continue
-        console.rule(title)
+        say(f"--- {title}", error=True)
         start, experiment = time.perf_counter(), lab.load(name)
         config = _config(experiment, quick=arguments.quick)
         if reason := experiment.missing(config) if hasattr(experiment, "missing") else "":
-            console.print(f"{title}: left out, {reason}")
+            say(f"{title}: left out, {reason}", error=True)
             continue
         try:
             lab.conduct(experiment, config, folder)
         except (KeyboardInterrupt, SystemExit) as stop:
             status = int(stop.code or 1) if isinstance(stop, SystemExit) else 130
-            console.print("stopped; the same command goes on from here")
+            say("stopped; the same command goes on from here", error=True)
             break
         except Exception:  # any error is shown, and the other experiments run
             traceback.print_exc()
-            console.print(f"failed: {name}")
+            say(f"failed: {name}", error=True)
             failed = True
         judged.add(name)
-        console.print(f"{name}: {time.perf_counter() - start:.0f} s")
+        say(f"{name}: {time.perf_counter() - start:.0f} s", error=True)
         jax.clear_caches()
     missed = _write_page(arguments)
     for name, claim in missed:
-        console.print(f"MISS: {name}: {claim.text}")
+        say(f"MISS: {name}: {claim.text}", error=True)
     if arguments.quick:  # claims are made for the default settings
         return status or int(failed)
     pages.write_pages()
@@ -105,7 +104,7 @@ def _write_page(arguments: Arguments) -> list[tuple[str, lab.Claim]]:
     page = ROOT / ("runs/quick" if arguments.quick else "experiments") / "index.html"
     make_folder("results", page.parent)
     write_text(page, pages.results_page(found, folders))
-    print(page)
+    say(str(page))
     return pages.missed(found)
 
 

@@ -16,6 +16,7 @@ import tyro
 from command_line import run_command
 
 from attention_jax.runs.checkpoints import StepName
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output
 from attention_jax.tasks import task_in
 from attention_jax.tasks.files import decode_text
@@ -95,7 +96,7 @@ def main(arguments: Arguments) -> int:
                 out.flush()
                 translations += done
     except KeyboardInterrupt:
-        print(f"stopped after {len(translations)} of {len(sentences)} sentences", file=sys.stderr)
+        say(f"stopped after {len(translations)} of {len(sentences)} sentences", error=True)
         return 130
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         return 141
@@ -104,8 +105,8 @@ def main(arguments: Arguments) -> int:
         raise ValueError(f"{name} cannot be written: {error.strerror or error}") from error
     if references is not None:
         scores = score_translations(translations, references)
-        print(f"BLEU {scores.bleu:.2f} ({scores.bleu_signature})", file=sys.stderr)
-        print(f"chrF {scores.chrf:.2f} ({scores.chrf_signature})", file=sys.stderr)
+        say(f"BLEU {scores.bleu:.2f} ({scores.bleu_signature})", error=True)
+        say(f"chrF {scores.chrf:.2f} ({scores.chrf_signature})", error=True)
     return 0
 
 
@@ -121,7 +122,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
     if done:
         seconds = max(time.monotonic() - begun, 1e-9)
         speed = f"{done} sentences in {seconds:.1f} s, {done / seconds:.1f} sentences/s"
-        print(f"{speed}, compilation included", file=sys.stderr)
+        say(f"{speed}, compilation included", error=True)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ class Checkpoints:
             temporary: delete the state once a later one is saved, whatever is kept.
 
         Raises:
-            ValueError: the state could not be written. Earlier checkpoints are unchanged.
+            ValueError: the state could not be written, or two leaves have one name. Earlier
+                checkpoints are unchanged.
         """
         metric = metric if metric is not None and math.isfinite(metric) else None
         manifest: JSON = {"step": step, "metric": metric, "temporary": temporary}
@@ -271,10 +272,25 @@ def _silence_orbax() -> None:
 
 def _kinds(tree: State) -> dict[str, str]:
     """The dtype and shape of each leaf, for example {"params.embedding": "float32[5, 3]"}."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
+
+
+def named_leaves(tree: State) -> dict[str, Any]:
+    """The leaves by the names that Orbax gives them, such as "params.embedding".
+
+    Raises:
+        ValueError: two leaves have the same name, so that one would overwrite the other.
+    """
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in leaves:
+            raise ValueError(
+                f"leaf {name!r} must be one leaf of the state; got two, as {{'a.b': x}} and"
+                " {'a': {'b': y}} have: rename one of them"
+            )
+        leaves[name] = leaf
+    return leaves
 
 
 def _without_empty(tree: State) -> State:

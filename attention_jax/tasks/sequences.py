@@ -53,6 +53,7 @@ from attention_jax.training.task import (
     Result,
     Task,
     TrainConfig,
+    check_instances,
     undefined,
 )
 
@@ -95,14 +96,8 @@ class SequenceTask(Task):
     coverage_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, ModelConfig):
-            raise ValueError(f"model must be a ModelConfig; got {self.model!r}")
-        for name in ("score", "self_attention_score"):
-            if not isinstance(getattr(self.model, name), str | None):
-                raise ValueError(
-                    f"model.{name} must be a name, for config.json to hold it;"
-                    f" got {getattr(self.model, name)!r}"
-                )
+        kinds = {"model": ModelConfig, "train": TrainConfig, "vocabulary": Vocabulary}
+        check_instances(self, **kinds)
         check_integer("batch_size", self.train.batch_size)
         for name in ("min_length", "max_length"):
             check_integer(name, getattr(self, name))

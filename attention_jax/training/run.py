@@ -17,7 +17,14 @@ from attention_jax.runs.metrics_file import add_line, drop_lines_after
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
-from attention_jax.training.settings import check_resumable, settings_of, task_in
+from attention_jax.training.settings import (
+    check_resumable,
+    check_task,
+    checked_feed,
+    describe_parts,
+    settings_of,
+    task_in,
+)
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task
 
@@ -81,6 +88,7 @@ def train_run(
     """
     folder, mesh = Path(workdir), mesh or MeshShape()
     feed, settings = _checked_start(task, folder, log_gradients, mesh)
+    folder = folder.absolute()  # the task may change the current folder
     layout, config = Layout(mesh), task.train
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
@@ -138,14 +146,18 @@ def _checked_start(
     task: Task, folder: Path, log_gradients: int | None, mesh: MeshShape
 ) -> tuple[Feed | None, JSON]:
     """The data of a run, and its settings for config.json."""
+    check_task(task)
     every = task.train.log_every
     if log_gradients is not None and (log_gradients < 1 or log_gradients % every):
         raise ValueError(
             f"log_gradients must be a positive multiple of log_every {every}; got {log_gradients}"
         )
+    if log_gradients is not None and type(task).statistics is Task.statistics:
+        undefined: Any = (None,) * 4
+        task.statistics(*undefined)  # raises that it must be defined
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
-    parts = task.model.describe_parts()  # before the data is read, which may take seconds
-    feed = task.feed(folder, multiple_of=mesh.data)
+    parts = describe_parts(task)  # before the data is read, which may take seconds
+    feed = checked_feed(task, folder, multiple_of=mesh.data)
     of_one_device = feed
     if mesh.data > 1 and not is_of_this_package(type(task)):
         of_one_device = task.feed(folder)  # whose program is that of any mesh

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import json
 import sys
+import types
 import typing
 import warnings
 from collections.abc import Callable
@@ -19,12 +21,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from attention_jax.core.checks import check_integer
 from attention_jax.core.names import did_you_mean, imported
 from attention_jax.core.programs import Part, is_of_this_package, one_line
-from attention_jax.runs.checkpoints import saved_steps
+from attention_jax.runs.checkpoints import named_leaves, saved_steps
 from attention_jax.runs.run_folder import JSON, read_config
-from attention_jax.training.task import Feed, Task
+from attention_jax.training.task import (
+    Feed,
+    Task,
+    TrainConfig,
+    Validation,
+    check_instances,
+    check_metrics,
+)
+
+# Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
+_RESERVED = {"task", "workdir", "resume", "log_gradients", "mesh", "help"}
+_RESERVED |= {"scores", "normalizers", "program", "jax", "run", "seconds"}
 
 # --- a task as text and as JSON ---
 
@@ -33,18 +48,59 @@ def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Ta
     """The class of the task that a text names: one of `names`, or "module:Name".
 
     Raises:
-        ValueError: in one line: the name does not exist, or does not name a task.
+        ValueError: in one line: the name does not exist, or does not name a task whose fields can
+            be options of a command line and settings in config.json.
     """
     known = names or {}
     found: Any = known.get(text) or imported(text, text, "task", known)
     is_task = isinstance(found, type) and issubclass(found, Task)
-    if not is_task or not dataclasses.is_dataclass(found):
+    params = getattr(found, "__dataclass_params__", None)
+    if not is_task or not getattr(params, "frozen", False):
         raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
-    if not isinstance(getattr(found, "name", None), str):
-        raise ValueError(f"task {text!r} must have a class variable name; got none")
-    if missing := {"model", "train"} - {field.name for field in dataclasses.fields(found)}:
-        raise ValueError(f"task {text!r} must have a field {min(missing)}; got none")
+    _check_class(f"task {text!r}", found)
     return typing.cast(type[Task], found)
+
+
+def _check_class(task: str, cls: Any) -> None:
+    """Raises ValueError unless a class has the fields of a task, each with a name of its own."""
+    if not isinstance(getattr(cls, "name", None), str):
+        raise ValueError(f"{task} must have a class variable name; got none")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if missing := {"model", "train"} - fields.keys():
+        raise ValueError(f"{task} must have a field {min(missing)}; got none")
+    for name, field in fields.items():
+        # Without an annotation the value of a subclass is no field, and nobody reads it.
+        value = getattr(cls, name, dataclasses.MISSING)
+        if value is not field.default and not isinstance(value, types.MemberDescriptorType):
+            raise ValueError(f"{task} must give {name} an annotation ({name}: ... = {value!r})")
+    for base in cls.__mro__:
+        if not is_of_this_package(base) and "__dataclass_fields__" not in vars(base):
+            annotations = inspect.get_annotations(base)
+            lost = [name for name, kind in annotations.items() if "ClassVar" not in str(kind)]
+            if lost:
+                raise ValueError(
+                    f"{task} must have @dataclasses.dataclass(frozen=True) above class"
+                    f" {base.__name__}, whose {lost[0]} is no field without it"
+                )
+    try:
+        names = _option_names(cls)
+    except NameError as error:
+        raise ValueError(f"{task} must have annotations that can be read; got {error}") from error
+    for name in names:
+        if name in _RESERVED or names.count(name) > 1:
+            raise ValueError(
+                f"{task} must have another name for the field {name}, which is an option, a"
+                " setting or a column already"
+            )
+
+
+def _option_names(cls: Any) -> list[str]:
+    """The names of all fields of a task and of the dataclasses in it: the options of train.py."""
+    hints, names = typing.get_type_hints(cls), []
+    for field in dataclasses.fields(cls):
+        inner = hints[field.name]
+        names += _option_names(inner) if dataclasses.is_dataclass(inner) else [field.name]
+    return names
 
 
 def name_of(cls: type[Task]) -> str:
@@ -55,19 +111,100 @@ def name_of(cls: type[Task]) -> str:
     return f"{module}:{cls.__qualname__}"
 
 
+def check_task(task: Task) -> None:
+    """Raises ValueError unless a run can train this task, be resumed and be evaluated.
+
+    Nothing is traced, and no data are read. Each setting must be what config.json gives back: a
+    number that is not NaN, a text, a Path, None, or a tuple of them.
+    """
+    if not isinstance(task, Task):
+        raise ValueError(f"task must be an instance of a subclass of Task; got {task!r}")
+    cls = type(task)
+    name = name_of(cls)
+    if not is_of_this_package(cls):
+        if cls.__module__ == "__main__" or "<locals>" in name:
+            raise ValueError(
+                f"task {name!r} must be a class at the top of a module, which another process can"
+                " import to evaluate the run"
+            )
+        if task_class(name) is not cls:
+            raise ValueError(f"task {name!r} must be the class that its module has now")
+        _part(task).check_signatures(task)
+    check_instances(task, train=TrainConfig)
+    if task.validation is not None:
+        check_instances(task, validation=Validation)
+    arguments: Any = (None,) * 4
+    if cls.evaluate is Task.evaluate:
+        task.evaluate(*arguments[:1])  # raises that it must be defined
+    if task.validation is not None and cls.validate is Task.validate:
+        task.validate(*arguments[:2])
+    try:
+        read = _made(cls, _fields(task), name_of(cls))
+    except Exception as error:  # of the user's __post_init__, perhaps
+        raise ValueError(
+            f"task {name_of(cls)} cannot be made again from config.json: {one_line(error)}"
+        ) from error
+    if wrong := _unlike(task, read):
+        name, value = wrong
+        raise ValueError(
+            f"{name} must be a setting that config.json gives back as it is: a number, a text, a"
+            f" Path, None, or a tuple of them; got {value!r}"
+        )
+
+
+def _unlike(given: Any, read: Any, prefix: str = "") -> tuple[str, Any] | None:
+    """The name and value of the first setting that differs from what was read back, or None."""
+    for field in dataclasses.fields(given):
+        name = prefix + field.name
+        value, other = getattr(given, field.name), getattr(read, field.name)
+        if dataclasses.is_dataclass(value) and type(value) is type(other):
+            if inner := _unlike(value, other, f"{name}."):
+                return inner
+            continue
+        value = value.item() if isinstance(value, np.generic) else value
+        value = value.absolute() if isinstance(value, Path) else value
+        try:
+            hash(value)  # a task is a static argument of compiled functions
+            same = type(value) is type(other) and value == other
+        except TypeError:
+            same = False
+        if not same:
+            return name, getattr(given, field.name)
+    return None
+
+
+def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | None:
+    """The feed of a task, which must fit into config.json; an error of a user's is one line.
+
+    Raises:
+        ValueError: the data cannot be used, or the feed breaks its contract.
+    """
+    if is_of_this_package(type(task)):
+        return task.feed(folder, multiple_of=multiple_of)
+    part, read = _part(task), functools.partial(task.feed, multiple_of=multiple_of)
+    feed = part.call("feed(folder, *, multiple_of=1)", read, folder)
+    if feed is None:
+        check_integer("batch_size", task.train.batch_size)
+        return None
+    part.require(isinstance(feed, Feed), "feed(folder) must return a Feed or None", feed)
+    for name in feed.digests:
+        part.require(str(name).endswith("_sha256"), f"digests must end in _sha256; got {name!r}")
+    return feed
+
+
 def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -> JSON:
     """The content of config.json.
 
     Args:
         task: the task.
         feed: from `Task.feed`, if it has one.
-        parts: from `model.describe_parts`, which traces the scores; None to call it.
+        parts: from `describe_parts`, which traces the scores; None to call it.
 
     Raises:
         ValueError: the task is a user's, and a method of it fails; in one line, with its name.
     """
-    digests = {} if feed is None else json.loads(json.dumps({**feed.digests}))
-    parts = task.model.describe_parts() if parts is None else parts
+    digests = {} if feed is None else _plain({**feed.digests})
+    parts = describe_parts(task) if parts is None else parts
     return {
         "task": name_of(type(task)),
         **_fields(task),
@@ -105,7 +242,8 @@ def _task_of(content: JSON) -> Task:
     extra = ("task", "scores", "normalizers", "program", "jax")
     try:
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
-        task.model.check_parts_are(content)
+        if hasattr(task.model, "check_parts_are"):
+            task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"config.json is damaged: {one_line(error)}") from error
     return task
@@ -132,7 +270,17 @@ def _value(hint: Any, value: Any, owner: str) -> Any:
         return _made(typing.cast(type[Any], hint), value, owner)
     if isinstance(value, str) and Path in (hint, *typing.get_args(hint)):
         return Path(value)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(_value(None, each, owner) for each in value) if isinstance(value, list) else value
+
+
+def _part(task: Task) -> Part:
+    """The words for errors of a user's task."""
+    return Part("task", name_of(type(task)), "make it a field of the task")
+
+
+def describe_parts(task: Task) -> JSON:
+    """The scores and normalisers that a model of this library names; {} for another model."""
+    return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
 
 
 # --- the program of a user's task ---
@@ -151,13 +299,17 @@ def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     """
     if is_of_this_package(type(task)):
         return {}
-    part = Part("task", name_of(type(task)), "make it a field of the task")
+    part = _part(task)
     part.check_signatures(task)
     feed = feed_of()
-    batch = None if feed is None else jax.eval_shape(lambda: feed.batch(task.train.first_seed, 0))
+    batch = None
+    if feed is not None:
+        draw_fed = functools.partial(part.call, "feed(folder).batch(seed, step)", feed.batch)
+        batch = jax.eval_shape(lambda: draw_fed(task.train.first_seed, 0))
 
     def first_loss(rng: Any, fed: Any) -> Any:
         params, batch = part.call("init(rng)", task.init, rng), fed
+        named_leaves(params)  # checkpoints need their names
         if feed is None:
             size = typing.cast(int, task.train.batch_size)
             draw = functools.partial(task.batch, size=size)
@@ -166,6 +318,7 @@ def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
         contract = "loss(params, batch, rng) must return (float [], {name: float []})"
         is_pair = isinstance(result, tuple) and [*map(type, result[1:])] == [dict]
         part.require(is_pair, contract)
+        check_metrics(part.name, "loss(params, batch, rng)", result[1], "loss", "gradient_norm")
         for name, value in {"loss": result[0], **result[1]}.items():
             is_scalar = not jnp.shape(value) and jnp.issubdtype(
                 jnp.result_type(value), jnp.floating
@@ -229,8 +382,6 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     if stored.get("task") != settings["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
     earlier = _task_of(stored)
-    program = settings if earlier == task else _program(earlier, lambda: earlier.feed(folder))
-    _check_program(earlier, stored, program)
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
     checked = ("scores", "normalizers", "program", "jax")
@@ -239,6 +390,13 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         for content in ({**stored, **_fields(earlier)}, settings)
     )
     different = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    if any(name.partition(".")[0].endswith("_sha256") for name in new):
+        # The digests of the data decide, wherever its files lie.
+        values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
+        paths = {name for name, value in values.items() if isinstance(value, Path)}
+        different = [name for name in different if name not in paths or old.get(name) is None]
+    program = _program(earlier, lambda: earlier.feed(folder)) if different else settings
+    _check_program(earlier, stored, program)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
@@ -265,9 +423,23 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
 
 
 def _fields(task: Task) -> JSON:
-    """The settings of a task and of its model and training, as JSON gives them back."""
-    fields: JSON = json.loads(json.dumps(dataclasses.asdict(task), default=str))  # type: ignore[call-overload]
+    """The settings of a task and of its model and training, as JSON gives them back.
+
+    A relative path is of the current folder, and becomes absolute: another folder has other files.
+    """
+    fields: JSON = _plain(dataclasses.asdict(task))  # type: ignore[call-overload]
     return fields
+
+
+def _plain(content: Any) -> Any:
+    """What JSON gives back: NumPy's numbers become Python's, and other objects texts."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        return str(value.absolute() if isinstance(value, Path) else value)
+
+    return json.loads(json.dumps(content, default=plain))
 
 
 def _flat(content: JSON, prefix: str = "") -> JSON:

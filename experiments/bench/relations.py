@@ -224,7 +224,7 @@ def run(config: Config) -> list[Row]:
         path = config.workdir / f"{score_folder(name)}_{base}.json"
         measure = functools.partial(_rows_of, config, name, base)
         rows += lab.kept_rows(path, settings | {"score": lab.program_of(name)}, measure)
-        print(f"{index + 1} of {len(cells)}: {name}, base {base}", flush=True)
+        lab.say(f"{index + 1} of {len(cells)}: {name}, base {base}")
     return rows
 
 
