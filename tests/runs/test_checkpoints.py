@@ -83,6 +83,12 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
         assert_bits_equal(Checkpoints(tmp_path).restore(saved).state, saved)
 
 
+def test_letters_of_patterns_in_a_folder_lose_no_array(tmp_path):
+    folder = tmp_path / "[v1] *?" / "checkpoints"
+    Checkpoints(folder).save(1, state(1))
+    assert_good(folder, 1)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_leaf_that_orbax_cannot_write_is_one_error(folder):
     with pytest.raises(ValueError, match=r"^checkpoint of step 3 could not be saved") as error:
