@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 from typing import Any, get_args
@@ -103,3 +104,20 @@ def checked_rng(rng: Any, *, name: str = "dropout_rng", batch_shape: tuple[int, 
         keys = f", or keys that broadcast to {list(batch_shape)}" if batch_shape else ""
         raise ValueError(f"{name} must be one PRNG key{keys}; got {list(rng.shape)} of them")
     return rng
+
+
+def optional_package(module: str, purpose: str, *, extra: str) -> Any:
+    """A module that this purpose needs; ValueError unless its package is installed.
+
+    Args:
+        module: its name.
+        purpose: what needs it, for the error.
+        extra: the extra of this project that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"{purpose} needs the package {module.partition('.')[0]}:"
+            f" .venv/bin/pip install -e '.[{extra}]'"
+        ) from error
