@@ -12,7 +12,8 @@ and
     plot(rows) -> figures      {file stem: figure}
     claims(rows) -> claims     findings about the rows of the default settings, each with bounds
                                that were written before the run
-    missing(config) -> reason  optional: which data the user has yet to bring; "" for none
+    missing(config) -> reason  optional: which data or package the user has yet to bring; "" for
+                               none
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
 alone, so that they can be changed without a new run. `table` and `plot` work with any scores and

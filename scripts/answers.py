@@ -11,7 +11,7 @@ from attention_jax.analysis.attention_page.view import check_page_file
 from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
-from attention_jax.runs.progress import say
+from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import writing
 from attention_jax.tasks.pages import AXES, answers_view, cross_attention
 from attention_jax.training.run import load_run
@@ -62,7 +62,7 @@ def main(arguments: Arguments) -> None:
     answers = run.task.answers(params, arguments.inputs, beams=arguments.beams, folder=workdir)
     for given, answer, right in answers.texts:
         note = "" if right in (None, answer) else f"   (right would be {right})"
-        say(f"{given} -> {answer}{note}")
+        say(printable(f"{given} -> {answer}{note}"))
     if arguments.html is not None:  # first, because a run to compare with may be missing
         shown = answers_view(
             run,

@@ -17,7 +17,6 @@ from typing import Annotated, Any, TypeVar
 
 import jax
 import rich.console
-import rich.markup
 import rich.table
 import tyro
 
@@ -162,10 +161,11 @@ def command() -> str:
 def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     """Prints a table whose first column is text and whose others are numbers."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = rich.console.Console(file=io.StringIO(), force_terminal=is_terminal)
+    literal: Any = {"markup": False, "emoji": False}  # users write [v1] and :key:
+    console = rich.console.Console(file=io.StringIO(), force_terminal=is_terminal, **literal)
     if not is_terminal:
         console.width = 1000  # a file has room for every column
-    table = rich.table.Table(title=rich.markup.escape(title))
+    table = rich.table.Table(title=title)
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 from typing import Any, get_args
@@ -122,3 +123,20 @@ def counter_based(rng: Array) -> Array:
     left, right = words[..., :2], words[..., 2:]
     words = left + (left ^ right) * jnp.uint32(0x9E3779B9)
     return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def optional_package(module: str, purpose: str, *, extra: str) -> Any:
+    """A module that this purpose needs; ValueError unless its package is installed.
+
+    Args:
+        module: its name.
+        purpose: what needs it, for the error.
+        extra: the extra of this project that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"{purpose} needs the package {module.partition('.')[0]}:"
+            f" .venv/bin/pip install -e '.[{extra}]'"
+        ) from error

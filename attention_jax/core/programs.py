@@ -26,6 +26,8 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
+Numbers = dict[str, list[float | None]]  # as JSON holds them: None for NaN and infinities
+
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
 
 _LIBRARY = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
@@ -163,12 +165,17 @@ class Known:
         part: the part.
         trace: gives the digest of the part's program as it is now.
         check: runs the program on numbers; called when the program is seen for the first time.
+        sample: gives numbers by which a changed program is compared; see `sample_numbers`.
     """
 
     def __init__(
-        self, part: Any, trace: Callable[[], str], check: Callable[[], None] = lambda: None
+        self,
+        part: Any,
+        trace: Callable[[], str],
+        check: Callable[[], None] = lambda: None,
+        sample: Callable[[], Numbers] = dict,
     ):
-        self.part, self._trace, self._check = part, trace, check
+        self.part, self._trace, self._check, self.sample = part, trace, check, sample
         self.digest = trace()
         _check_numbers(self)
 
@@ -284,6 +291,61 @@ def close(left: Any, right: Any) -> bool:
         return left.shape == right.shape
     largest = np.abs(right[np.isfinite(right)]).max(initial=1.0)
     return np.allclose(left, right, 1e-4, 1e-4 * largest, equal_nan=True)
+
+
+def sample_numbers(
+    function: Callable[..., jax.Array], init: Callable[[jax.Array], Any], *shapes: tuple[int, ...]
+) -> Numbers:
+    """Values and gradients of `function(params, *arrays)` on fixed numbers in float32.
+
+    They are equal up to rounding for a function that is written in another way, on every device and
+    with every version of JAX. config.json holds them.
+
+    Args:
+        function: returns a float array.
+        init: makes the params of a PRNG key.
+        shapes: of the arrays.
+
+    Returns:
+        "initial": a sum of the entries of each initial param, with fixed random coefficients.
+        "values": those of the function, with the initial params and with random ones.
+        "gradients": likewise, a sum for each param and array.
+    """
+    random = np.random.default_rng(0)
+
+    def normal(shape: tuple[int, ...]) -> np.ndarray:
+        return random.standard_normal(shape).astype(np.float32)
+
+    def sums(tree: Any) -> jax.Array:
+        leaves = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
+        return jnp.array([jnp.sum(leaf * normal(leaf.shape)) for leaf in leaves])
+
+    def values(params: Any, *arrays: Any) -> tuple[jax.Array, ...]:
+        result, pull_back = jax.vjp(function, params, *arrays)
+        return jnp.ravel(result), sums(pull_back(normal(result.shape).astype(result.dtype)))
+
+    with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
+        initial = on_numbers(lambda: init(jax.random.key(0, impl="threefry2x32")))
+        initial = jax.tree.map(lambda leaf: leaf.astype(np.float32), initial)
+        positive = jax.tree.map(lambda leaf: 0.1 + abs(0.3 * normal(leaf.shape)), initial)
+        arrays = [normal(shape) for shape in shapes]
+        both = [on_numbers(values, params, *arrays) for params in (initial, positive)]
+        of_init = on_numbers(sums, initial)
+    groups = {
+        "initial": of_init,
+        "values": np.concatenate([values for values, _ in both]),
+        "gradients": np.concatenate([gradients for _, gradients in both]),
+    }
+    return {
+        name: [float(f"{x:.8g}") if np.isfinite(x) else None for x in numbers]
+        for name, numbers in groups.items()
+    }
+
+
+def same_numbers(left: Numbers, right: Numbers) -> bool:
+    """Whether two results of `sample_numbers` are equal up to rounding; {} equals nothing."""
+    pairs = [(np.array(left.get(name), float), np.array(right[name], float)) for name in right]
+    return bool(pairs) and all(close(*pair) for pair in pairs)
 
 
 def _with_inner(program: ClosedJaxpr | Jaxpr) -> Iterator[ClosedJaxpr | Jaxpr]:

@@ -16,6 +16,7 @@ from attention_jax.core.programs import (
     is_array,
     is_of_library,
     on_numbers,
+    sample_numbers,
 )
 from attention_jax.normalizers.contract import Normalizer, family_of, transformed
 from attention_jax.normalizers.threshold import num_visits
@@ -69,6 +70,9 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
         normalizer,
         trace=lambda: part.trace(program, *arguments),
         check=lambda: _check_weights(part, normalizer, dtype),
+        sample=lambda: part.call(
+            "its derivative", sample_numbers, normalizer, normalizer.init, (3, 4)
+        ),
     )
     return known
 

@@ -7,6 +7,7 @@ import os
 import statistics
 import sys
 import time
+import unicodedata
 
 _SECONDS_BETWEEN_LINES = 10.0
 _lost: list[OSError] = []  # the errors of standard output, which `say` leaves to the end
@@ -107,3 +108,17 @@ def end_of_output() -> OSError | None:
 def warn(text: str) -> None:
     """Prints a warning on standard error."""
     say(f"warning: {text}", error=True)
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """A text with an escape sequence for each control character, except those in `keep`.
+
+    >>> printable("a\x1b[2J\u00e9")
+    'a\\x1b[2Jé'
+    """
+
+    def escaped(letter: str) -> str:
+        is_control = unicodedata.category(letter) in ("Cc", "Cs") and letter not in keep
+        return letter.encode("unicode_escape").decode() if is_control else letter
+
+    return "".join(map(escaped, text))

@@ -16,6 +16,7 @@ from attention_jax.core.programs import (
     is_of_library,
     is_of_this_package,
     on_numbers,
+    sample_numbers,
 )
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.wrapped import WrappedScore
@@ -101,6 +102,14 @@ def _traced(
         score,
         trace=lambda: part.trace(program, *arguments),
         check=lambda: _check_pairs(part, score, *arguments),
+        sample=lambda: part.call(
+            "its derivative",
+            sample_numbers,
+            score,
+            lambda rng: score.init(rng, query_dim, key_dim),
+            (3, query_dim),
+            (4, key_dim),
+        ),
     )
     return known
 

@@ -94,6 +94,12 @@ def test_two_leaves_with_one_name_are_refused(tmp_path, inner):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_letters_of_patterns_in_a_folder_lose_no_array(tmp_path):
+    folder = tmp_path / "[v1] *?" / "checkpoints"
+    Checkpoints(folder).save(1, state(1))
+    assert_good(folder, 1)
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_leaf_that_orbax_cannot_write_is_one_error(folder):
     with pytest.raises(ValueError, match=r"^checkpoint of step 3 could not be saved") as error:

@@ -139,6 +139,13 @@ def test_a_closed_or_full_output_is_a_status_and_one_line(
     assert len(done) == 2 or words == ["--help"]
 
 
+def test_cells_of_a_table_are_no_markup(capsys):
+    texts = ["[v1] :key:", "[/x]", ":key:", "runs/[v1]", "[red]3"]
+    command_line.print_table(texts[0], texts[1:3], [texts[3:]])
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in texts)
+
+
 # --- mistakes of the user, and of ours ---
 
 CHECKS = ["raise ValueError('sizes must agree')"]
