@@ -11,6 +11,7 @@ from flax import nnx
 
 from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.checks import check_integer
+from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.memory import Memory, key_and_value, remember
@@ -31,6 +32,7 @@ Array = jax.Array
 Carry = Any  # state that a call passes to the call with the next queries: [*B, S], a cache or None
 
 
+@exported
 class Attended(NamedTuple):
     """The result of `attend`, the same for every kind of attention.
 

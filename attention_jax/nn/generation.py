@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from attention_jax.core.checks import check_entries, check_integer, checked_rng
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
 from attention_jax.nn import decoding
 from attention_jax.nn.decoding import BeamResult
 from attention_jax.nn.dropout import RandomModule
@@ -19,6 +20,7 @@ from attention_jax.nn.dropout import RandomModule
 Array = jax.Array
 
 
+@exported
 class Decoded(NamedTuple):
     """A generated answer.
 

@@ -13,6 +13,7 @@ from flax import nnx
 
 from attention_jax.core.arrays import any_array, integer_array
 from attention_jax.core.checks import check_entries, check_integer, checked_rng
+from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
@@ -25,6 +26,7 @@ from attention_jax.pairwise.masks import Mask, causal_mask, padding_mask, token_
 Array = jax.Array
 
 
+@exported
 class Fixed(NamedTuple):
     """The constant part of the state of decoding; every array has the batch axis in front."""
 
@@ -34,6 +36,7 @@ class Fixed(NamedTuple):
     visible: Array | None  # bool [B, P], False for padding; None with an encoder
 
 
+@exported
 class DecodingState(NamedTuple):
     """The state between two steps of decoding; every array has the batch axis in front."""
 
