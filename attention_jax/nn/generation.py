@@ -16,6 +16,7 @@ from attention_jax.core.serialization import exported
 from attention_jax.nn import decoding
 from attention_jax.nn.decoding import BeamResult
 from attention_jax.nn.dropout import RandomModule
+from attention_jax.nn.inputs import checked_source
 
 Array = jax.Array
 
@@ -47,7 +48,6 @@ class Generator(RandomModule):
 
     start_decoding: Callable[..., Any]
     decode_step: Callable[..., Any]
-    checked_source: Callable[..., tuple[Array, Array]]
     vocabulary_size: int
 
     def greedy_decode(
@@ -71,7 +71,7 @@ class Generator(RandomModule):
                 with, or one for each, int [B]: in a language model the last token of the prompt,
                 whose other tokens are the source.
         """
-        source, source_lengths = self.checked_source(source, source_lengths)
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         tokens = self._searched(decoding.greedy_search, source, source_lengths, position_ids, ends)
         tokens = tokens.astype(source.dtype)
         if not return_weights:
@@ -101,7 +101,7 @@ class Generator(RandomModule):
         """
         ends |= {"temperature": temperature}
         search = decoding.sample_search
-        source, source_lengths = self.checked_source(source, source_lengths)
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         rng = checked_rng(rng, name="rng")
         tokens = self._searched(search, source, source_lengths, position_ids, ends, rng)
         return tokens.astype(source.dtype)
@@ -124,7 +124,7 @@ class Generator(RandomModule):
             length_penalty: the larger, the longer the answers preferred; 0 for no preference.
         """
         ends |= {"beams": check_integer("beams", beams), "length_penalty": length_penalty}
-        source, source_lengths = self.checked_source(source, source_lengths)
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         return self._searched(decoding.beam_search, source, source_lengths, position_ids, ends)
 
     def _searched(

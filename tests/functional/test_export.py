@@ -93,8 +93,10 @@ def pytrees():
             DropoutMask(0.25, lengths),
         ],
         "biases": [
-            alibi + jnp.ones((2, 1, 1)), aj.forgetting_bias(jnp.ones(T)), aj.relative_bias(jnp.ones(5)),
-            aj.t5_bias(jnp.ones(8), max_distance=np.int64(16)), aj.gaussian_bias(jnp.ones(T), 2.0),
+            alibi + jnp.ones((2, 1, 1)), aj.forgetting_bias(jnp.ones(T)),
+            aj.relative_bias(jnp.ones(5)),
+            aj.t5_bias(jnp.ones(8), max_distance=np.int64(16)),
+            aj.gaussian_bias(jnp.ones(T), 2.0),
         ],
         "statistics": aj.attention(query, key, key, return_statistics=True),
         "coverage": aj.coverage_attention(
