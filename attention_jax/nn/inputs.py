@@ -49,23 +49,18 @@ def checked_inputs(
         ValueError: an argument has the wrong shape, dtype or range.
     """
     target = any_array("target_inputs", target_inputs)
-    if jnp.issubdtype(target.dtype, jnp.floating):
-        if target.ndim != 3 or target.shape[2] != size:
-            raise ValueError(
-                f"target_inputs must be int [B, T] or float [B, T, {size}]; got {target.dtype}"
-                f" {list(target.shape)}"
-            )
+    is_vectors = jnp.issubdtype(target.dtype, jnp.floating)
+    if is_vectors:
+        check_axes("target_inputs", target, ("B", "T", size), (), ", or int [B, T]")
     else:
         target = checked_ids("target_inputs", target, ("B", "T"), size)
     if source is None and not has_encoder:
         if source_lengths is not None:
             raise ValueError("source_lengths must be None without a source")
-        source = target[:, :0] if target.ndim == 2 else target[:, :0, 0].astype(int)
+        source = target[:, :0, 0].astype(int) if is_vectors else target[:, :0]
     source, lengths = checked_source(source, source_lengths, size)
-    is_vector = target.ndim == 3 and source.shape[1] > 0 and not has_encoder
-    if is_vector or target.shape[0] != source.shape[0]:
-        raise ValueError(
-            f"target_inputs must be [B, T], int in a 'decoder', to match source"
-            f" {list(source.shape)}; got {target.dtype} {list(target.shape)}"
-        )
+    if is_vectors and source.shape[1] > 0 and not has_encoder:
+        raise ValueError("target_inputs must be integers after the source of a decoder; got floats")
+    match = f" to match source {list(source.shape)}"
+    check_axes("target_inputs", target, (source.shape[0], *target.shape[1:]), (), match)
     return source, lengths, target
