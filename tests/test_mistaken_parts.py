@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import attention
+from attention_jax.tasks.tokens import TokenTask
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.training.run import check_run
 
@@ -282,6 +284,30 @@ def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, c
     model = dataclasses.replace(Translation.model, score="wrong_scores:Wrong(size=32)")
     task = Translation(source="nowhere", target="nowhere", model=model)
     refused(re.escape(LINE.format(32)), lambda: check_run(task, wrong_module / "run"))
+
+
+def test_a_task_of_tokens_outside_its_vocabulary(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(TokenTask):
+        name: ClassVar[str] = "mine"
+        vocabulary_size: ClassVar[int] = 5
+        token: int = 1
+        answer: int = 1
+
+        def tokens(self, rng):
+            return jnp.full(self.length, self.token)
+
+        def targets(self, tokens):
+            return self.answer + 0 * tokens
+
+    for name, ids in (
+        ("tokens", {"token": 5}),
+        ("tokens", {"token": -1}),
+        ("targets", {"answer": 5}),
+    ):
+        task = dataclasses.replace(Mine(), **ids)
+        refused(f"^task .*Mine: {name} must ", lambda task=task: check_run(task, tmp_path / "run"))
+    Mine().check_numbers()
 
 
 # --- normalisers that break the contract ---

@@ -74,9 +74,10 @@ def checked_number(name: str, value: Any) -> float:
 
 def check_real(name: str, value: Any, above: float = -math.inf) -> None:
     """Raises ValueError unless `value` is a finite Python number above a bound."""
-    if not (isinstance(value, numbers.Real) and above < float(value) < math.inf):
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (number and above < float(value) < math.inf):
         bound = f" above {above:g}" if above > -math.inf else ""
-        raise ValueError(f"{name} must be a finite float{bound}; got {value!r}")
+        raise ValueError(f"{name} must be a finite number{bound}; got {value!r}")
 
 
 def checked_fraction(name: str, value: Any) -> float:

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import export
 from jax.sharding import PartitionSpec
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes, checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
 from attention_jax.implementations.contract import narrow_or
@@ -25,6 +25,7 @@ from attention_jax.scores.projected_keys import project_keys
 Array = jax.Array
 
 
+@exported
 class Memory(NamedTuple):
     """The projected keys and the values of a source; modules take it in place of key and value.
 
@@ -33,9 +34,6 @@ class Memory(NamedTuple):
 
     keys: ProjectedKeys  # the features of keys [*B, S, Dk]
     values: Array  # [*B, S, Dv]
-
-
-export.register_namedtuple_serialization(Memory, serialized_name="attention_jax.Memory")
 
 
 def remember(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from flax import nnx
 
 from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.checks import check_integer
+from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.memory import Memory, key_and_value, remember
@@ -25,12 +27,13 @@ from attention_jax.nn.parameters import (
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
+from attention_jax.scores import Score, get_score
 
 Array = jax.Array
 Carry = Any  # state that a call passes to the call with the next queries: [*B, S], a cache or None
 
 
+@exported
 class Attended(NamedTuple):
     """The result of `attend`, the same for every kind of attention.
 
@@ -270,82 +273,9 @@ class Attention(ScoreModule, DropoutModule):
         return self._dropped((attention, attention_weights), arguments, rng, return_weights)
 
 
-class AdditiveAttention(Attention):
-    """`Attention` with `scores.Additive`: v . tanh(Wq q + Wk k), hidden size A (None for Dk).
-
-    Args:
-        query_dim: Dq.
-        key_dim: Dk.
-        hidden_dim: A.
-        options: `rngs` and the other arguments of `Attention`.
-
-    >>> attend = AdditiveAttention(4, 6, hidden_dim=8, rngs=nnx.Rngs(0))
-    >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
-    (2, 5, 6)
-
-    Source: Bahdanau, Cho and Bengio 2014.
-    """
-
-    def __init__(
-        self, query_dim: int, key_dim: int, *, hidden_dim: int | None = None, **options: Any
-    ):
-        super().__init__(Additive(hidden_dim), query_dim, key_dim, **options)
-
-
-class DotAttention(Attention):
-    """`Attention` with `scores.Dot`: q . k, for Dq = Dk.
-
-    Args:
-        query_dim: Dq.
-        key_dim: Dk.
-        options: `rngs` and the other arguments of `Attention`.
-
-    >>> attend = DotAttention(2, 2, rngs=nnx.Rngs(0))
-    >>> attend(jnp.zeros((1, 2)), jnp.array([[2.0, 0.0], [0.0, 4.0]])).tolist()  # equal weights
-    [[1.0, 2.0]]
-
-    Source: Luong, Pham and Manning 2015.
-    """
-
-    def __init__(self, query_dim: int, key_dim: int, **options: Any):
-        super().__init__(Dot(), query_dim, key_dim, **options)
-
-
-class GeneralAttention(Attention):
-    """`Attention` with `scores.General`: q . (W k).
-
-    Args:
-        query_dim: Dq.
-        key_dim: Dk.
-        options: `rngs` and the other arguments of `Attention`.
-
-    >>> attend = GeneralAttention(4, 6, rngs=nnx.Rngs(0))
-    >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
-    (2, 5, 6)
-
-    Source: Luong, Pham and Manning 2015.
-    """
-
-    def __init__(self, query_dim: int, key_dim: int, **options: Any):
-        super().__init__(General(), query_dim, key_dim, **options)
-
-
-class ScaledDotAttention(Attention):
-    """`Attention` with `scores.ScaledDot`: scale (q . k), for Dq = Dk; None for 1/sqrt(Dk).
-
-    Args:
-        query_dim: Dq.
-        key_dim: Dk.
-        scale: the factor, a float.
-        options: `rngs` and the other arguments of `Attention`.
-
-    >>> attend = ScaledDotAttention(1, 1, scale=1.0, rngs=nnx.Rngs(0))
-    >>> key, value = jnp.log(jnp.array([[1.0], [3.0]])), jnp.array([[0.0], [4.0]])
-    >>> attend(jnp.ones((1, 1)), key, value).round(4).tolist()  # weights 1/4 and 3/4
-    [[3.0]]
-
-    Source: Vaswani et al. 2017.
-    """
-
-    def __init__(self, query_dim: int, key_dim: int, *, scale: float | None = None, **options: Any):
-        super().__init__(ScaledDot(scale), query_dim, key_dim, **options)
+# The scores of the literature, by name; `hidden_dim` and `scale` go into the name of `Attention`:
+# "additive(hidden_dim=8)", "scaled(scale=1.0)".
+AdditiveAttention = functools.partial(Attention, "additive")  # Bahdanau, Cho and Bengio 2014
+DotAttention = functools.partial(Attention, "dot")  # Luong, Pham and Manning 2015
+GeneralAttention = functools.partial(Attention, "general")  # Luong, Pham and Manning 2015
+ScaledDotAttention = functools.partial(Attention, "scaled")  # Vaswani et al. 2017

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 
 from attention_jax.core.checks import checked_rng
+from attention_jax.core.serialization import exported
 from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended
 from attention_jax.nn.config import ModelConfig
@@ -25,6 +26,7 @@ from attention_jax.pairwise.masks import Mask
 Array = jax.Array
 
 
+@exported
 class Source(NamedTuple):
     """The memory that the cross attention of a block attends to.
 
@@ -39,6 +41,7 @@ class Source(NamedTuple):
     position_ids: Array | None = None  # of the memory's tokens, for rotation
 
 
+@exported
 class BlockState(NamedTuple):
     """The state of a block between two steps of decoding; the batch axes are in front."""
 

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, integer_array
 from attention_jax.core.checks import check_integer, checked_number, checked_rng
+from attention_jax.core.serialization import exported
 
 Array = jax.Array
 State = Any
 Step = Callable[[State, Array], tuple[Array, State]]
 
 
+@exported
 class BeamResult(NamedTuple):
     """The hypotheses that beam search kept for each row, best first.
 

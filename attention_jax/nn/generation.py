@@ -12,13 +12,16 @@ from jax.sharding import PartitionSpec
 
 from attention_jax.core.checks import check_entries, check_integer, checked_rng
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
 from attention_jax.nn import decoding
 from attention_jax.nn.decoding import BeamResult
 from attention_jax.nn.dropout import RandomModule
+from attention_jax.nn.inputs import checked_source
 
 Array = jax.Array
 
 
+@exported
 class Decoded(NamedTuple):
     """A generated answer.
 
@@ -45,7 +48,6 @@ class Generator(RandomModule):
 
     start_decoding: Callable[..., Any]
     decode_step: Callable[..., Any]
-    checked_source: Callable[..., tuple[Array, Array]]
     vocabulary_size: int
 
     def greedy_decode(
@@ -69,9 +71,7 @@ class Generator(RandomModule):
                 with, or one for each, int [B]: in a language model the last token of the prompt,
                 whose other tokens are the source.
         """
-        source, source_lengths = self.checked_source(source, source_lengths)
         tokens = self._searched(decoding.greedy_search, source, source_lengths, position_ids, ends)
-        tokens = tokens.astype(source.dtype)
         if not return_weights:
             return Decoded(tokens, None)
         first = jnp.asarray(ends["sos"], tokens.dtype).reshape(-1, 1)  # [1 or B, 1]
@@ -98,11 +98,9 @@ class Generator(RandomModule):
             temperature: t, above 0; the smaller, the likelier the likeliest token.
         """
         ends |= {"temperature": temperature}
-        search = decoding.sample_search
-        source, source_lengths = self.checked_source(source, source_lengths)
         rng = checked_rng(rng, name="rng")
-        tokens = self._searched(search, source, source_lengths, position_ids, ends, rng)
-        return tokens.astype(source.dtype)
+        search = decoding.sample_search
+        return self._searched(search, source, source_lengths, position_ids, ends, rng)
 
     def beam_decode(
         self,
@@ -122,7 +120,6 @@ class Generator(RandomModule):
             length_penalty: the larger, the longer the answers preferred; 0 for no preference.
         """
         ends |= {"beams": check_integer("beams", beams), "length_penalty": length_penalty}
-        source, source_lengths = self.checked_source(source, source_lengths)
         return self._searched(decoding.beam_search, source, source_lengths, position_ids, ends)
 
     def _searched(
@@ -134,7 +131,8 @@ class Generator(RandomModule):
         options: dict[str, Any],
         *rng: Array,
     ) -> Any:
-        """The result of a function of `decoding` with these options."""
+        """The result of a function of `decoding` with these options; tokens like the source's."""
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         definition, variables = nnx.split(self)
         copies, batch_size = options.get("beams", 1), source.shape[0]
         first = decoding.first_tokens(options.get("sos"), batch_size)
@@ -154,7 +152,8 @@ class Generator(RandomModule):
                 logits, (_, *moving) = model.decode_step(type(state)(fixed, *moving), tokens)
                 return logits, moving
 
-            return search(step, moving, *rng, batch_size=batch_size, **options)
+            found = search(step, moving, *rng, batch_size=batch_size, **options)
+            return found if "beams" in options else found.astype(source.dtype)
 
         arrays = variables, source, source_lengths, position_ids, *rng
         return on_automatic_axes(run, PartitionSpec(explicit_spec(source)[0]), *arrays)

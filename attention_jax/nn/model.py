@@ -11,12 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.arrays import any_array, integer_array
-from attention_jax.core.checks import check_entries, check_integer, checked_rng
-from attention_jax.functional.checks import check_axes
+from attention_jax.core.arrays import any_array
+from attention_jax.core.checks import check_integer, checked_rng
+from attention_jax.core.serialization import exported
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.generation import Generator
+from attention_jax.nn.inputs import checked_ids, checked_inputs, checked_source
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import rows_of
 from attention_jax.pairwise.dropout import drop_features
@@ -25,6 +26,7 @@ from attention_jax.pairwise.masks import Mask, causal_mask, padding_mask, token_
 Array = jax.Array
 
 
+@exported
 class Fixed(NamedTuple):
     """The constant part of the state of decoding; every array has the batch axis in front."""
 
@@ -34,6 +36,7 @@ class Fixed(NamedTuple):
     visible: Array | None  # bool [B, P], False for padding; None with an encoder
 
 
+@exported
 class DecodingState(NamedTuple):
     """The state between two steps of decoding; every array has the batch axis in front."""
 
@@ -66,7 +69,7 @@ class Model(Generator):
     def __init__(self, config: ModelConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
         if not isinstance(config, ModelConfig):
             raise ValueError(f"config must be a ModelConfig; got {type(config).__name__}")
-        vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
+        self.vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
         dim, tie = config.dim, config.tied_embeddings
         self.config, self.has_encoder = config, config.architecture == "encoder-decoder"
         if self.has_encoder:
@@ -153,23 +156,9 @@ class Model(Generator):
         """The features [B, T, dim]; and the weights [L, B, T, S], or None."""
         self._check_rng(rng)
         rng = None if rng is None else checked_rng(rng, name="rng")
-        target_inputs = self._checked_target(target_inputs)
-        if source is None and not self.has_encoder:
-            if source_lengths is not None:
-                raise ValueError("source_lengths must be None without a source")
-            one_feature = target_inputs if target_inputs.ndim == 2 else target_inputs[..., 0]
-            source = jnp.zeros_like(one_feature[:, :0], int if target_inputs.ndim == 3 else None)
-        source, source_lengths = self.checked_source(source, source_lengths)
-        if source.shape[0] != target_inputs.shape[0]:
-            raise ValueError(
-                f"target_inputs must have the {source.shape[0]} examples of the source; got"
-                f" {list(target_inputs.shape)}"
-            )
-        if target_inputs.ndim == 3 and source.shape[1] > 0 and not self.has_encoder:
-            raise ValueError(
-                "target_inputs must be int [B, T] after the source of a 'decoder'; got"
-                f" {list(target_inputs.shape)}"
-            )
+        source, source_lengths, target_inputs = checked_inputs(
+            source, source_lengths, target_inputs, self.vocabulary_size, self.has_encoder
+        )
         encoder_rng, decoder_rng = split_rng(rng, 2)
         position_rng = None if rng is None else jax.random.fold_in(rng, 2)
         length, target_length = source.shape[1], target_inputs.shape[1]
@@ -223,7 +212,7 @@ class Model(Generator):
         The arguments are those of a call. Position ids are not random here: in training, give
         `position_ids`.
         """
-        source, source_lengths = self.checked_source(source, source_lengths)
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         length = source.shape[-1]
         position_ids = self._position_ids(position_ids, length, 0)
         lengths = self._visible_lengths(source_lengths, length)
@@ -251,7 +240,7 @@ class Model(Generator):
             position_ids: as in a call.
         """
         max_length = check_integer("max_length", max_length)
-        source, source_lengths = self.checked_source(source, source_lengths)
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         batch_size, length = source.shape
         position_ids = self._position_ids(position_ids, length, max_length)
         cross, visible, at = self._context(source, source_lengths, position_ids, max_length, None)
@@ -273,7 +262,7 @@ class Model(Generator):
 
         The logits are those of a call with all tokens so far; beyond `max_length`, NaN.
         """
-        tokens = self._checked_ids("tokens", tokens, state.step.shape)
+        tokens = checked_ids("tokens", tokens, state.step.shape, self.vocabulary_size)
         position_ids = state.fixed.position_ids
         index = (state.step - state.fixed.padding)[:, None]
         ids = jnp.take_along_axis(position_ids, index, axis=1)
@@ -301,44 +290,6 @@ class Model(Generator):
         return x, DecodingState(fixed, blocks, state.step + tokens.shape[-1])
 
     # --- tokens, positions and masks ---
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V."""
-        return int(self.target_embedding.num_embeddings)
-
-    def checked_source(self, source: Any, source_lengths: Any) -> tuple[Array, Array]:
-        """The source [B, S] and its lengths [B] as int arrays; None for lengths means S.
-
-        Raises:
-            ValueError: an argument has the wrong shape or dtype; or its values are known, and out
-                of range.
-        """
-        source = self._checked_ids("source", source, ("B", "S"))
-        if source_lengths is None:
-            return source, jnp.sum(jnp.ones_like(source), axis=1)
-        lengths = integer_array("source_lengths", source_lengths)
-        check_axes("source_lengths", lengths, source.shape[:1], ())
-        check_entries("source_lengths", lengths, 0, source.shape[1])
-        return source, lengths
-
-    def _checked_target(self, target_inputs: Any) -> Array:
-        """Tokens [B, T] as an int array, or vectors [B, T, V] unchanged."""
-        array, size = any_array("target_inputs", target_inputs), self.vocabulary_size
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            return self._checked_ids("target_inputs", array, ("B", "T"))
-        if array.ndim != 3 or array.shape[2] != size:
-            raise ValueError(
-                f"target_inputs must be int [B, T] or float [B, T, {size}]; got {array.dtype}"
-                f" {list(array.shape)}"
-            )
-        return array
-
-    def _checked_ids(self, name: str, ids: Any, shape: tuple[int | str, ...]) -> Array:
-        """Tokens as an int array; ValueError for another shape, or ids outside the vocabulary."""
-        ids = check_axes(name, integer_array(name, ids), shape, ())
-        check_entries(name, ids, 0, self.vocabulary_size - 1)
-        return ids
 
     def _blocks(
         self,

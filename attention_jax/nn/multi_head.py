@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.heads import ungroup_heads
@@ -24,6 +25,7 @@ from attention_jax.pairwise.position_functions import Shifts
 Array = jax.Array
 
 
+@exported
 class KeyValueCache(NamedTuple):
     """The keys and values of the tokens so far, and room for more."""
 

@@ -10,14 +10,13 @@ token's features (`rotary`). Positions are counted from the start or the end of 
 from __future__ import annotations
 
 import math
-import numbers
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
-from attention_jax.core.checks import check_choice, check_integer, checked_rng
+from attention_jax.core.checks import check_choice, check_integer, check_real, checked_rng
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.checks import check_axes
 from attention_jax.pairwise.position_functions import pad_rank
@@ -62,8 +61,8 @@ def sinusoidal_encoding(
     position_ids = any_array("position_ids", position_ids)
     if check_integer("dim", dim) % 2:
         raise ValueError(f"dim must be even, a sine and a cosine for each frequency; got {dim}")
-    check_wavelength("max_wavelength", max_wavelength)
-    check_wavelength("min_wavelength", min_wavelength)
+    check_real("max_wavelength", max_wavelength, above=0)
+    check_real("min_wavelength", min_wavelength, above=0)
     angles = _angles(position_ids, dim, max_wavelength, min_wavelength, jnp.float32)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
@@ -84,13 +83,6 @@ def rows_of(table: Array, ids: Array) -> Array:
         return jnp.asarray(table).at[ids].get(mode="fill", wrap_negative_indices=False)
 
     return on_automatic_axes(take, explicit_spec(ids), table, ids)
-
-
-def check_wavelength(name: str, value: float) -> None:
-    """Raises ValueError unless `value` is a finite number above 0."""
-    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (number and 0 < value < math.inf):
-        raise ValueError(f"{name} must be a finite number above 0; got {value!r}")
 
 
 def rotary(
@@ -121,7 +113,7 @@ def rotary(
     Source: Su et al. 2021, equations 15 and 34 (which pair neighbours, x_{2n} and x_{2n+1}; a
     permutation of features).
     """
-    check_wavelength("max_wavelength", max_wavelength)
+    check_real("max_wavelength", max_wavelength, above=0)
     x = check_axes("x", float_array("x", x), ("T", "D"), None)
     *batch, length, dim = x.shape
     if dim % 2:

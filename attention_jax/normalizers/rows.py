@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import export
 
 from attention_jax.core.products import einsum
 from attention_jax.core.programs import is_of_this_package
+from attention_jax.core.serialization import exported
 
 Array = jax.Array
 
@@ -71,17 +71,13 @@ class Family(NamedTuple):
 # --- the results of softmax ---
 
 
+@exported
 class AttentionStatistics(NamedTuple):
     """Statistics of each row of attention, that is of each query."""
 
     logsumexp: Array  # [*B, T]  log sum_j exp(logits_j) over allowed keys; -inf without keys
     entropy: Array  # [*B, T]  -sum_j w_j log w_j in nats, before dropout; 0 without keys
     max_logit: Array  # [*B, T]  largest allowed logit, without gradient; -inf without keys
-
-
-export.register_namedtuple_serialization(
-    AttentionStatistics, serialized_name="attention_jax.AttentionStatistics"
-)
 
 
 class RowSummary(NamedTuple):

@@ -297,7 +297,7 @@ def t5_bias(table: Array, *, bidirectional: bool = True, max_distance: int = 128
     """
     table = float_array("table", table)
     _check_buckets(table.shape[-1] if table.ndim else 0, max_distance, bidirectional)
-    return BucketBias(bidirectional, max_distance, table)
+    return BucketBias(bool(bidirectional), int(max_distance), table)
 
 
 def relative_position_bucket(
