@@ -214,8 +214,12 @@ def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None)
     }
 
 
-def task_in(workdir: Path | str) -> Task:
+def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     """The task of the run in a folder, with the settings in its config.json.
+
+    Args:
+        workdir: the run's folder.
+        score: what the score of the run is called now, "module:Name"; None for its name there.
 
     Raises:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
@@ -223,15 +227,20 @@ def task_in(workdir: Path | str) -> Task:
     """
     content = read_config(Path(workdir))
     try:
-        task = _task_of(content)
+        task = _task_of(content, score)
         _check_program(task, content, _program(task, lambda: task.feed(Path(workdir))))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
 
 
-def _task_of(content: JSON) -> Task:
-    """The task with the settings of a config.json; its program is not compared."""
+def _task_of(content: JSON, score: str | None = None) -> Task:
+    """The task with the settings of a config.json; its program is not compared.
+
+    Args:
+        content: of config.json.
+        score: as in `task_in`.
+    """
     name = content.get("task", "reversal")
     if ":" not in str(name):
         raise ValueError(
@@ -241,12 +250,26 @@ def _task_of(content: JSON) -> Task:
     cls = task_class(name)
     extra = ("task", "scores", "normalizers", "program", "jax")
     try:
+        if score is not None:
+            content = _with_score(content, score)
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
         if hasattr(task.model, "check_parts_are"):
             task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"config.json is damaged: {one_line(error)}") from error
     return task
+
+
+def _with_score(content: JSON, score: str) -> JSON:
+    """The content of a config.json, in which the score has another name."""
+    if "score" not in content.get("scores", {}):
+        raise ValueError(
+            "score must be left out: this run has none, or config.json is of an earlier version,"
+            f" which did not describe it; got {score!r}"
+        )
+    model = content["model"]
+    scores = {name: score for name, text in model.items() if text == model["score"]}
+    return {**content, "model": {**model, **scores}}
 
 
 def _made(cls: type[Any], content: JSON, owner: str) -> Any:
@@ -381,7 +404,7 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     """
     if stored.get("task") != settings["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
-    earlier = _task_of(stored)
+    earlier = _task_of(stored, _new_name_of_score(task, stored))
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
     checked = ("scores", "normalizers", "program", "jax")
@@ -420,6 +443,14 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
         )
+
+
+def _new_name_of_score(task: Task, stored: JSON) -> str | None:
+    """The name in `task` of a user's score in config.json, if it is another one of a user."""
+    if "program" not in stored.get("scores", {}).get("score", {}):
+        return None
+    is_new = ":" in task.model.score and task.model.score != stored["model"]["score"]
+    return task.model.score if is_new else None
 
 
 def _fields(task: Task) -> JSON:
