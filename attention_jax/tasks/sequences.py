@@ -25,7 +25,7 @@ import numpy as np
 
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_integer, checked_number
 from attention_jax.core.programs import Part, on_numbers
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
@@ -105,7 +105,7 @@ class SequenceTask(Task):
             raise ValueError(
                 f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
             )
-        if not self.coverage_weight >= 0:
+        if not checked_number("coverage_weight", self.coverage_weight) >= 0:
             raise ValueError(f"coverage_weight must be at least 0; got {self.coverage_weight}")
         self.model.check_length(self.max_length + 1)
 

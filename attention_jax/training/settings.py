@@ -28,6 +28,7 @@ from attention_jax.core.names import did_you_mean, imported
 from attention_jax.core.programs import Part, is_of_this_package, one_line
 from attention_jax.runs.checkpoints import named_leaves, saved_steps
 from attention_jax.runs.run_folder import JSON, read_config
+from attention_jax.scores import get_score
 from attention_jax.training.task import (
     Feed,
     Task,
@@ -252,12 +253,22 @@ def _task_of(content: JSON, score: str | None = None) -> Task:
     try:
         if score is not None:
             content = _with_score(content, score)
+        elif "score" in content.get("scores", {}):
+            _check_is_there(content["model"]["score"])
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
         if hasattr(task.model, "check_parts_are"):
             task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"config.json is damaged: {one_line(error)}") from error
     return task
+
+
+def _check_is_there(score: str) -> None:
+    """Raises ValueError, which says what to do, unless the score of a run has still its name."""
+    try:
+        get_score(score)
+    except ValueError as error:
+        raise ValueError(f"{error}; if it was renamed, give its new name as score") from error
 
 
 def _with_score(content: JSON, score: str) -> JSON:

@@ -273,48 +273,6 @@ def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
 # --- mistakes ---
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--set", "dim=8,7"], "combination dot, 7: dim"),
-        (["--set", "dim=8,wide"], "combination dot, wide: --dim must be INT"),
-        (["--scores", "dot", "adit"], "'additive'"),
-        (["--set", "learning_rat=1"], "--learning-rate"),
-        (["--set", "workdir=a,b"], "set"),
-        (["--set", "resume=true"], "set"),
-        (["--set", "score=dot"], "score"),
-        (["--set", "dim"], "set"),
-        (["--set", "dim=8,,4"], "set"),
-        (["--set", "dim=8", "model.dim=4"], "dim"),
-        (["--set", "mask_padding=maybe"], "maybe"),
-        (["--set", "self_attention_score=f(a=1,b=(2,3)),dot"], "f(a=1,b=(2,3))"),
-        (["--set", "learning_rate=1e-3,0.001"], "set"),
-        (["--set", "dim=8", "--dim", "4"], "dim"),
-        (["--score", "dot"], "score"),
-        (["--bogus", "3"], "--bogus"),
-        (["--set", "keep=1,2", "--mesh", "seed=4096"], "mesh"),
-        (["--task", "translation", "--lengths", "3"], "lengths"),
-        (["--set", 'positions="learned'], "positions"),
-        (["--set", "attention=local-p", "--normalizer", "entmax"], "normalizer"),
-        (["--task", "reversl"], "task"),
-        (["--table", "runs", "--steps", "3"], "table"),
-        (["--table", "nowhere"], "table"),
-    ],
-)
-def test_one_line_for_a_mistake_before_anything_trains(
-    run, tmp_path, monkeypatch, arguments, named
-):
-    monkeypatch.chdir(tmp_path)
-    scores = [] if "--scores" in arguments or "--table" in arguments else ["--scores", "dot"]
-    status, out, err = run("--workdir", "sweep", *scores, *arguments)
-    assert (status, out) == (2, "")
-    *warnings, line = err.splitlines()
-    assert line.startswith("error: ")
-    assert named in line
-    assert all(warning.startswith("warning: left out of the table: ") for warning in warnings)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_workdir_must_be_given_and_no_run(workdir, run):
     assert run()[2].startswith("error: workdir ")
     status, _, err = run("--scores", "dot", "--workdir", workdir / NAMES[0], *SHORT)
