@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from command_lines import check_error
@@ -34,6 +35,12 @@ from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Task, TrainConfig
 
 LONGEST_MESSAGE = 600  # characters
+
+
+@pytest.fixture(autouse=True)
+def _nothing_trains(monkeypatch):
+    monkeypatch.setattr("attention_jax.training.run.train", mock.Mock(side_effect=AssertionError))
+
 
 # --- tasks of a user: (class, words of the error) ---
 

@@ -44,7 +44,6 @@ from attention_jax.tasks.vocabulary import (
 )
 from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
 from attention_jax.training.metrics import token_accuracy
-from attention_jax.training.settings import name_of
 from attention_jax.training.task import (
     Answers,
     Labels,
@@ -56,6 +55,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
+from attention_jax.training.task_class import name_of
 
 __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabulary"]
 

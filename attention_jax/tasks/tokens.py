@@ -34,7 +34,6 @@ from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import Part, on_numbers
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
-from attention_jax.training.settings import name_of
 from attention_jax.training.task import (
     Answers,
     Labels,
@@ -46,6 +45,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
+from attention_jax.training.task_class import name_of
 
 Array = jax.Array
 
