@@ -10,21 +10,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import sys
 import typing
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.core.names import did_you_mean
-from attention_jax.core.programs import Part, is_of_this_package, one_line
-from attention_jax.runs.checkpoints import named_leaves, saved_steps
+from attention_jax.core.programs import is_of_this_package, one_line
+from attention_jax.runs.checkpoints import saved_steps
 from attention_jax.runs.run_folder import JSON, read_config
 from attention_jax.scores import get_score
 from attention_jax.training.task import (
@@ -33,9 +28,9 @@ from attention_jax.training.task import (
     TrainConfig,
     Validation,
     check_instances,
-    check_metrics,
 )
 from attention_jax.training.task_class import name_of, task_class
+from attention_jax.training.task_program import check_program, part_of, program_of
 
 # --- a task as JSON ---
 
@@ -58,7 +53,7 @@ def check_task(task: Task) -> None:
             )
         if task_class(name) is not cls:
             raise ValueError(f"task {name!r} must be the class that its module has now")
-        _part(task).check_signatures(task)
+        part_of(task).check_signatures(task)
     check_instances(task, train=TrainConfig)
     if task.validation is not None:
         check_instances(task, validation=Validation)
@@ -110,7 +105,7 @@ def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | No
     """
     if is_of_this_package(type(task)):
         return task.feed(folder, multiple_of=multiple_of)
-    part, read = _part(task), functools.partial(task.feed, multiple_of=multiple_of)
+    part, read = part_of(task), functools.partial(task.feed, multiple_of=multiple_of)
     feed = part.call("feed(folder, *, multiple_of=1)", read, folder)
     if feed is None:
         check_integer("batch_size", task.train.batch_size)
@@ -139,7 +134,7 @@ def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None)
         **_fields(task),
         **parts,
         **digests,
-        **_program(task, lambda: feed),
+        **program_of(task, lambda: feed),
     }
 
 
@@ -157,7 +152,7 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     content = read_config(Path(workdir))
     try:
         task = _task_of(content, score)
-        _check_program(task, content, _program(task, lambda: task.feed(Path(workdir))))
+        check_program(task, content, program_of(task, lambda: task.feed(Path(workdir))))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -181,7 +176,7 @@ def _task_of(content: JSON, score: str | None = None) -> Task:
     try:
         if score is not None:
             content = _with_score(content, score)
-        elif "score" in content.get("scores", {}):
+        elif "score" in content.get("scores", {}) and "score" in content["model"]:
             _check_is_there(content["model"]["score"])
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
         if hasattr(task.model, "check_parts_are"):
@@ -235,94 +230,9 @@ def _value(hint: Any, value: Any, owner: str) -> Any:
     return tuple(_value(None, each, owner) for each in value) if isinstance(value, list) else value
 
 
-def _part(task: Task) -> Part:
-    """The words for errors of a user's task."""
-    return Part("task", name_of(type(task)), "make it a field of the task")
-
-
 def describe_parts(task: Task) -> JSON:
     """The scores and normalisers that a model of this library names; {} for another model."""
     return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
-
-
-# --- the program of a user's task ---
-
-
-def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
-    """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
-
-    Args:
-        task: the task.
-        feed_of: returns its feed, or None; not called for a task of this library.
-
-    Raises:
-        ValueError: in one line: a method fails, breaks its contract, or computes something else
-            in each trace.
-    """
-    if is_of_this_package(type(task)):
-        return {}
-    part = _part(task)
-    part.check_signatures(task)
-    feed = feed_of()
-    batch = None
-    if feed is not None:
-        draw_fed = functools.partial(part.call, "feed(folder).batch(seed, step)", feed.batch)
-        batch = jax.eval_shape(lambda: draw_fed(task.train.first_seed, 0))
-
-    def first_loss(rng: Any, fed: Any) -> Any:
-        params, batch = part.call("init(rng)", task.init, rng), fed
-        named_leaves(params)  # checkpoints need their names
-        if feed is None:
-            size = typing.cast(int, task.train.batch_size)
-            draw = functools.partial(task.batch, size=size)
-            batch = part.call(f"batch(rng, size={size})", draw, rng)
-        result = part.call("loss(params, batch, rng)", task.loss, params, batch, rng)
-        contract = "loss(params, batch, rng) must return (float [], {name: float []})"
-        is_pair = isinstance(result, tuple) and [*map(type, result[1:])] == [dict]
-        part.require(is_pair, contract)
-        check_metrics(part.name, "loss(params, batch, rng)", result[1], "loss", "gradient_norm")
-        for name, value in {"loss": result[0], **result[1]}.items():
-            is_scalar = not jnp.shape(value) and jnp.issubdtype(
-                jnp.result_type(value), jnp.floating
-            )
-            part.require(is_scalar, f"{contract}: {name}", value)
-        if type(task).optimizer is Task.optimizer:
-            return batch, result
-        optimizer = part.call("optimizer()", task.optimizer)
-        state = part.call("optimizer().init(params)", optimizer.init, params)
-        arguments = params, state, params  # gradients are like parameters
-        update = part.call("optimizer().update(gradients, ...)", optimizer.update, *arguments)
-        return batch, result, state, update
-
-    rng = jax.eval_shape(lambda: jax.random.key(0))
-    digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
-    part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
-    return {"program": digests.pop(), "jax": jax.__version__}
-
-
-def _check_program(task: Task, stored: JSON, now: JSON) -> None:
-    """Raises ValueError if a user's task is another program than the run was trained with.
-
-    Args:
-        task: the task.
-        stored: the content of config.json.
-        now: from `_program`.
-    """
-    if stored.get("program") == now.get("program"):
-        return
-    then = str(stored.get("program"))[:12]
-    text = (
-        f"task {name_of(type(task))} was program {then} when this run was trained, and is"
-        f" {str(now.get('program'))[:12]} now"
-    )
-    if stored.get("jax") != now.get("jax"):
-        versions = f"jax was {stored.get('jax')} then, and is {now.get('jax')} now"
-        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
-        return
-    source = getattr(sys.modules.get(type(task).__module__), "__file__", None)
-    raise ValueError(
-        f"{text}; restore {source or 'the task'}, or train a new run in another folder"
-    )
 
 
 # --- resuming ---
@@ -357,8 +267,8 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
         paths = {name for name, value in values.items() if isinstance(value, Path)}
         different = [name for name in different if name not in paths or old.get(name) is None]
-    program = _program(earlier, lambda: earlier.feed(folder)) if different else settings
-    _check_program(earlier, stored, program)
+    program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
+    check_program(earlier, stored, program)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from stand_in_training import scaled_at_each_step
+from user_tasks import Rotate
 
 from attention_jax import Entmax, LogScaled, Score, nn
 from attention_jax.nn.config import ModelConfig
@@ -45,9 +46,9 @@ def mine(monkeypatch):
     return change
 
 
-def begun(folder, **scores):
+def begun(folder, cls=Reversal, **scores):
     """A run folder with the config.json that `train_run` writes."""
-    task = Reversal(ModelConfig(**scores))
+    task = cls(model=ModelConfig(**scores))
     (folder / "config.json").write_text(json.dumps(settings_of(task)))
     return task
 
@@ -125,10 +126,11 @@ def softplus_rewritten(q, k):
     return jnp.log(1 + jnp.exp(k @ q.T)).T
 
 
-def test_a_renamed_or_rewritten_score_is_read_by_its_new_name(mine, tmp_path, monkeypatch):
+@pytest.mark.parametrize("cls", [Reversal, Rotate])  # the program of Rotate is known, too
+def test_a_renamed_or_rewritten_score_is_read_by_its_new_name(cls, mine, tmp_path, monkeypatch):
     mine(softplus)
     names = {"score": "my_scores:MINE", "self_attention_score": "my_scores:MINE"}
-    task = begun(tmp_path, **names)
+    task = begun(tmp_path, cls, **names)
     monkeypatch.setitem(sys.modules, "my_scores", None)
     with pytest.raises(ValueError, match=r"score 'my_scores:MINE'.* new name as score$"):
         task_in(tmp_path)
