@@ -36,8 +36,6 @@ from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import rich.console
-import rich.markdown
 import tyro
 
 from attention_jax.core.programs import Known
@@ -266,19 +264,9 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     paths = [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
     claims = claims_of(experiment, content)
     say("\n".join(" | ".join(claim.cells()) for claim in claims))
-    _print_table(experiment.table(rows))
+    say(experiment.table(rows))
     say("\n".join(map(str, [folder / f"{name}.json", *paths])))
     return int(any(claim.verdict == "MISS" for claim in claims))
-
-
-def _print_table(text: str) -> None:
-    """Prints Markdown, in columns on a terminal."""
-    console = rich.console.Console(highlight=False)
-    if console.is_terminal:
-        with console.capture() as printed:
-            console.print(rich.markdown.Markdown(text))
-        text = printed.get()
-    say(text)
 
 
 def claims_of(experiment: ModuleType, content: Row) -> list[Claim]:

@@ -26,11 +26,14 @@ class Arguments:
 
     Attributes:
         workdir: a run folder made by scripts/train.py, of any task.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         compare: further run folders to compare it with.
         out: the page; None for gradients.html in `workdir`.
     """
 
     workdir: Path
+    score: str | None = None
     compare: tuple[Path, ...] = ()
     analysis: Annotated[GradientAnalysis, tyro.conf.OmitArgPrefixes] = GradientAnalysis()
     out: Path | None = None
@@ -48,7 +51,8 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     # All runs are loaded first, so that a wrong folder is reported at once.
-    loaded = [load_analyzed_run(each) for each in (arguments.workdir, *arguments.compare)]
+    loaded = [load_analyzed_run(arguments.workdir, score=arguments.score)]
+    loaded += map(load_analyzed_run, arguments.compare)
     check_output(arguments.page)
     start = time.perf_counter()
 

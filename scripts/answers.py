@@ -23,6 +23,8 @@ class Arguments:
 
     Attributes:
         workdir: a run folder made by scripts/train.py, of any task.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         inputs: what to answer: strings to reverse, sentences to translate, the beginnings of texts;
             by default some examples of the task.
         step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
@@ -36,6 +38,7 @@ class Arguments:
     """
 
     workdir: Path
+    score: str | None = None
     inputs: tuple[str, ...] = ()
     step: StepName = "newest"
     seed_index: int = 0
@@ -57,7 +60,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     workdir = arguments.workdir
-    run = load_run(workdir, arguments.step)
+    run = load_run(workdir, arguments.step, score=arguments.score)
     params = run.params_of(arguments.seed_index)
     answers = run.task.answers(params, arguments.inputs, beams=arguments.beams, folder=workdir)
     for given, answer, right in answers.texts:

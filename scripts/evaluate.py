@@ -24,6 +24,8 @@ class Arguments:
 
     Attributes:
         workdir: a run folder made by scripts/train.py, of any task.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
             that is kept.
         lengths: also test at these lengths, for a task whose examples have lengths.
@@ -31,6 +33,7 @@ class Arguments:
     """
 
     workdir: Path
+    score: str | None = None
     step: StepName = "newest"
     lengths: tuple[int, ...] = ()
     out: Path | None = None
@@ -41,7 +44,7 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     workdir = arguments.workdir
-    run = load_run(workdir, arguments.step)
+    run = load_run(workdir, arguments.step, score=arguments.score)
     task, results = run.task, results_of(run, arguments.lengths)
     title = f"{task.label}, step {run.step}, {task.train.seeds} seeds"
     lines = [

@@ -43,6 +43,8 @@ class Arguments:
 
     Attributes:
         workdir: the run folder.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         source: sentences to translate, UTF-8, plain or .gz; standard input if left out.
         out: where translations go; standard output if left out.
         search: settings of the beam search.
@@ -53,6 +55,7 @@ class Arguments:
     """
 
     workdir: Path
+    score: str | None = None
     source: Path | None = None
     out: Path | None = None
     search: Annotated[Search, tyro.conf.OmitArgPrefixes] = Search(beams=4)
@@ -67,9 +70,9 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> int:
-    if not isinstance(task_in(arguments.workdir), Translation):
+    if not isinstance(task_in(arguments.workdir, score=arguments.score), Translation):
         raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
-    run = load_run(arguments.workdir, arguments.step)
+    run = load_run(arguments.workdir, arguments.step, score=arguments.score)
     translator = translator_of(run, arguments.seed_index)
     if arguments.source is None:
         sentences = lines_of(decode_text(sys.stdin.buffer.read(), "standard input"))

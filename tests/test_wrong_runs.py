@@ -314,6 +314,8 @@ WORDS = [
         "--set keep=1,2 --mesh seed=4096": "mesh", '--set positions="learned': "positions",
         "--task translation --lengths 3": "lengths", "--task reversl": "task",
         "--set attention=local-p --normalizer entmax": "normalizer"}.items()),
+    *(((name, "--workdir", "RUN", "--score", "dot"), "score 'dot'")
+      for name in ("evaluate", "answers", "analyze_gradients", "translate")),
     (("sweep", "--scores", "dot"), "workdir"),
     (("sweep", "--workdir", "RUN"), "workdir"),
     (("sweep", "--table", "runs", "--steps", "3"), "table"),

@@ -205,6 +205,8 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
         versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
         warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
         return
+    elif "program" in now and "program" in stored:
+        text += ", and config.json is of an earlier version, without numbers to compare them by"
     raise ValueError(
         f"{text}; restore what the run was trained with, or train a new run in another folder"
     )

@@ -62,10 +62,13 @@ class _LiteralFigure(Figure):
             text.set_parse_math(False)
             text.set_text(printable(text.get_text()))
         for axis in self.findobj(Axis):
-            for ticks, which in ((axis.major, "major"), (axis.minor, "minor")):
-                if not isinstance(ticks.formatter, FuncFormatter):  # powers of ten, by Matplotlib
-                    for text in axis.get_ticklabels(which=which):
-                        text.set_parse_math(True)
+            for ticks, labels in (
+                (axis.major, axis.get_majorticklabels()),
+                (axis.minor, axis.get_minorticklabels()),
+            ):
+                is_users = isinstance(ticks.formatter, FuncFormatter)
+                for text in labels:
+                    text.set_parse_math(not is_users)  # powers of ten are formulas of Matplotlib
         super().draw(renderer)
 
 

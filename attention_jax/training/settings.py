@@ -10,31 +10,27 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import sys
 import typing
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.core.names import did_you_mean
-from attention_jax.core.programs import Part, is_of_this_package, one_line
-from attention_jax.runs.checkpoints import named_leaves, saved_steps
+from attention_jax.core.programs import is_of_this_package, one_line
+from attention_jax.runs.checkpoints import saved_steps
 from attention_jax.runs.run_folder import JSON, read_config
+from attention_jax.scores import get_score
 from attention_jax.training.task import (
     Feed,
     Task,
     TrainConfig,
     Validation,
     check_instances,
-    check_metrics,
 )
 from attention_jax.training.task_class import name_of, task_class
+from attention_jax.training.task_program import check_program, part_of, program_of
 
 # --- a task as JSON ---
 
@@ -57,7 +53,7 @@ def check_task(task: Task) -> None:
             )
         if task_class(name) is not cls:
             raise ValueError(f"task {name!r} must be the class that its module has now")
-        _part(task).check_signatures(task)
+        part_of(task).check_signatures(task)
     check_instances(task, train=TrainConfig)
     if task.validation is not None:
         check_instances(task, validation=Validation)
@@ -109,7 +105,7 @@ def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | No
     """
     if is_of_this_package(type(task)):
         return task.feed(folder, multiple_of=multiple_of)
-    part, read = _part(task), functools.partial(task.feed, multiple_of=multiple_of)
+    part, read = part_of(task), functools.partial(task.feed, multiple_of=multiple_of)
     feed = part.call("feed(folder, *, multiple_of=1)", read, folder)
     if feed is None:
         check_integer("batch_size", task.train.batch_size)
@@ -138,12 +134,16 @@ def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None)
         **_fields(task),
         **parts,
         **digests,
-        **_program(task, lambda: feed),
+        **program_of(task, lambda: feed),
     }
 
 
-def task_in(workdir: Path | str) -> Task:
+def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     """The task of the run in a folder, with the settings in its config.json.
+
+    Args:
+        workdir: the run's folder.
+        score: what the score of the run is called now, "module:Name"; None for its name there.
 
     Raises:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
@@ -151,15 +151,20 @@ def task_in(workdir: Path | str) -> Task:
     """
     content = read_config(Path(workdir))
     try:
-        task = _task_of(content)
-        _check_program(task, content, _program(task, lambda: task.feed(Path(workdir))))
+        task = _task_of(content, score)
+        check_program(task, content, program_of(task, lambda: task.feed(Path(workdir))))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
 
 
-def _task_of(content: JSON) -> Task:
-    """The task with the settings of a config.json; its program is not compared."""
+def _task_of(content: JSON, score: str | None = None) -> Task:
+    """The task with the settings of a config.json; its program is not compared.
+
+    Args:
+        content: of config.json.
+        score: as in `task_in`.
+    """
     name = content.get("task", "reversal")
     if ":" not in str(name):
         raise ValueError(
@@ -169,12 +174,36 @@ def _task_of(content: JSON) -> Task:
     cls = task_class(name)
     extra = ("task", "scores", "normalizers", "program", "jax")
     try:
+        if score is not None:
+            content = _with_score(content, score)
+        elif "score" in content.get("scores", {}) and "score" in content["model"]:
+            _check_is_there(content["model"]["score"])
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
         if hasattr(task.model, "check_parts_are"):
             task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"config.json is damaged: {one_line(error)}") from error
     return task
+
+
+def _check_is_there(score: str) -> None:
+    """Raises ValueError, which says what to do, unless the score of a run has still its name."""
+    try:
+        get_score(score)
+    except ValueError as error:
+        raise ValueError(f"{error}; if it was renamed, give its new name as score") from error
+
+
+def _with_score(content: JSON, score: str) -> JSON:
+    """The content of a config.json, in which the score has another name."""
+    if "score" not in content.get("scores", {}):
+        raise ValueError(
+            "score must be left out: this run has none, or config.json is of an earlier version,"
+            f" which did not describe it; got {score!r}"
+        )
+    model = content["model"]
+    scores = {name: score for name, text in model.items() if text == model["score"]}
+    return {**content, "model": {**model, **scores}}
 
 
 def _made(cls: type[Any], content: JSON, owner: str) -> Any:
@@ -201,94 +230,9 @@ def _value(hint: Any, value: Any, owner: str) -> Any:
     return tuple(_value(None, each, owner) for each in value) if isinstance(value, list) else value
 
 
-def _part(task: Task) -> Part:
-    """The words for errors of a user's task."""
-    return Part("task", name_of(type(task)), "make it a field of the task")
-
-
 def describe_parts(task: Task) -> JSON:
     """The scores and normalisers that a model of this library names; {} for another model."""
     return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
-
-
-# --- the program of a user's task ---
-
-
-def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
-    """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
-
-    Args:
-        task: the task.
-        feed_of: returns its feed, or None; not called for a task of this library.
-
-    Raises:
-        ValueError: in one line: a method fails, breaks its contract, or computes something else
-            in each trace.
-    """
-    if is_of_this_package(type(task)):
-        return {}
-    part = _part(task)
-    part.check_signatures(task)
-    feed = feed_of()
-    batch = None
-    if feed is not None:
-        draw_fed = functools.partial(part.call, "feed(folder).batch(seed, step)", feed.batch)
-        batch = jax.eval_shape(lambda: draw_fed(task.train.first_seed, 0))
-
-    def first_loss(rng: Any, fed: Any) -> Any:
-        params, batch = part.call("init(rng)", task.init, rng), fed
-        named_leaves(params)  # checkpoints need their names
-        if feed is None:
-            size = typing.cast(int, task.train.batch_size)
-            draw = functools.partial(task.batch, size=size)
-            batch = part.call(f"batch(rng, size={size})", draw, rng)
-        result = part.call("loss(params, batch, rng)", task.loss, params, batch, rng)
-        contract = "loss(params, batch, rng) must return (float [], {name: float []})"
-        is_pair = isinstance(result, tuple) and [*map(type, result[1:])] == [dict]
-        part.require(is_pair, contract)
-        check_metrics(part.name, "loss(params, batch, rng)", result[1], "loss", "gradient_norm")
-        for name, value in {"loss": result[0], **result[1]}.items():
-            is_scalar = not jnp.shape(value) and jnp.issubdtype(
-                jnp.result_type(value), jnp.floating
-            )
-            part.require(is_scalar, f"{contract}: {name}", value)
-        if type(task).optimizer is Task.optimizer:
-            return batch, result
-        optimizer = part.call("optimizer()", task.optimizer)
-        state = part.call("optimizer().init(params)", optimizer.init, params)
-        arguments = params, state, params  # gradients are like parameters
-        update = part.call("optimizer().update(gradients, ...)", optimizer.update, *arguments)
-        return batch, result, state, update
-
-    rng = jax.eval_shape(lambda: jax.random.key(0))
-    digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
-    part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
-    return {"program": digests.pop(), "jax": jax.__version__}
-
-
-def _check_program(task: Task, stored: JSON, now: JSON) -> None:
-    """Raises ValueError if a user's task is another program than the run was trained with.
-
-    Args:
-        task: the task.
-        stored: the content of config.json.
-        now: from `_program`.
-    """
-    if stored.get("program") == now.get("program"):
-        return
-    then = str(stored.get("program"))[:12]
-    text = (
-        f"task {name_of(type(task))} was program {then} when this run was trained, and is"
-        f" {str(now.get('program'))[:12]} now"
-    )
-    if stored.get("jax") != now.get("jax"):
-        versions = f"jax was {stored.get('jax')} then, and is {now.get('jax')} now"
-        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
-        return
-    source = getattr(sys.modules.get(type(task).__module__), "__file__", None)
-    raise ValueError(
-        f"{text}; restore {source or 'the task'}, or train a new run in another folder"
-    )
 
 
 # --- resuming ---
@@ -309,7 +253,7 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     """
     if stored.get("task") != settings["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
-    earlier = _task_of(stored)
+    earlier = _task_of(stored, _new_name_of_score(task, stored))
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
     checked = ("scores", "normalizers", "program", "jax")
@@ -323,8 +267,8 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
         paths = {name for name, value in values.items() if isinstance(value, Path)}
         different = [name for name in different if name not in paths or old.get(name) is None]
-    program = _program(earlier, lambda: earlier.feed(folder)) if different else settings
-    _check_program(earlier, stored, program)
+    program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
+    check_program(earlier, stored, program)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
@@ -348,6 +292,14 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
         )
+
+
+def _new_name_of_score(task: Task, stored: JSON) -> str | None:
+    """The name in `task` of a user's score in config.json, if it is another one of a user."""
+    if "program" not in stored.get("scores", {}).get("score", {}):
+        return None
+    is_new = ":" in task.model.score and task.model.score != stored["model"]["score"]
+    return task.model.score if is_new else None
 
 
 def _fields(task: Task) -> JSON:

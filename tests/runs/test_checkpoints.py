@@ -83,6 +83,12 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
         assert_bits_equal(Checkpoints(tmp_path).restore(saved).state, saved)
 
 
+def test_letters_of_patterns_in_a_folder_lose_no_array(tmp_path):
+    folder = tmp_path / "[v1] *?" / "checkpoints"
+    Checkpoints(folder).save(1, state(1))
+    assert_good(folder, 1)
+
+
 @pytest.mark.parametrize(
     "inner", [{"a": {"b": 1}}, {"a": Restored(1, 2)._replace(step={"b": 1})}, {"a": {"b": [2]}}]
 )
@@ -92,12 +98,6 @@ def test_two_leaves_with_one_name_are_refused(tmp_path, inner):
     with pytest.raises(ValueError, match="'a"):
         Checkpoints(tmp_path).save(1, tree)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_letters_of_patterns_in_a_folder_lose_no_array(tmp_path):
-    folder = tmp_path / "[v1] *?" / "checkpoints"
-    Checkpoints(folder).save(1, state(1))
-    assert_good(folder, 1)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -110,6 +110,13 @@ def test_good_words_and_help(run, monkeypatch):
     assert run("--workdir", "run", "--dim", "10") == (0, "10\n", "from a module of the user\n")
 
 
+def test_cells_of_a_table_are_no_markup(capsys):
+    texts = ["[v1] :key:", "[/x]", ":key:", "runs/[v1]", "[red]3"]
+    command_line.print_table(texts[0], texts[1:3], [texts[3:]])
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in texts)
+
+
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
@@ -137,13 +144,6 @@ def test_a_closed_or_full_output_is_a_status_and_one_line(
         run_command(Arguments, lambda arguments: done.extend((say("first"), say("second"))))
     assert (exited.value.code, capsys.readouterr().err) == (status, line)
     assert len(done) == 2 or words == ["--help"]
-
-
-def test_cells_of_a_table_are_no_markup(capsys):
-    texts = ["[v1] :key:", "[/x]", ":key:", "runs/[v1]", "[red]3"]
-    command_line.print_table(texts[0], texts[1:3], [texts[3:]])
-    printed = capsys.readouterr().out
-    assert all(text in printed for text in texts)
 
 
 # --- mistakes of the user, and of ours ---
