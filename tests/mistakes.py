@@ -54,7 +54,8 @@ no_score = one_of(
     "additive(hidden_dim=3", "additive(hidden_dim=3) + dot", "additive(hidden_dim=3\0)",
 )  # fmt: skip
 no_normalizer = one_of(
-    "softmx", "", "entmax(", "entmax(alpha=1.0)", "entmax(alpha='2')", "entmax(1.5, 2)",
+    "softmx", "", "entmax(", "entmax(alpha=1.0)", "entmax(alpha=1e7)", "entmax(alpha='2')",
+    "entmax(1.5, 2)",
     "softmax(sink=1)", "sigmoid(bias=inf)", "log_scaled(normalizer=nothing)", "os:path", 3, None,
     ["softmax"], aj.Normalizer,
 )  # fmt: skip

@@ -18,7 +18,12 @@ from attention_jax.core.programs import (
     on_numbers,
     sample_numbers,
 )
-from attention_jax.normalizers.contract import Normalizer, family_of, transformed
+from attention_jax.normalizers.contract import (
+    Normalizer,
+    family_of,
+    transformed,
+    undivided_weights_of_rows,
+)
 from attention_jax.normalizers.threshold import num_visits
 
 Array = jax.Array
@@ -86,7 +91,7 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
 
     def transform(logits: Array) -> Array:
         num_keys = jnp.full(len(logits), 6, dtype) if normalizer.uses_num_keys else None
-        return transformed(normalizer, params, logits, num_keys, finite=True)
+        return transformed(normalizer, params, logits, num_keys)
 
     for name, method in (("transform", transform), ("weight", family.weight)):
         part.require(
@@ -115,7 +120,10 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
             not wrong.any(),
             f"weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}",
         )
-    sums = on_numbers(lambda logits: normalizer(params, logits).sum(1), logits)
+    sums = on_numbers(
+        lambda logits: undivided_weights_of_rows(normalizer, params, transform(logits)).sum(1),
+        logits,
+    )
     worst = np.argmax(np.abs(sums - 1))
     part.require(
         not family.normalizer.sums_to_one or np.allclose(sums, 1, atol=1e-3),

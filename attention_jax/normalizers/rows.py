@@ -233,9 +233,12 @@ class RowSums(NamedTuple):
         (total, output), *slopes = self.sums
         empty = total == 0
         summary, divisor, mean = None, None, None
-        if normalizer.family.is_softmax:
+        if normalizer.family.sums_to_one:
             divisor = jnp.where(empty, 1, total)
+            if not normalizer.family.is_softmax:  # see `threshold.py`
+                divisor = jax.lax.stop_gradient(divisor)
             output = output / divisor[:, None]
+        if normalizer.family.is_softmax:
             summary = RowSummary.of_sums(self.shift.reference, total, self.excess)
         for slope, sloped in slopes:
             flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0

@@ -34,7 +34,6 @@ from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import Part, on_numbers
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
-from attention_jax.training.settings import name_of
 from attention_jax.training.task import (
     Answers,
     Labels,
@@ -125,19 +124,6 @@ class TokenTask(CausalTask):
     def targets(self, tokens: Array) -> Array:
         """The right answer at each token of one example, int32 [T]; 0 where nothing is asked."""
         raise undefined(self, "targets(tokens)")
-
-    def check_numbers(self) -> None:
-        """Draws a few examples; raises ValueError for tokens or answers that are no tokens."""
-        size, part = self.vocabulary_size, Part("task", name_of(type(self)), "make it a field")
-        batch = on_numbers(lambda: self.batch(jax.random.key(0), size=8))
-        for method, ids in (("tokens", batch.target_inputs), ("targets", batch.targets)):
-            shape = (8, self.length)
-            fits = ids.shape == shape and np.issubdtype(ids.dtype, np.integer)
-            part.require(
-                fits and bool(np.all((ids >= 0) & (ids < size))),
-                f"{method} must return int {[self.length]}, from 0 to {size - 1}",
-                *([] if fits else [ids]),
-            )
 
     @property
     def most_asked(self) -> int:
