@@ -20,6 +20,7 @@ from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
 from attention_jax.pairwise.position_functions import Shifts
+from attention_jax.scores import ProjectedKeys
 
 Array = jax.Array
 
@@ -307,6 +308,10 @@ def _appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
         # Sharded over Explicit mesh axes as the tokens are.
         return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
 
-    token_axes: Any = (new.keys.map(lambda leaf, ndim: leaf.ndim - ndim), new.values.ndim - 2)
-    memory = jax.tree.map(written, cache.memory, new, Memory(*token_axes))
+    keys = new.keys
+    if isinstance(keys, ProjectedKeys):
+        axes: Any = keys.map(lambda leaf, ndim: leaf.ndim - ndim)
+    else:
+        axes = keys.ndim - 2
+    memory = jax.tree.map(written, cache.memory, new, Memory(axes, new.values.ndim - 2))
     return KeyValueCache(memory, cache.length + new.values.shape[-2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,11 @@ class NegativeSquaredDistance(WithScale):
 
         [2 scale q, a, a', 1, 1] . [k, 1, 1, b, b'],  a + a' = -scale |q|^2,  b + b' = -scale |k|^2,
 
-    so that it costs as much as `Dot`. The rounding error is that of the three terms, of the order
-    of eps scale (|q|^2 + |k|^2) with eps = 1.2e-7 in float32. It is large relative to the logit
-    only for tokens that are close together and far from the origin. e(q, q) may differ from 0 by
-    this error, with either sign.
+    so that it costs as much as `Dot`. Before that, attention subtracts the mean c of the keys from
+    all tokens if it is far from 0 (`scores/origin.py`). The rounding error is that of the three
+    terms, of the order of eps scale (|q - c|^2 + |k - c|^2) with eps = 1.2e-7 in float32. It is
+    large relative to the logit only for tokens that are much closer to each other than to c.
+    e(q, q) may differ from 0 by this error, with either sign.
 
     Attributes:
         scale: the factor, any finite float; None for 1 / sqrt(8 Dk).
@@ -39,6 +40,8 @@ class NegativeSquaredDistance(WithScale):
     >>> NegativeSquaredDistance(scale=0.5)({}, jnp.array([[1.0, 2.0]]), jnp.array([[4.0, 6.0]]))
     Array([[-12.5]], dtype=float32)
     """
+
+    translation_invariant: ClassVar[bool] = True
 
     def project_query(self, params: Params, query: Array) -> Array:
         scale = self._scale(query)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,8 @@ class Elliptical(L2):
     >>> Elliptical()(params, query, key).round(4)  # (4 * 9 + 16) / 2
     Array([[-26.]], dtype=float32)
     """
+
+    translation_invariant: ClassVar[bool] = True
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return {"log_m": jnp.zeros(key_dim)}
