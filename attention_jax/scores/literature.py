@@ -67,8 +67,8 @@ class L2(NegativeSquaredDistance):
     Array([[-12.5]], dtype=float32)
     """
 
-    def _scale(self, tokens: Array) -> float:
-        return self.scale_or(1 / math.sqrt(tokens.shape[-1]))
+    def _scale(self, size: int) -> float:
+        return self.scale_or(1 / math.sqrt(size))
 
 
 @dataclasses.dataclass(frozen=True)
