@@ -67,14 +67,15 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     """Logits [T, S] in the compute dtype, with arbitrary masked entries, and the mask [T, S]."""
     score, dtype = options.score, inputs.compute_dtype
     shape = (inputs.query.shape[0], inputs.key.shape[0])
-    mask, replacements, used = None, None, (None, None)
+    mask, replacements = None, None
+    used: Any = (None, None)
     if inputs.mask is not None:
         mask = inputs.mask.materialize(*shape)
         replacements = stand_in_features(score, inputs)
         # A weight of 0 does not keep out a NaN (0 * NaN is NaN), neither forward nor backward.
         used = mask.any(1), mask.any(0)
-    params, *features, _ = projected_tokens(score, inputs, shape, used)
-    logits = pair_with_stand_ins(score, params, *features, mask, replacements).astype(dtype)
+    params, queries, keys, _ = projected_tokens(score, inputs, shape, used)
+    logits = pair_with_stand_ins(score, params, queries, keys, mask, replacements).astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)
     return logits, mask

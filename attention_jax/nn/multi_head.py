@@ -20,7 +20,6 @@ from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
 from attention_jax.pairwise.position_functions import Shifts
-from attention_jax.scores import ProjectedKeys
 
 Array = jax.Array
 
@@ -308,10 +307,9 @@ def _appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
         # Sharded over Explicit mesh axes as the tokens are.
         return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
 
-    keys = new.keys
-    if isinstance(keys, ProjectedKeys):
-        axes: Any = keys.map(lambda leaf, ndim: leaf.ndim - ndim)
-    else:
-        axes = keys.ndim - 2
-    memory = jax.tree.map(written, cache.memory, new, Memory(axes, new.values.ndim - 2))
+    keys: Any = new.keys
+    is_array = isinstance(keys, jax.Array)
+    axes = keys.ndim - 2 if is_array else keys.map(lambda leaf, ndim: leaf.ndim - ndim)
+    token_axes: Any = (axes, new.values.ndim - 2)
+    memory = jax.tree.map(written, cache.memory, new, Memory(*token_axes))
     return KeyValueCache(memory, cache.length + new.values.shape[-2])

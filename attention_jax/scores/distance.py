@@ -75,9 +75,9 @@ class NegativeSquaredDistance(WithScale):
         rounded = _bfloat16(tokens)
         lost = jnp.sum((tokens - rounded) * (tokens + rounded), axis=-1, keepdims=True)
         squares = jnp.sum(squares, axis=-1, keepdims=True) + scale / unit**2 * lost
-        parts = _two_parts(squares / factor)
-        parts = (*parts, ones) if side == "query" else (ones, *parts)
-        return jnp.concatenate([rounded, *parts], axis=-1).astype(dtype)
+        parts = [*_two_parts(squares / factor), ones]
+        rest = parts if side == "query" else [ones, *parts[:2]]
+        return jnp.concatenate([rounded, *rest], axis=-1).astype(dtype)
 
     def logit_factor(self, num_features: int) -> float:
         return without_power_of_two(2 * self._scale(num_features - 4))
