@@ -223,6 +223,15 @@ def test_projections_and_derivatives():
             refused("score .* must have a pair_vjp that is the derivat", call(score))
     for score in (WrongTileParams(), aj.SoftCap(WrongTileParams())):
         refused("score .* must have a tile_params that adds what pair", call(score))
+    moved = {"pair": lambda _, params, q, k: q @ k.T, "translation_invariant": True}
+    for score in (
+        dataclasses.dataclass(frozen=True)(
+            type("Moved", (aj.Score,), moved | {"needs_equal_dims": dims})
+        )()
+        for dims in (True, False)
+    ):
+        for each in (score, aj.SoftCap(score)):
+            refused("score .* must not be translation_invariant", call(each))
     without_pair = dataclasses.dataclass(frozen=True)(type("WithoutPair", (aj.Score,), {}))()
     refused(r"score WithoutPair\(\) must define pair\(params, ", call(without_pair))
 

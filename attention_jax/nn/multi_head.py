@@ -313,6 +313,9 @@ def _appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
         # Sharded over Explicit mesh axes as the tokens are.
         return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
 
-    token_axes: Any = (new.keys.map(lambda leaf, ndim: leaf.ndim - ndim), new.values.ndim - 2)
+    keys: Any = new.keys
+    is_array = isinstance(keys, jax.Array)
+    axes = keys.ndim - 2 if is_array else keys.map(lambda leaf, ndim: leaf.ndim - ndim)
+    token_axes: Any = (axes, new.values.ndim - 2)
     memory = jax.tree.map(written, cache.memory, new, Memory(*token_axes))
     return KeyValueCache(memory, cache.length + new.values.shape[-2])

@@ -145,6 +145,13 @@ def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) ->
         " positions or on other tokens: use a bias for positions, and params for what all tokens"
         " share",
     )
+    if score.translation_invariant:  # so small an offset is none that `Score.__call__` takes away
+        offset = np.linspace(-0.5, 0.5, key.shape[1], dtype=key.dtype)
+        moved = (tokens + offset for tokens in (query[rows], key[columns]))
+        part.require(
+            score.needs_equal_dims and close(logits, on_numbers(score, params, *moved)),
+            "it must not be translation_invariant: its logits change with an offset of all tokens",
+        )
     if not (_is_users(score, "tile_params") or _is_users(score, "pair_vjp")):
         return
     q_features = on_numbers(score.project_query, params, query[:5])
