@@ -12,7 +12,8 @@ and
     plot(rows) -> figures      {file stem: figure}
     claims(rows) -> claims     findings about the rows of the default settings, each with bounds
                                that were written before the run
-    missing(config) -> reason  optional: which data the user has yet to bring; "" for none
+    missing(config) -> reason  optional: which data or package the user has yet to bring; "" for
+                               none
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
 alone, so that they can be changed without a new run. `table` and `plot` work with any scores and
@@ -35,13 +36,12 @@ from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-import rich.console
-import rich.markdown
 import tyro
 
-from attention_jax.core.programs import Known
+from attention_jax.core.programs import identity
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
+from attention_jax.runs.progress import say as say
 from attention_jax.runs.run_folder import check_folder, make_folder, write_json
 from attention_jax.scores import get_score, known_score
 from attention_jax.training.metrics import mean_and_deviation
@@ -263,16 +263,10 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     figures = experiment.plot(rows).items()
     paths = [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
     claims = claims_of(experiment, content)
-    print(*(" | ".join(claim.cells()) for claim in claims), sep="\n")
-    _print_table(experiment.table(rows))
-    print(folder / f"{name}.json", *paths, sep="\n")
+    say("\n".join(" | ".join(claim.cells()) for claim in claims))
+    say(experiment.table(rows))
+    say("\n".join(map(str, [folder / f"{name}.json", *paths])))
     return int(any(claim.verdict == "MISS" for claim in claims))
-
-
-def _print_table(text: str) -> None:
-    """Prints Markdown, in columns on a terminal."""
-    console = rich.console.Console(highlight=False)
-    console.print(rich.markdown.Markdown(text)) if console.is_terminal else print(text)
 
 
 def claims_of(experiment: ModuleType, content: Row) -> list[Claim]:
@@ -293,8 +287,7 @@ def _settings(config: Any) -> Row:
 
 def program_of(score: str, dim: int) -> str:
     """What identifies a score of tokens [T, dim] besides its name: its fields, or its program."""
-    known = known_score(get_score(score), None, dim, dim, with_init=True)
-    return known.digest if isinstance(known, Known) else repr(known)
+    return identity(known_score(get_score(score), None, dim, dim))
 
 
 def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> list[Row]:
@@ -314,7 +307,7 @@ def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> li
 def exit_if_interrupted(status: int) -> None:
     """Exits with `status` if a signal has stopped a training; 0 means that none has."""
     if status:
-        print("stopped by a signal; the same command goes on from here", file=sys.stderr)
+        say("stopped by a signal; the same command goes on from here", error=True)
         sys.exit(status)
 
 

@@ -118,12 +118,15 @@ def _section(experiment: ModuleType, content: Row) -> Iterator[str]:
         yield f"![{caption}]({stem}.png)"
 
 
-def results_page(found: Mapping[str, Row], folders: Mapping[str, Path]) -> str:
+def results_page(
+    found: Mapping[str, Row], folders: Mapping[str, Path], left_out: Mapping[str, str]
+) -> str:
     """Every figure, and every claim with its bounds, as one HTML page.
 
     Args:
         found: result files by name, in the order of the page.
         folders: the folder of each one's figures.
+        left_out: why an experiment did not run, by name.
     """
     experiments = {name: load(name) for name in found}
     questions = [
@@ -137,6 +140,8 @@ def results_page(found: Mapping[str, Row], folders: Mapping[str, Path]) -> str:
         ),
         html_page.table(("experiment", "question", "answer"), questions),
     ]
+    if left_out:
+        parts.append(html_page.table(("left out", "reason"), [*left_out.items()]))
     for name, experiment in experiments.items():
         parts += _of_experiment(experiment, found[name], folders[name])
     return html_page.page("Experiments on attention", parts)

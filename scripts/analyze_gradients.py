@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import rich.console
 import tyro
 from command_line import command, run_command
 
 from attention_jax.reports.gradient_report import report
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output, write_json, write_text
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
 
@@ -26,11 +26,14 @@ class Arguments:
 
     Attributes:
         workdir: a run folder made by scripts/train.py, of any task.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         compare: further run folders to compare it with.
         out: the page; None for gradients.html in `workdir`.
     """
 
     workdir: Path
+    score: str | None = None
     compare: tuple[Path, ...] = ()
     analysis: Annotated[GradientAnalysis, tyro.conf.OmitArgPrefixes] = GradientAnalysis()
     out: Path | None = None
@@ -48,19 +51,19 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     # All runs are loaded first, so that a wrong folder is reported at once.
-    loaded = [load_analyzed_run(each) for each in (arguments.workdir, *arguments.compare)]
+    loaded = [load_analyzed_run(arguments.workdir, score=arguments.score)]
+    loaded += map(load_analyzed_run, arguments.compare)
     check_output(arguments.page)
-    console = rich.console.Console(stderr=True)
     start = time.perf_counter()
 
     def progress(line: str) -> None:
-        console.print(f"{time.perf_counter() - start:4.0f} s  {line} ...", highlight=False)
+        say(f"{time.perf_counter() - start:4.0f} s  {line} ...", error=True)
 
     runs = [analyze_run(run, arguments.analysis, progress=progress) for run in loaded]
     numbers = arguments.page.with_suffix(".numbers.json")  # never overwrites config.json
     write_json(numbers, {"command": command(), "runs": runs})
     write_text(arguments.page, report(runs, command=command()))
-    print(f"{arguments.page}\n{numbers}")
+    say(f"{arguments.page}\n{numbers}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from attention_jax.analysis.attention_page.view import check_page_file
 from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
+from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import writing
 from attention_jax.tasks.pages import AXES, answers_view, cross_attention
 from attention_jax.training.run import load_run
@@ -22,6 +23,8 @@ class Arguments:
 
     Attributes:
         workdir: a run folder made by scripts/train.py, of any task.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         inputs: what to answer: strings to reverse, sentences to translate, the beginnings of texts;
             by default some examples of the task.
         step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
@@ -35,6 +38,7 @@ class Arguments:
     """
 
     workdir: Path
+    score: str | None = None
     inputs: tuple[str, ...] = ()
     step: StepName = "newest"
     seed_index: int = 0
@@ -56,12 +60,12 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     workdir = arguments.workdir
-    run = load_run(workdir, arguments.step)
+    run = load_run(workdir, arguments.step, score=arguments.score)
     params = run.params_of(arguments.seed_index)
     answers = run.task.answers(params, arguments.inputs, beams=arguments.beams, folder=workdir)
     for given, answer, right in answers.texts:
         note = "" if right in (None, answer) else f"   (right would be {right})"
-        print(f"{given} -> {answer}{note}")
+        say(printable(f"{given} -> {answer}{note}"))
     if arguments.html is not None:  # first, because a run to compare with may be missing
         shown = answers_view(
             run,
@@ -75,9 +79,9 @@ def main(arguments: Arguments) -> None:
     figure = plotting.weight_heatmaps(panels, **AXES, size=max(3.1, 0.22 * tokens))
     path = arguments.figure or workdir / "figures" / "answers.png"
     with writing("figure", path):
-        print(plotting.save(figure, path))
+        say(str(plotting.save(figure, path)))
     if arguments.html is not None:
-        print(shown.save(arguments.html))
+        say(str(shown.save(arguments.html)))
 
 
 if __name__ == "__main__":

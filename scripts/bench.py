@@ -14,6 +14,7 @@ import tyro
 from command_line import ScoreNames, check_names, command, print_table, run_command
 
 from attention_jax.reports import html_page
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_folder, make_folder, write_text, writing
 from attention_jax.scores import get_score
 
@@ -98,7 +99,7 @@ def main(arguments: Arguments) -> int:
         csv.writer(text, lineterminator="\n").writerows([head, *lines])
         write_text(arguments.workdir / "bench.csv", text.getvalue())
         write_text(arguments.workdir / "bench.html", html_page.page("Scores compared", page))
-    print(arguments.workdir / "bench.csv", arguments.workdir / "bench.html", sep="\n")
+    say(f"{arguments.workdir / 'bench.csv'}\n{arguments.workdir / 'bench.html'}")
     return 0
 
 

@@ -16,6 +16,7 @@ from benchmarks.targets import targets_of
 from command_line import check_names, command, run_command
 
 from attention_jax.runs.environment import environment
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output, write_json
 
 SCHEMA = 2  # of result files
@@ -69,14 +70,14 @@ def main(arguments: Arguments) -> None:
         measured: list[JSON] = []
         for benchmark in BENCHMARKS[name]:
             rows = [row for case in cases[benchmark.name].values() for row in case()]
-            print(f"\n{benchmark.name}\n\n{table(benchmark.columns, rows)}")
+            say(f"\n{benchmark.name}\n\n{table(benchmark.columns, rows)}")
             reports[benchmark.name] = {"rows": rows}
             measured += rows
         targets += targets_of(name, measured)
     reports["targets"] = {"rows": targets}
-    print(f"\ntargets\n\n{table(TARGETS, targets)}")
+    say(f"\ntargets\n\n{table(TARGETS, targets)}")
     if options.shrink > 1:
-        print("\nlengths were divided, so these numbers are only a trial")
+        say("\nlengths were divided, so these numbers are only a trial")
     if arguments.out is not None:
         content = {
             "schema": SCHEMA,

@@ -13,6 +13,7 @@ from pathlib import Path
 import jax
 from command_line import check_names, keep_compiled_programs, run_command
 
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_folder, make_folder
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for experiments/
@@ -97,8 +98,8 @@ def main(arguments: Arguments) -> int:
     wrong = report.print_report(record)
     if status == 130:
         left = ", ".join(arguments.parts[arguments.parts.index(part) :])
-        print(f"stopped, not finished: {left}; the same command goes on from there")
-    print(arguments.out / "device.json")
+        say(f"stopped, not finished: {left}; the same command goes on from there")
+    say(str(arguments.out / "device.json"))
     return status or wrong
 
 

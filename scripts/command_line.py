@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import os
@@ -16,12 +17,12 @@ from typing import Annotated, Any, TypeVar
 
 import jax
 import rich.console
-import rich.markup
 import rich.table
 import tyro
 
 import attention_jax
 from attention_jax.core.names import did_you_mean
+from attention_jax.runs.progress import end_of_output, say
 from attention_jax.tasks import TASKS
 
 Arguments = TypeVar("Arguments")
@@ -41,6 +42,7 @@ ScoreNames = Annotated[
 # The type of every option --task; see `task_of`.
 TaskName = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(TASKS)},module:Name}}")]
 
+_CLOSED_PIPE = 141  # 128 + SIGPIPE: the status that shells give
 _SCRIPTS = Path(__file__).parent
 _PROJECT = (Path(attention_jax.__file__).parent, _SCRIPTS, _SCRIPTS.parent / "experiments")
 
@@ -56,6 +58,9 @@ def run_command(
     line, and the exit status is 2. A ValueError from elsewhere keeps its traceback: from a user's
     score, from JAX, or from a builtin that this project calls, which is a bug of ours.
 
+    Where standard output is closed or full, `main` still does all of its work. The exit status is
+    then 141 for a pipe that its reader has closed, otherwise 2 with one line.
+
     Args:
         arguments: a dataclass of the options, or a function that chooses it from the words of the
             command line.
@@ -64,16 +69,30 @@ def run_command(
     """
     sys.path.insert(0, str(Path.cwd()))  # --score and --task module:Name find modules here
     keep_compiled_programs()
+    status: Any
+    lost: OSError | None = None
     try:
         status = main(parse(arguments, sys.argv[1:], **shown))
     except ValueError as error:
         if not is_users_mistake(error):
             raise
         message = str(error).replace("resume=True", "--resume")
-        print(f"error: {message}", file=sys.stderr)
+        say(f"error: {message}", error=True)
         status = 2
     except KeyboardInterrupt:
         status = 130  # the status that shells give, without a traceback
+    except SystemExit as stop:  # after --help, or a signal
+        status = stop.code
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
+        status, lost = 0, error  # of tyro, which prints --help
+    lost = end_of_output() or lost
+    if not status and lost is not None:
+        status = _CLOSED_PIPE if isinstance(lost, BrokenPipeError) else 2
+        if status == 2:
+            reason = lost.strerror or lost
+            say(f"error: standard output cannot be written: {reason}", error=True)
     sys.exit(status)
 
 
@@ -121,7 +140,8 @@ def parse(
         if error is not None and _origin(error)[0]:
             raise error from None
         raise ValueError(_message(printed.getvalue(), words)) from None
-    sys.stderr.write(printed.getvalue())  # what the code of a user's score printed
+    if text := printed.getvalue().rstrip("\n"):
+        say(text, error=True)  # what the code of a user's score printed
     return parsed[0].with_other_options(parsed[1]) if takes_others else parsed
 
 
@@ -140,15 +160,18 @@ def command() -> str:
 
 def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     """Prints a table whose first column is text and whose others are numbers."""
-    console = rich.console.Console()
-    if not console.is_terminal:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    literal: Any = {"markup": False, "emoji": False}  # users write [v1] and :key:
+    console = rich.console.Console(file=io.StringIO(), force_terminal=is_terminal, **literal)
+    if not is_terminal:
         console.width = 1000  # a file has room for every column
-    table = rich.table.Table(title=rich.markup.escape(title))
+    table = rich.table.Table(title=title)
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for line in lines:
         table.add_row(*line)
     console.print(table)
+    say(console.file.getvalue().rstrip("\n"))
 
 
 @contextlib.contextmanager

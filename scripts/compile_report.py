@@ -15,6 +15,7 @@ from command_line import command, run_command
 from compilation import gpu_kernels, tpu_kernels
 
 from attention_jax.runs.environment import environment
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output, write_json
 
 
@@ -49,7 +50,7 @@ def main(arguments: Arguments) -> None:
     is_tpu = arguments.part == "kernels"
     reports = tpu_kernels.reports(arguments.only) if is_tpu else gpu_kernels.reports()
     for row in (row for rows in reports.values() for row in rows):
-        print(json.dumps({name: value for name, value in row.items() if name != "loops"}))
+        say(json.dumps({name: value for name, value in row.items() if name != "loops"}))
     if arguments.out is not None:
         found = environment(Path(__file__).parent)
         for name in ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"):

@@ -11,7 +11,7 @@ from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.run_folder import check_output, write_json
 from attention_jax.training.run import load_run
-from attention_jax.training.run_results import check_lengths, summary_of
+from attention_jax.training.run_results import results_of, summary_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Arguments:
 
     Attributes:
         workdir: a run folder made by scripts/train.py, of any task.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
             that is kept.
         lengths: also test at these lengths, for a task whose examples have lengths.
@@ -31,6 +33,7 @@ class Arguments:
     """
 
     workdir: Path
+    score: str | None = None
     step: StepName = "newest"
     lengths: tuple[int, ...] = ()
     out: Path | None = None
@@ -40,13 +43,9 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    workdir, lengths = arguments.workdir, arguments.lengths
-    run = load_run(workdir, arguments.step)
-    task = run.task
-    check_lengths(task, lengths)
-    results = dict(task.evaluate(run.params, folder=workdir))
-    if lengths:
-        results |= task.evaluate(run.params, lengths, folder=workdir)
+    workdir = arguments.workdir
+    run = load_run(workdir, arguments.step, score=arguments.score)
+    task, results = run.task, results_of(run, arguments.lengths)
     title = f"{task.label}, step {run.step}, {task.train.seeds} seeds"
     lines = [
         (name, "{:.4g} ± {:.2g} ({:.4g})".format(*summary_of(result)))

@@ -8,10 +8,19 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pdoc
-import pdoc.doc_ast
-import pdoc.docstrings
 from command_line import run_command
+
+from attention_jax.core.checks import optional_package
+from attention_jax.runs.progress import say
+
+try:
+    import pdoc
+    import pdoc.doc_ast
+    import pdoc.docstrings
+
+    _walk_tree = pdoc.doc_ast.walk_tree
+except ImportError:  # `main` says how to install it
+    pass
 
 LIBRARY_PAGES = (
     "attention_jax",
@@ -47,7 +56,6 @@ _SHAPE = re.compile(
     r"|(\[[^\[\]]*(?:\[[^\[\]]*\][^\[\]]*)*\]|(?<![\w*])\*[A-Z]\w*)",
     flags=re.MULTILINE,
 )
-_walk_tree = pdoc.doc_ast.walk_tree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +70,14 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> None:
-    pdoc_modules: Any = pdoc
+    pdoc_modules = optional_package("pdoc", "the API reference", extra="docs")
     pdoc_modules.docstrings.convert = markdown
     pdoc_modules.doc_ast.walk_tree = with_comments
     # Annotations stay as they are written; pages are named that pdoc finds below others too.
     warnings.filterwarnings("ignore", category=UserWarning, module="pdoc")
     pages = (*LIBRARY_PAGES, *PROGRAM_PAGES)
     pdoc.pdoc(*pages, f"!(?!({'|'.join(pages)})$)", output_directory=arguments.out)
-    print(f"The API reference: {arguments.out / 'index.html'}")
+    say(f"The API reference: {arguments.out / 'index.html'}")
 
 
 def markdown(docstring: str, docformat: str = "", source_file: Path | None = None) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import jax
-import rich.console
 import tyro
 from command_line import check_names, run_command
 
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import make_folder, write_text
 
 ROOT = Path(__file__).parent.parent
@@ -26,10 +26,11 @@ from experiments import lab, pages  # noqa: E402
 class Arguments:
     """Run experiments, and write a page with every figure and every claim.
 
-    An experiment that has rows is not run again. If an experiment fails, the others still run.
-    Ctrl-C stops, and the same command goes on. The page and the tables of the READMEs are written
-    from the rows of all experiments. The exit status is 1 if an experiment fails, or if a claim of
-    an experiment that is named or that ran is a MISS.
+    An experiment that has rows is not run again. If an experiment fails, or is left out because its
+    data or a package is missing, the others still run. Ctrl-C stops, and the same command goes on.
+    The page and the tables of the READMEs are written from the rows of all experiments. The exit
+    status is 1 if an experiment fails or is left out, or if a claim of an experiment that is named
+    or that ran is a MISS.
 
     Attributes:
         names: which experiments; none for all.
@@ -52,40 +53,45 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     if arguments.quick:  # most of its time is compiling, and nothing in it runs for long
         jax.config.update("jax_disable_most_optimizations", True)
-    console = rich.console.Console(stderr=True, highlight=False)
     chosen = [name for name in lab.SUBJECT_OF if name in (arguments.names or lab.SUBJECT_OF)]
-    judged, failed, status = set(arguments.names), False, 0
+    judged, status = set(arguments.names), 0
+    failed: list[str] = []
+    left_out: dict[str, str] = {}  # the reasons
     for index, name in enumerate(chosen):
         title, folder = f"{name} ({index + 1} of {len(chosen)})", arguments.folder(name)
         if (folder / f"{name}.json").exists() and not arguments.force:
-            console.print(f"{title}: there already; --force runs it again")
+            say(f"{title}: there already; --force runs it again", error=True)
             continue
-        console.rule(title)
+        say(f"--- {title}", error=True)
         start, experiment = time.perf_counter(), lab.load(name)
         config = _config(experiment, quick=arguments.quick)
         if reason := experiment.missing(config) if hasattr(experiment, "missing") else "":
-            console.print(f"{title}: left out, {reason}")
+            left_out[name] = reason
             continue
         try:
             lab.conduct(experiment, config, folder)
         except (KeyboardInterrupt, SystemExit) as stop:
             status = int(stop.code or 1) if isinstance(stop, SystemExit) else 130
-            console.print("stopped; the same command goes on from here")
+            say("stopped; the same command goes on from here", error=True)
             break
         except Exception:  # any error is shown, and the other experiments run
             traceback.print_exc()
-            console.print(f"failed: {name}")
-            failed = True
+            failed.append(name)
         judged.add(name)
-        console.print(f"{name}: {time.perf_counter() - start:.0f} s")
+        say(f"{name}: {time.perf_counter() - start:.0f} s", error=True)
         jax.clear_caches()
-    missed = _write_page(arguments)
+    missed = _write_page(arguments, left_out)
     for name, claim in missed:
-        console.print(f"MISS: {name}: {claim.text}")
+        say(f"MISS: {name}: {claim.text}", error=True)
+    for name in failed:
+        say(f"failed: {name}", error=True)
+    for name, reason in left_out.items():
+        say(f"left out: {name}: {reason}", error=True)
+    incomplete = bool(failed or left_out)
     if arguments.quick:  # claims are made for the default settings
-        return status or int(failed)
+        return status or int(incomplete)
     pages.write_pages()
-    return status or int(failed or any(name in judged for name, _ in missed))
+    return status or int(incomplete or any(name in judged for name, _ in missed))
 
 
 def _config(experiment: Any, *, quick: bool) -> Any:
@@ -97,15 +103,15 @@ def _config(experiment: Any, *, quick: bool) -> Any:
     return dataclasses.replace(config, workdir=runs / config.workdir.name)
 
 
-def _write_page(arguments: Arguments) -> list[tuple[str, lab.Claim]]:
+def _write_page(arguments: Arguments, left_out: dict[str, str]) -> list[tuple[str, lab.Claim]]:
     """Writes index.html of all rows that are there; returns the missed claims."""
     folders = {name: arguments.folder(name) for name in lab.SUBJECT_OF}
     contents = {name: lab.content_of(name, folder) for name, folder in folders.items()}
     found = {name: content for name, content in contents.items() if content is not None}
     page = ROOT / ("runs/quick" if arguments.quick else "experiments") / "index.html"
     make_folder("results", page.parent)
-    write_text(page, pages.results_page(found, folders))
-    print(page)
+    write_text(page, pages.results_page(found, folders, left_out))
+    say(str(page))
     return pages.missed(found)
 
 

@@ -10,7 +10,6 @@ import io
 import itertools
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Self
@@ -23,7 +22,7 @@ from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import finite_or_null
-from attention_jax.runs.progress import warn
+from attention_jax.runs.progress import say, warn
 from attention_jax.runs.run_folder import check_folder, make_folder, write_json, write_text, writing
 from attention_jax.scores import DEFAULT_SCORE
 from attention_jax.tasks import task_of
@@ -204,9 +203,9 @@ def main(arguments: Arguments) -> int:
     workdir = arguments.workdir or folders[0].parent
     if not folders:
         check_sweep(workdir, arguments.combinations)
-        status = train_combinations(arguments.combinations, arguments.lengths)
+        status = train_combinations(arguments.combinations)
         if status:
-            print("stopped by a signal; the same command goes on from here", file=sys.stderr)
+            say("stopped by a signal; the same command goes on from here", error=True)
             return status
         trained = [combination.arguments.workdir for combination in arguments.combinations]
         others = (path for path in workdir.iterdir() if path.is_dir() and path not in trained)
@@ -233,24 +232,24 @@ def _options(arguments: Any) -> dict[str, Any]:
     return {"resume": True, **{name: getattr(arguments, name) for name in names}}
 
 
-def train_combinations(combinations: Sequence[Combination], lengths: Sequence[int]) -> int:
+def train_combinations(combinations: Sequence[Combination]) -> int:
     """Trains what is not finished; returns the exit status, 0 if all combinations are finished."""
     with Interruption() as interruption:  # between two runs too
         for index, (label, arguments) in enumerate(combinations):
             task, folder = arguments.settings, arguments.workdir
             title = f"combination {index + 1} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
-                if finished_run(folder, lengths).task == task:  # or else there are more steps now
-                    print(f"{title}: finished", flush=True)
+                finished = training.load_run(folder)
+                if finished.task == task and finished.step == task.train.steps:
+                    say(f"{title}: finished")
                     continue
             if interruption.requested is not None:
                 return interruption.exit_status
-            print(title, flush=True)
+            say(title)
             options = _options(arguments)
             run = training.train_run(task, folder, interruption=interruption, **options)
             if run.step < task.train.steps:
                 return run.interrupted
-            finished_run(folder, lengths)  # keeps its results
     return 0
 
 
@@ -306,7 +305,7 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
         write_json(workdir / "table.json", {"results": records, "environments": environments})
         plotting.save(_figure(rows), workdir / "sweep.png")
     for name in ("table.csv", "table.json", "sweep.png"):
-        print(workdir / name)
+        say(str(workdir / name))
 
 
 def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
@@ -316,7 +315,7 @@ def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
     """
     settings = [options_of(run.task) for run in runs]
     varying = [name for name in settings[0] if any(s[name] != settings[0][name] for s in settings)]
-    names = dict.fromkeys(["score", *varying])
+    names = dict.fromkeys([*(["score"] if "score" in settings[0] else []), *varying])
     rows = [Row(run, {n: s[n] for n in names}) for run, s in zip(runs, settings, strict=True)]
     if len({tuple(row.settings.values()) for row in rows}) < len(rows):
         rows = [Row(run, {**of_run, "run": str(run.workdir)}) for run, of_run in rows]
@@ -367,7 +366,8 @@ def _figure(rows: Sequence[Row]) -> Any:
         others = "\n".join(f"{name} {settings[name]}" for name in settings if name != "score")
         for metric, result in run.results.items():
             panel = panels.setdefault(metric, Panel(metric, {}, result.low, result.high))
-            by_seed = {**panel.by_seed, (str(settings["score"]), others): result.by_seed}
+            score = str(settings.get("score", run.task.name))
+            by_seed = {**panel.by_seed, (score, others): result.by_seed}
             panels[metric] = panel._replace(by_seed=by_seed)
     return results_by_setting(list(panels.values()))
 

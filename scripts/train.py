@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
 import tyro
 from command_line import TaskName, run_command
 
+from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
@@ -53,9 +53,9 @@ class Arguments(Generic[Settings]):
     my_tasks.py of the current folder.
 
     The run folder gets config.json, env.json, metrics.jsonl, checkpoints/ and the task's own files.
-    Ctrl-C or SIGTERM saves after the steps in progress (log_every) and exits with 130 or 143; a
-    second signal exits at once. --resume continues from there, or after a crash from the newest
-    good checkpoint, and ends bit-identical to a run that was never stopped.
+    Ctrl-C, SIGTERM or a closed terminal saves after the steps in progress (log_every) and exits
+    with 130, 143 or 129; a second signal exits at once. --resume continues from there, or after a
+    crash from the newest good checkpoint, and ends bit-identical to a run that was never stopped.
 
     Attributes:
         task: what to learn, a name or "module:Name".
@@ -92,12 +92,12 @@ def main(arguments: Arguments[Any]) -> int:
     status = 0 if finished else run.interrupted
     speed = run.steps_per_second
     rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
-    print(
+    say(
         f"{arguments.workdir}: step {run.step} of {loop.steps}, {loop.seeds} seeds,"
         f" {run.seconds:.0f} s{rate} (all seeds together)"
     )
     if not finished:
-        print("stopped by a signal; --resume goes on from here", file=sys.stderr)
+        say("stopped by a signal; --resume goes on from here", error=True)
     return status
 
 

@@ -16,6 +16,7 @@ import tyro
 from command_line import run_command
 
 from attention_jax.runs.checkpoints import StepName
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output
 from attention_jax.tasks import task_in
 from attention_jax.tasks.files import decode_text
@@ -42,6 +43,8 @@ class Arguments:
 
     Attributes:
         workdir: the run folder.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         source: sentences to translate, UTF-8, plain or .gz; standard input if left out.
         out: where translations go; standard output if left out.
         search: settings of the beam search.
@@ -52,6 +55,7 @@ class Arguments:
     """
 
     workdir: Path
+    score: str | None = None
     source: Path | None = None
     out: Path | None = None
     search: Annotated[Search, tyro.conf.OmitArgPrefixes] = Search(beams=4)
@@ -66,9 +70,9 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> int:
-    if not isinstance(task_in(arguments.workdir), Translation):
+    if not isinstance(task_in(arguments.workdir, score=arguments.score), Translation):
         raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
-    run = load_run(arguments.workdir, arguments.step)
+    run = load_run(arguments.workdir, arguments.step, score=arguments.score)
     translator = translator_of(run, arguments.seed_index)
     if arguments.source is None:
         sentences = lines_of(decode_text(sys.stdin.buffer.read(), "standard input"))
@@ -95,7 +99,7 @@ def main(arguments: Arguments) -> int:
                 out.flush()
                 translations += done
     except KeyboardInterrupt:
-        print(f"stopped after {len(translations)} of {len(sentences)} sentences", file=sys.stderr)
+        say(f"stopped after {len(translations)} of {len(sentences)} sentences", error=True)
         return 130
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         return 141
@@ -104,8 +108,8 @@ def main(arguments: Arguments) -> int:
         raise ValueError(f"{name} cannot be written: {error.strerror or error}") from error
     if references is not None:
         scores = score_translations(translations, references)
-        print(f"BLEU {scores.bleu:.2f} ({scores.bleu_signature})", file=sys.stderr)
-        print(f"chrF {scores.chrf:.2f} ({scores.chrf_signature})", file=sys.stderr)
+        say(f"BLEU {scores.bleu:.2f} ({scores.bleu_signature})", error=True)
+        say(f"chrF {scores.chrf:.2f} ({scores.chrf_signature})", error=True)
     return 0
 
 
@@ -121,7 +125,7 @@ def _progress(total: int) -> Iterator[Callable[[int], None]]:
     if done:
         seconds = max(time.monotonic() - begun, 1e-9)
         speed = f"{done} sentences in {seconds:.1f} s, {done / seconds:.1f} sentences/s"
-        print(f"{speed}, compilation included", file=sys.stderr)
+        say(f"{speed}, compilation included", error=True)
 
 
 if __name__ == "__main__":

@@ -83,15 +83,20 @@ def allowed_table(mask_name: str) -> np.ndarray:
 
 
 @functools.cache
-def inputs_of(score_name: str, normalizer_name: str = "softmax") -> dict[str, Any]:
-    """A batch's query, key, value and bias, and the parameters, which all examples share."""
+def inputs_of(
+    score_name: str, normalizer_name: str = "softmax", offset: float = 0.0
+) -> dict[str, Any]:
+    """A batch's query, key, value and bias, and the parameters, which all examples share.
+
+    The offset is added to queries and keys.
+    """
     case, normalizer = SCORE_CASES[score_name], NORMALIZER_CASES[normalizer_name]
     rng = np.random.default_rng(len(score_name))
     with jax.enable_x64(False):  # the same numbers whichever test asks first
         params = case.score.init(jax.random.key(11), case.query_dim, DK)
     inputs = {
-        "query": short(rng.normal(size=(B, T, case.query_dim))),
-        "key": short(rng.normal(size=(B, S, DK)) / (2 if score_name == "dot" else 1)),
+        "query": short(rng.normal(size=(B, T, case.query_dim)) + offset),
+        "key": short(rng.normal(size=(B, S, DK)) / (2 if score_name == "dot" else 1) + offset),
         "value": short(rng.normal(size=(B, S, DV))),
         "bias": short(rng.normal(size=(B, T, S))),
         "params": jax.tree.map(short, params),
@@ -184,14 +189,18 @@ def numpy_example(pair, inputs: dict, allowed: np.ndarray, cotangent=None, weigh
 
 @functools.cache
 def numpy_side(
-    score_name: str, mask_name: str, normalizer_name: str = "softmax", shared: bool = True
+    score_name: str,
+    mask_name: str,
+    normalizer_name: str = "softmax",
+    shared: bool = True,
+    offset: float = 0.0,
 ) -> tuple[dict, dict]:
     """Returns forward and gradients of a batch.
 
     With normalisers other than softmax, and without `shared`, they are those of the output alone.
     Gradients of parameters are summed, or, without `shared`, those of each example.
     """
-    inputs, allowed = inputs_of(score_name, normalizer_name), allowed_table(mask_name)
+    inputs, allowed = inputs_of(score_name, normalizer_name, offset), allowed_table(mask_name)
     names = cotangents() if normalizer_name == "softmax" and shared else ("output",)
     examples = []
     for b in range(B):
@@ -272,6 +281,7 @@ def check_conformance(
     poison: bool = False,
     as_table: bool = False,
     bits: bool = False,
+    offset: float = 0.0,
 ) -> None:
     """Asserts the contract's bounds for output, statistics and the gradient of every input.
 
@@ -279,8 +289,8 @@ def check_conformance(
     also asserts that what the mask hides changes no bit, and the exact zeros of hidden tokens,
     which a tolerance does not see.
     """
-    inputs, table = inputs_of(score_name, normalizer_name), allowed_table(mask_name)
-    expected, expected_gradients = numpy_side(score_name, mask_name, normalizer_name)
+    inputs, table = inputs_of(score_name, normalizer_name, offset), allowed_table(mask_name)
+    expected, expected_gradients = numpy_side(score_name, mask_name, normalizer_name, offset=offset)
     with jax.enable_x64(dtype == jnp.float64):
         mask = jnp.asarray(table) if as_table else MASK_CASES[mask_name].build()
 

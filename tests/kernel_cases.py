@@ -53,6 +53,8 @@ def draw(score: Any, lengths: tuple[int, int], dims: tuple[int, int, int], dtype
     rng = np.random.default_rng(3)
     shapes = zip((lengths[0], lengths[1], lengths[1], lengths[0]), (*dims, dims[2]), strict=True)
     arrays = [rng.normal(size=(2, *shape)) for shape in shapes]
+    if score.translation_invariant:
+        arrays[:2] = (array + 50 for array in arrays[:2])
     arrays.insert(3, score.init(jax.random.key(3), *dims[:2]))
     *arrays, doutput = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), arrays)
     return tuple(arrays), doutput

@@ -157,7 +157,8 @@ DEFAULTS = {  # public names -> what inspect finds
     "output_cross_entropy": dict(label_smoothing=0.0),
     "train_run check_run": dict(resume=False),
     "load_run": dict(step="newest"),
-    "finished_run": dict(lengths=()),
+    "finished_run results_of": dict(lengths=()),
+    "say": dict(error=False),
     "TrainedRun": dict(interrupted=0),
     "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
     "Result Panel": dict(low=0.0),
@@ -169,7 +170,7 @@ DEFAULTS = {  # public names -> what inspect finds
     " Regression.answers": dict(inputs=(), beams=1),
     "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate TokenTask.evaluate"
     " Regression.evaluate": dict(lengths=()),
-    "Task.feed Text.feed Translation.feed": dict(multiple_of=1),
+    "checked_feed Task.feed Text.feed Translation.feed": dict(multiple_of=1),
     "padded_batch": dict(batch_size=0, source_width=0, target_width=0),
     "padded_rows": dict(width=0),
     "translator_of": dict(seed_index=0),
@@ -179,7 +180,8 @@ DEFAULTS = {  # public names -> what inspect finds
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
     "Checkpoints.save": dict(temporary=False),
     "Checkpoints.restore": dict(step="newest"),
-    "new_figure": dict(rows=1, columns=1, grid=False),
+    "new_figure": dict(rows=1, columns=1, grid=False, formulas=False),
+    "printable": dict(keep="\n\t"),
     "weight_heatmaps": dict(ylabel="query", xlabel="key", size=3.1),
     "draw_band": dict(log=False, limits=(-math.inf, math.inf), markersize=5),
 }

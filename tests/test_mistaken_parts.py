@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import re
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from flax import nnx
 import attention_jax as aj
 from attention_jax import attention
 from attention_jax.pairwise.masks import TileStatus
+from attention_jax.tasks.tokens import TokenTask
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.training.run import check_run
 
@@ -163,7 +165,8 @@ WRONG_FUNCTIONS = [
     (lambda q, k: (q @ k.T).astype(int), "pair must return float logits .*got int32"),
     (lambda q, k: (q @ k.T).astype(jnp.float16), "pair must return float32 .*got float16"),
     (lambda q, k: None, "pair must return float logits .*got None"),
-    (lambda q, k: (q @ k.T, k), r"pair must return float logits .*got float32 \[3, 5\] and"),
+    (lambda q, k: (q @ k.T, k), r"pair must return float logits .*got a tuple of float32 \[3, 5\]"),
+    (lambda q, k: [q @ k.T], r"pair must return float logits .*got a list of float32 \[3, 5\]"),
     (lambda q, k: q @ k, "pair .* raised TypeError.*pair must give logits"),
     (lambda q, k: np.dot(q, k.T), r"pair .* raised TracerArrayConv.*: use jax.numpy"),
     (lambda q, k: q @ k.T if q.sum() > 0 else k @ q.T, r"pair .* raised .*: use jnp.where"),
@@ -287,6 +290,15 @@ def test_projections_and_derivatives():
             refused("score .* must have a pair_vjp that is the derivat", call(score))
     for score in (WrongTileParams(), aj.SoftCap(WrongTileParams())):
         refused("score .* must have a tile_params that adds what pair", call(score))
+    moved = {"pair": lambda _, params, q, k: q @ k.T, "translation_invariant": True}
+    for score in (
+        dataclasses.dataclass(frozen=True)(
+            type("Moved", (aj.Score,), moved | {"needs_equal_dims": dims})
+        )()
+        for dims in (True, False)
+    ):
+        for each in (score, aj.SoftCap(score)):
+            refused("score .* must not be translation_invariant", call(each))
     without_pair = dataclasses.dataclass(frozen=True)(type("WithoutPair", (aj.Score,), {}))()
     refused(r"score WithoutPair\(\) must define pair\(params, ", call(without_pair))
 
@@ -348,6 +360,30 @@ def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, c
     model = dataclasses.replace(Translation.model, score="wrong_scores:Wrong(size=32)")
     task = Translation(source="nowhere", target="nowhere", model=model)
     refused(re.escape(LINE.format(32)), lambda: check_run(task, wrong_module / "run"))
+
+
+def test_a_task_of_tokens_outside_its_vocabulary(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Mine(TokenTask):
+        name: ClassVar[str] = "mine"
+        vocabulary_size: ClassVar[int] = 5
+        token: int = 1
+        answer: int = 1
+
+        def tokens(self, rng):
+            return jnp.full(self.length, self.token)
+
+        def targets(self, tokens):
+            return self.answer + 0 * tokens
+
+    for name, ids in (
+        ("tokens", {"token": 5}),
+        ("tokens", {"token": -1}),
+        ("targets", {"answer": 5}),
+    ):
+        task = dataclasses.replace(Mine(), **ids)
+        refused(f"^task .*Mine: {name} must ", lambda task=task: check_run(task, tmp_path / "run"))
+    Mine().check_numbers()
 
 
 # --- normalisers that break the contract ---

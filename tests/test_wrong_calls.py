@@ -1,77 +1,40 @@
-"""A wrong call ends in one short line that names the argument, whatever stands in its place.
-
-Each entry of `WRONG` has a right call of a function and strategies for wrong arguments. An example
-draws one wrong value for each argument, and the arguments are tried one after another.
-"""
-
-import functools
-import traceback
-from pathlib import Path
+"""Wrong arguments of functions, see `mistakes`; nn/test_wrong_modules.py has those of modules."""
 
 import jax
 import numpy as np
 import pytest
-from flax import nnx
-from hypothesis import given
 from hypothesis import strategies as st
-from strategies import examples
+from mistakes import (
+    no_bias,
+    no_centers,
+    no_count,
+    no_floats,
+    no_integers,
+    no_mask,
+    no_normalizer,
+    no_number,
+    no_offset,
+    no_params,
+    no_positive,
+    no_rate,
+    no_rng,
+    no_score,
+    no_side,
+    no_size,
+    no_size_or_none,
+    no_tokens,
+    no_word,
+    one_of,
+    ones,
+    refuses,
+    using,
+)
 
 import attention_jax as aj
-from attention_jax import analysis, interop, nn, scores
+from attention_jax import analysis, interop, scores
 from attention_jax.functional.centers import predicted_centers, reversed_centers
 from attention_jax.functional.memory import remember
 from attention_jax.scores import literature
-
-LIBRARY = Path(aj.__file__).parent
-LONGEST_MESSAGE = 600  # characters; the longest messages list all scores or parameters
-
-
-def ones(*shape, dtype="f4"):
-    return np.ones(shape, dtype)
-
-
-def one_of(*values):
-    return st.sampled_from(values)
-
-
-# --- wrong values of a kind of argument ---
-
-no_arrays = one_of("text", b"text", {"a": 1.0}, [[[1.0], [1.0, 2.0]]], np.array([["a"]]), object())
-no_floats = no_arrays | one_of(
-    ones(2, 2, dtype=int), 3, ones(2, 2, dtype=bool), ones(2, 2, dtype=complex), {1.0}, len,
-    np.array([["2020-01-01"]], "datetime64[D]"),
-)  # fmt: skip
-no_tokens = no_floats | one_of(1.0, ones(2), ones(7, 2, 9))
-no_integers = no_arrays | one_of(ones(2), 2.0, ones(2, dtype=bool), ones(2, dtype=complex))
-no_size = one_of("2", [2], 2.5, 2.0, 0) | st.integers(max_value=-1) | st.floats()
-no_size_or_none = no_size | st.none()
-no_count = one_of("2", [2], 2.5, 2.0, None, True) | st.integers(max_value=-1)  # may be 0
-no_word = one_of("x", "", 3, [], ["x"], object) | st.text(st.characters(codec="ascii"), min_size=30)
-no_number = one_of("a", None, 1j, {}, [[1.0], []])
-no_rate = no_number | one_of(1.0, np.nan, np.inf, [0.1]) | st.floats(max_value=-1e-3)
-no_positive = one_of("a", np.nan, [1.0, 0.0], {}) | st.floats(max_value=0)
-no_mask = no_arrays | one_of(1, 1.0, ones(2, 3), ones(7, 7, dtype=bool), ones(2, 3, dtype=int))
-no_bias = no_floats.filter(lambda x: not isinstance(x, dict)) | one_of(ones(7, 7), ones(7, 1, 1, 1))
-no_score = one_of(
-    "skaled", "", ":", "nowhere:Score", "os:path", "..:x", 3, None, object(), aj.Mask, "adit(a=1)",
-    "nowhere:Name(a=1)", "math:pi", "additive(hiden_dim=3)", "additive(hidden_dim=0)",
-    "additive(hidden_dim=__import__('os').getpid())", "softcap(cap=additive)", "softcap(score=3)",
-    "additive(32)", "additive(**{'hidden_dim': 3})", "additive(hidden_dim=3, hidden_dim=4)",
-    "additive(hidden_dim=3", "additive(hidden_dim=3) + dot", "additive(hidden_dim=3\0)",
-)  # fmt: skip
-no_normalizer = one_of(
-    "softmx", "", "entmax(", "entmax(alpha=1.0)", "entmax(alpha='2')", "entmax(1.5, 2)",
-    "softmax(sink=1)", "sigmoid(bias=inf)", "log_scaled(normalizer=nothing)", "os:path", 3, None,
-    ["softmax"], aj.Normalizer,
-)  # fmt: skip
-no_params = one_of(3.0, "v", [1.0], {"wrong": ones(2, 2)}, {"kernel": None}, {"kernel": "text"})
-no_rng = one_of(
-    7, 1.5, "key", {}, [1, 2], np.zeros(3, np.uint32), np.zeros(2, np.int32), np.zeros(2),
-    jax.random.split(jax.random.key(0), 3),
-)  # fmt: skip
-no_offset = one_of(1.0, "1", None, [1]) | st.integers(min_value=2**31)
-no_side = one_of("1", [1], 1.5) | st.integers(max_value=-1) | st.integers(min_value=2**31)
-no_centers = one_of("text", None, True, 1.0, {}, [[1.0]] * 3, ones(2, dtype=complex), ones(7))
 
 # --- right calls, and their wrong arguments ---
 
@@ -82,7 +45,7 @@ STATE = {"logits": np.zeros((2, 3, 3), "f4")}
 SEARCH = {"step": lambda state, tokens: (state["logits"][:, 0], state), "state": STATE}
 SEARCH |= {"batch_size": 2, "max_length": 3, "sos": 0, "eos": 1, "pad": 2}
 tokens = dict.fromkeys(TOKENS, no_tokens)
-only_floats = dict.fromkeys(TOKENS, no_floats)
+only_floats = dict.fromkeys(TOKENS, no_floats | st.none())
 pairs = {"mask": no_mask, "bias": no_bias}
 options = {"dropout_rate": no_rate, "implementation": no_word, "score": no_score}
 wrong_search = {
@@ -96,23 +59,11 @@ wrong_search = {
         lambda state, _: (state["logits"][:, 0].astype(int), state),
     ),
 }  # fmt: skip
-module_options = {"score": no_score, "dropout_rate": no_rate, "implementation": no_word}
-BLOCK = dict.fromkeys(("dim", "hidden_dim"), no_size)
 SOFTMAX = {"logits": ones(2, 3)}
 ROLLOUT = {"weights": ones(1, 1, 2, 2)}
 CENTER_PARAMS = {"kernel": ones(2, 4), "v": ones(4)}
 CENTERS = {**TOKENS, "centers": ones(2), "radius": 1}
 MONOTONIC = {**TOKENS, "score": "dot"}
-
-
-def using(function, **also):
-    """Returns the function with a part of its arguments, under a name for the test."""
-
-    def call(**arguments):
-        return function(**also, **arguments)
-
-    call.__name__ = f"{function.__name__}, {', '.join(also)}"
-    return call
 
 
 def combined(mask):
@@ -123,42 +74,12 @@ def added(bias):
     return aj.alibi_bias(0.5) + bias
 
 
+def forgetting(log_gates):
+    return aj.attention(**TOKENS, bias=aj.forgetting_bias(log_gates))
+
+
 def materialized(mask):
     return mask.materialize(2, 3)
-
-
-def made(module, **also):
-    """Returns a function that makes a Flax module."""
-    return using(module, **also, rngs=nnx.Rngs(0))
-
-
-@functools.cache
-def heads():
-    dropout = {"dropout_rate": 0.5, "deterministic": True}
-    return nn.MultiHeadAttention("scaled", 4, num_heads=2, **dropout, rngs=nnx.Rngs(0))
-
-
-def heads_module(**arguments):
-    return heads()(**arguments)
-
-
-def one_module(**arguments):
-    module = nn.Attention("scaled", 4, 4, dropout_rate=0.5, deterministic=True, rngs=nnx.Rngs(0))
-    return module(**arguments)
-
-
-CALLED = {name: ones(2, 3, 4) for name in TOKENS}
-wrong_called = {**dict.fromkeys(TOKENS, no_floats | one_of(1.0, ones(4))), **pairs}
-wrong_called |= {"dropout_rng": no_rng, "key": wrong_called["key"] | st.just(ones(3, 3, 4))}
-wrong_called |= {"value": wrong_called["value"] | st.just(ones(2, 2, 4))}
-
-
-def extended(x, cache):
-    return heads().extend(x, heads().empty_cache(*cache))
-
-
-def remembered(value):
-    return heads()(ones(2, 3, 4), heads().remember(ones(2, 3, 4)), value)
 
 
 WRONG = [  # (function, a right call, {argument: wrong values})
@@ -174,7 +95,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.attention_weights, {name: TOKENS[name] for name in ("query", "key")}, {
         "query": no_tokens, "key": no_tokens, **pairs, "score": no_score}),
     (using(aj.ring_attention, mesh=jax.make_mesh((1,), ("context",), devices=jax.devices()[:1])),
-     TOKENS, {**only_floats, "key": no_floats | one_of(ones(0, 2), ones(3, 3)), **pairs,
+     TOKENS, {**only_floats, "key": no_floats | one_of(None, ones(0, 2), ones(3, 3)), **pairs,
               "dropout_rate": no_rate, "axis_name": one_of("data", 3, None), "score": no_score,
               "block_sizes": one_of((2, 2), 4)}),
     (aj.ring_attention, TOKENS, {"mesh": one_of(None, 1, "context", jax.devices())}),
@@ -210,6 +131,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.alibi_bias, {}, {"slopes": no_floats}),
     (aj.alibi_slopes, {}, {"num_heads": no_size_or_none}),
     (aj.forgetting_bias, {}, {"log_gates": no_floats}),
+    (forgetting, {}, {"log_gates": one_of(1.0, ones(1), ones(2), ones(3), ones(2, 3))}),
     (aj.relative_bias, {}, {"table": no_floats | one_of(ones(4), 1.0)}),
     (aj.t5_bias, {"table": ones(8)},
      {"table": no_floats | st.just(1.0), "max_distance": one_of(0, -3, 2, 8.0, "8", None)}),
@@ -277,7 +199,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (analysis.attention_gradients, TOKENS | {"doutput": ones(2, 2)}, {
         **only_floats, "doutput": no_floats | one_of(None, ones(3, 2), ones(2, 2, 2))}),
     (interop.dot_product_attention, HEADS, {
-        **dict.fromkeys(HEADS, no_floats | one_of(ones(2, 2), ones(1, 1, 1, 1, 1))), **pairs,
+        **dict.fromkeys(HEADS, no_floats | one_of(None, ones(2, 2), ones(1, 1, 1, 1, 1))), **pairs,
         "scale": one_of("text", [1.0], ones(2), {}, np.nan, np.inf), "score": no_score,
         **dict.fromkeys(("query_seq_lengths", "key_value_seq_lengths"), no_integers | st.just(3)),
         "local_window_size": one_of(1.5, "1", (1,), (1, 2, 3), (-1, 0), {}, -1),
@@ -285,66 +207,9 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (using(interop.dot_product_attention, scale=0.3), HEADS, {
         "score": one_of("dot", aj.ScaledDot(0.3))}),
     (interop.flax_attention_fn, {}, {"score": no_score, "implementation": no_word}),
-    (made(nn.Attention), {"score": "scaled", "query_dim": 4, "key_dim": 4},
-     module_options | {"query_dim": no_size_or_none, "key_dim": no_size_or_none | st.just(3)}),
-    (made(nn.MultiHeadAttention), {"score": "scaled", "query_dim": 4, "num_heads": 2}, {
-        **module_options, **dict.fromkeys(("query_dim", "key_dim", "qkv_dim"), no_size),
-        "output_dim": no_size, "num_heads": no_size, "num_key_heads": no_size | st.just(3),
-        "rotary_wavelength": no_positive | st.just(np.inf)}),
-    (extended, {"x": ones(2, 3, 4), "cache": ((2,), 3)},
-     {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3))}),
-    (remembered, {}, {"value": st.just(ones(2, 3, 4))}),
-    (made(nn.FeedForward), {"dim": 4, "hidden_dim": 4}, {"activation": no_word}),
-    (made(nn.LocalPAttention), {"score": "dot", "query_dim": 4, "key_dim": 4, "radius": 1},
-     dict.fromkeys(("radius", "hidden_dim"), no_size)),
-    (nn.rotary, {"x": ones(2, 4)},
-     {"max_wavelength": no_positive | st.just(np.inf)}),
-    (one_module, CALLED, wrong_called),
-    (heads_module, CALLED, wrong_called),
-    (nn.ModelConfig, {}, {
-        **dict.fromkeys(("dim", "hidden_dim", "num_heads", "num_key_heads", "decoder_layers"),
-                        one_of(2.5, "2", [2]) | st.integers(max_value=-1)),
-        **dict.fromkeys(("architecture", "activation", "norm", "attention", "alignment",
-                         "positions", "position_anchor", "position_draw", "tied_embeddings"),
-                        no_word | st.none()),
-        "dropout_rate": no_rate, "position_limit": no_size_or_none | st.just(True),
-        "radius": no_side.filter(lambda x: x != 2**31 and not (type(x) is int and x > 0)),
-        "normalizer": no_normalizer.filter(lambda x: x is not None), "score": no_score,
-        "encoder_layers": no_count.filter(lambda x: x is not True),
-        **dict.fromkeys(("max_wavelength", "min_wavelength", "position_scale"),
-                        no_positive | one_of(np.inf, None))}),
 ]  # fmt: skip
 
-# A mistake may be told by another argument that it contradicts.
-ALSO_NAMED = {
-    "query": ("key",), "normalizer": ("alpha", "bias", "scale", "sink"),
-    "normalizer_params": ("sink",), "table": ("buckets",),
-    "num_heads": ("heads", "qkv_dim"), "cache": ("batch_shape",),
-    "mask": ("centers", "query_segments"),
-    "score": ("pair", "scale", "hidden_dim", "cap"), "return_statistics": ("statistics",),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("number", range(len(WRONG)), ids=[entry[0].__name__ for entry in WRONG])
-@examples(4)
-@given(data=st.data())
-def test_a_wrong_argument_is_named_in_one_line(number, data):
-    function, right, wrong = WRONG[number]
-    for argument, value in data.draw(st.fixed_dictionaries(wrong)).items():
-        check_refusal(function, right | {argument: value}, argument)
-
-
-def check_refusal(function, arguments, argument):
-    """Asserts that the library itself raises a ValueError of one line that names the argument."""
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is checked below
-        function(**arguments)
-    raised_in = Path(traceback.extract_tb(caught.value.__traceback__)[-1].filename)
-    assert LIBRARY in raised_in.parents, f"{argument}: {raised_in}'s error: {caught.value!r}"
-    message = str(caught.value)
-    assert "\n" not in message, message
-    assert len(message) <= LONGEST_MESSAGE, message
-    names = (argument, *ALSO_NAMED.get(argument, ()))
-    assert any(name in message for name in names), f"{argument} is not named: {message}"
+test_a_wrong_argument_is_named_in_one_line = refuses(WRONG)
 
 
 def test_a_traced_rate_of_dropout_is_refused():

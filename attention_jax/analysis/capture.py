@@ -18,11 +18,13 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr
 
 from attention_jax.analysis.jaxpr_evaluation import Captures, evaluate
+from attention_jax.core.serialization import exported
 from attention_jax.functional.capture_point import CapturedAttention, capture_points
 
 Array = jax.Array
 
 
+@exported
 class Captured(NamedTuple):
     """A function's output, and every attention in it by name.
 

@@ -29,6 +29,7 @@ from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm, soft
 from attention_jax.analysis.statistics import weight_entropy
 from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import results_of
 from attention_jax.functional.capture_point import CapturedAttention
 from attention_jax.functional.checks import Call, check_axes, checked_call
@@ -42,6 +43,7 @@ from attention_jax.scores import Params, Score
 Array = jax.Array
 
 
+@exported
 class OutputGradient(NamedTuple):
     """The gradients of a loss in one attention's output, weights and logits; axes as captured."""
 
@@ -50,6 +52,7 @@ class OutputGradient(NamedTuple):
     dlogits: Array | None  # [*B, T, S], 0 where masked; None if there is no softmax
 
 
+@exported
 class CapturedGradients(NamedTuple):
     """A loss, its gradient, and every attention in it with the gradient that reaches it."""
 
@@ -60,6 +63,7 @@ class CapturedGradients(NamedTuple):
     gradients: dict[str, OutputGradient]  # by the same names
 
 
+@exported
 class AttentionGradients(NamedTuple):
     """Gradients in the order of their computation, in the compute dtype.
 

@@ -22,8 +22,8 @@ from attention_jax.functional.capture_point import CapturedAttention, capture_p,
 Array = jax.Array
 Captures = list[tuple[str, CapturedAttention]]  # (name scopes, captured arrays)
 
-_IN_LINE = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat", "remat2")
-_WITH_OWN_RULE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "kept_call")
+IN_LINE = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat", "remat2")
+WITH_OWN_RULE = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "kept_call")
 
 
 def evaluate(
@@ -57,10 +57,11 @@ def _points_of(equation: JaxprEqn) -> int:
         return 1
     if equation.params.get("differentiated") is True:
         return 0  # the gradient of a `checkpoint`, which recomputes points
-    return sum(points_in(inner.jaxpr) for inner in _programs_of(equation))
+    return sum(points_in(inner.jaxpr) for inner in programs_of(equation))
 
 
-def _programs_of(equation: JaxprEqn) -> list[ClosedJaxpr]:
+def programs_of(equation: JaxprEqn) -> list[ClosedJaxpr]:
+    """The programs among the parameters of an equation."""
     leaves = jax.tree.leaves(
         list(equation.params.values()), is_leaf=lambda x: isinstance(x, Jaxpr | ClosedJaxpr)
     )
@@ -109,13 +110,13 @@ def _evaluate_equation(
             output = capture_p.bind(output, *leaves, structure=equation.params["structure"])
         return [output], [(scope, jax.tree.unflatten(equation.params["structure"], leaves))]
     if _points_of(equation) == 0:
-        return _bind(equation, values), []
+        return bind(equation, values), []
     if primitive.name == "scan":
         return _scan(equation, values, added, scope)
-    if primitive.name in _IN_LINE:
-        (program,) = _programs_of(equation)
+    if primitive.name in IN_LINE:
+        (program,) = programs_of(equation)
         return _evaluate(program, values, added, scope)
-    if primitive.name in _WITH_OWN_RULE:
+    if primitive.name in WITH_OWN_RULE:
         return _with_own_rule(equation, values, added, scope)
     raise NotImplementedError(
         f"attention inside a {primitive.name} cannot be captured, only inside a jit, vmap,"
@@ -123,7 +124,8 @@ def _evaluate_equation(
     )
 
 
-def _bind(equation: JaxprEqn, values: list[Any]) -> list[Array]:
+def bind(equation: JaxprEqn, values: Sequence[Any]) -> list[Array]:
+    """The outputs of an equation."""
     primitive = equation.primitive
     outputs = primitive.bind(*values, **primitive.get_bind_params(equation.params))
     return list(outputs) if primitive.multiple_results else [outputs]
@@ -137,8 +139,8 @@ def _with_own_rule(
     The rule has no gradient for the arrays added inside of the call. A second evaluation without
     the rule has the added arrays, which are 0: only its gradient is used.
     """
-    (program,) = _programs_of(equation)
-    outputs = _bind(equation, values)
+    (program,) = programs_of(equation)
+    outputs = bind(equation, values)
     summands = [next(added) for _ in range(points_in(program.jaxpr))]
     no_summands: Iterator[None] = iter([None] * len(summands))
     _, captures = _evaluate(program, values, no_summands, scope)
@@ -167,7 +169,7 @@ def _add_gradient_of_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
 def _scan(
     equation: JaxprEqn, values: list[Any], added: Iterator[Array | None], scope: str
 ) -> tuple[list[Array], Captures]:
-    (body,) = _programs_of(equation)
+    (body,) = programs_of(equation)
     # A step's slice of a scanned array has one axis less than the array. (The equation has the
     # numbers of constants and carries too, but under names that differ between versions.)
     sliced = [

@@ -1,22 +1,25 @@
 """The cost of attention without running it: parameters, operations, memory.
 
-Operations are counted by XLA on the traced program, before compilation for a device. An addition
-and a multiplication each count as one, so that a product of [m, k] and [k, n] has 2 m k n; tanh,
-exp, log and roots are counted separately. Memory is what the compiled program requests. Scores of
-your own are counted too.
+Operations are counted by XLA on the traced program, before compilation for a device, the body of a
+loop once per iteration. An addition and a multiplication each count as one, so that a product of
+[m, k] and [k, n] has 2 m k n; tanh, exp, log and roots are counted separately. Memory is what the
+compiled program requests. Scores of your own are counted too.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
+from jax.interpreters import partial_eval
 
+from attention_jax.analysis.jaxpr_evaluation import IN_LINE, WITH_OWN_RULE, bind, programs_of
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention
 from attention_jax.implementations import BlockSizes
@@ -113,21 +116,81 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
 def operation_count(function: Callable[..., Any], *arguments: Any) -> Operations:
     """The operations of `function`, counted by XLA; nothing is compiled or run.
 
+    The bookkeeping of a loop is left out. Of several branches, the most expensive one counts.
+    Kernels that XLA calls but does not compile, such as cuDNN's, count as nothing.
+
     Args:
-        function: takes and returns pytrees of arrays. A loop whose length XLA does not know counts
-            as one iteration.
+        function: takes and returns pytrees of arrays.
         arguments: its arguments, or a `jax.ShapeDtypeStruct` in place of each array.
 
     Returns:
         `Operations`.
 
+    Raises:
+        NotImplementedError: the number of iterations of a loop is known only when it runs, as in a
+            `while_loop`, and in attention in tiles with a mask; or a loop is inside of a Pallas
+            kernel or a `shard_map`.
+
     >>> matrix = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     >>> operation_count(lambda x: jnp.tanh(x @ x), matrix)
     Operations(flops=1024.0, transcendentals=64.0)
+    >>> ten = lambda x: jax.lax.fori_loop(0, 10, lambda _, power: power @ x, x)
+    >>> operation_count(ten, matrix).flops
+    10240.0
     """
-    counts = jax.jit(function).lower(*arguments).cost_analysis() or {}
+    program = jax.make_jaxpr(function)(*arguments)
+    # Without operations whose results are not used, as JAX lowers it.
+    jaxpr, _ = partial_eval.dce_jaxpr(program.jaxpr, [True] * len(program.out_avals), True)
+    return Operations(*_count(ClosedJaxpr(jaxpr, program.consts)).tolist())
+
+
+def _count(program: ClosedJaxpr) -> np.ndarray:
+    """The numbers of operations of a program: [2], as in `Operations`."""
+    total = _count_by_xla(jaxpr_as_fun(program), program.in_avals)
+    for equation in _with_loops(program):
+        # XLA counts the body of a loop once.
+        total -= _count_by_xla(
+            lambda *values, equation=equation: bind(equation, values),
+            [atom.aval for atom in equation.invars],
+        )
+        inner = np.max([_count(each) for each in programs_of(equation)], axis=0)
+        total += inner * (equation.params["length"] if equation.primitive.name == "scan" else 1)
+    return total
+
+
+def _count_by_xla(function: Callable[..., Any], avals: Iterable[Any]) -> np.ndarray:
+    types = (jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals)
+    counts = jax.jit(function).lower(*types).cost_analysis() or {}
     # The analysis omits operations that do not occur.
-    return Operations(*(float(counts.get(name, 0)) for name in Operations._fields))
+    return np.array([counts.get(name, 0) for name in Operations._fields], float)
+
+
+# Operations of which JAX shows no program, and the function that computes them.
+_FUNCTIONS = {"kept_call": "impl", "call_hi_primitive": "to_lojax"}
+
+
+def _with_loops(program: ClosedJaxpr) -> Iterator[JaxprEqn]:
+    """The outermost loops of a program, and its conditionals with a loop in a branch."""
+    for equation in program.jaxpr.eqns:
+        name, inner = equation.primitive.name, programs_of(equation)
+        if name == "while":
+            raise NotImplementedError(
+                "function must have loops whose number of iterations is known before they run;"
+                " got a while loop"
+            )
+        if name in _FUNCTIONS and not inner:
+            evaluate = getattr(equation.primitive, _FUNCTIONS[name])
+            evaluate = functools.partial(evaluate, **equation.params)
+            inner = [jax.make_jaxpr(evaluate)(*(atom.aval for atom in equation.invars))]
+        if name == "scan":
+            yield equation
+        elif name in (*IN_LINE, *WITH_OWN_RULE, *_FUNCTIONS):
+            for each in inner:
+                yield from _with_loops(each)
+        elif any(True for each in inner for _ in _with_loops(each)):
+            if name != "cond":
+                raise NotImplementedError(f"function must have no loop inside of {name}")
+            yield equation
 
 
 def program_memory(

@@ -17,12 +17,14 @@ import jax.numpy as jnp
 from attention_jax.analysis.entropy_terms import divergence, is_zero, surprise
 from attention_jax.core.arrays import accumulator_dtype, bool_array, float_array, integer_array
 from attention_jax.core.checks import checked_fraction
+from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes
 from attention_jax.pairwise.masks import Mask, as_mask
 
 Array = jax.Array
 
 
+@exported
 class AttentionSummary(NamedTuple):
     """The statistics of each head, averaged over the queries that count; [*B] each."""
 

@@ -44,7 +44,7 @@ def any_array(name: str, value: Any) -> jax.Array:
         if isinstance(value, str):  # JAX may read a string as the name of a dtype
             raise TypeError("text")
         return jnp.asarray(value)
-    except (TypeError, ValueError) as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error
 
 

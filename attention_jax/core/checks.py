@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import numbers
 from typing import Any, get_args
@@ -47,7 +48,10 @@ def check_entries(name: str, array: Array, least: int, most: int) -> None:
         array.is_fully_addressable and next(iter(array.devices())).platform == "cpu"
     ):
         return
-    for entry in np.ravel(array).tolist():  # a comparison in NumPy takes longer for small arrays
+    entries = np.ravel(array)
+    if entries.size > 64:  # for few entries NumPy takes longer than a loop
+        entries = np.array([entries.min(), entries.max()])
+    for entry in entries.tolist():
         if not least <= entry <= most:
             raise ValueError(f"{name} must be from {least} to {most}; got {entry}")
 
@@ -70,9 +74,10 @@ def checked_number(name: str, value: Any) -> float:
 
 def check_real(name: str, value: Any, above: float = -math.inf) -> None:
     """Raises ValueError unless `value` is a finite Python number above a bound."""
-    if not (isinstance(value, numbers.Real) and above < float(value) < math.inf):
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (number and above < float(value) < math.inf):
         bound = f" above {above:g}" if above > -math.inf else ""
-        raise ValueError(f"{name} must be a finite float{bound}; got {value!r}")
+        raise ValueError(f"{name} must be a finite number{bound}; got {value!r}")
 
 
 def checked_fraction(name: str, value: Any) -> float:
@@ -86,7 +91,8 @@ def checked_fraction(name: str, value: Any) -> float:
 def checked_rng(rng: Any, *, name: str = "dropout_rng", batch_shape: tuple[int, ...] = ()) -> Array:
     """A typed PRNG key, or several that broadcast to `batch_shape`.
 
-    Raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped.
+    Raw uint32 keys, as `jax.random.PRNGKey` makes them, are wrapped. A key of XLA's generator
+    ("rbg") is replaced by a counter-based one.
     """
     if not (isinstance(rng, jax.Array) and jnp.issubdtype(rng.dtype, jax.dtypes.prng_key)):
         try:
@@ -102,4 +108,36 @@ def checked_rng(rng: Any, *, name: str = "dropout_rng", batch_shape: tuple[int, 
     if rng.ndim > len(batch_shape) or any(size not in (1, full) for size, full in axes):
         keys = f", or keys that broadcast to {list(batch_shape)}" if batch_shape else ""
         raise ValueError(f"{name} must be one PRNG key{keys}; got {list(rng.shape)} of them")
-    return rng
+    return counter_based(rng)
+
+
+def counter_based(rng: Array) -> Array:
+    """The PRNG keys, where those of XLA's generator ("rbg") are replaced by Threefry's.
+
+    Under `jax.vmap` XLA's generator draws the numbers of all examples from the key of the first, so
+    that they depend on who shares the batch. Its keys are two of Threefry's, which are equal unless
+    a user made them otherwise.
+    """
+    if str(jax.random.key_impl(rng)) not in ("rbg", "unsafe_rbg"):
+        return rng
+    words = jax.random.key_data(rng)
+    left, right = words[..., :2], words[..., 2:]
+    words = left + (left ^ right) * jnp.uint32(0x9E3779B9)
+    return jax.random.wrap_key_data(words, impl="threefry2x32")
+
+
+def optional_package(module: str, purpose: str, *, extra: str) -> Any:
+    """A module that this purpose needs; ValueError unless its package is installed.
+
+    Args:
+        module: its name.
+        purpose: what needs it, for the error.
+        extra: the extra of this project that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ValueError(
+            f"{purpose} needs the package {module.partition('.')[0]}:"
+            f" .venv/bin/pip install -e '.[{extra}]'"
+        ) from error

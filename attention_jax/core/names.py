@@ -74,8 +74,10 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
 
     >>> did_you_mean("aditive", ["additive", "dot"])
     "; did you mean 'additive'?"
+    >>> did_you_mean("majority", ["sort", "reversal"])
+    ''
     """
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -131,10 +133,11 @@ def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        line = users_line(error)
+        line, file = users_line(error), module_name.removesuffix(".py")
+        hint = "" if file == module_name else f": drop .py, as in '{file}:{attribute}'"
         raise ValueError(
             f"{noun} {text!r}: cannot import module {module_name!r} ({type(error).__name__}:"
-            f" {one_line(error)}{f'; {line}' if line else ''})"
+            f" {one_line(error)}{f'; {line}' if line else ''}){hint}"
         ) from error
     if not hasattr(module, attribute):
         raise ValueError(
@@ -150,8 +153,8 @@ def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
 def describe(part: Any) -> JSON:
     """The class and fields of a score or normaliser; of a user's, also its program.
 
-    The program is a digest, which knows it exactly, and numbers that it gives, by which a program
-    that was written anew is compared.
+    The program is a digest, which knows it exactly, that of `init`, and numbers that it gives, by
+    which a program that was written anew is compared.
 
     Args:
         part: a part of this library, or a user's that is `Known`.
@@ -171,7 +174,8 @@ def _identity(part: Any) -> JSON:
     fields = ADDRESS.sub("", repr(part))
     description = {"class": f"{module}.{cls.__qualname__}", "fields": fields}
     if type(part) is Known:
-        description |= {"program": part.digest, "jax": jax.__version__}
+        digests = {"program": part.digest, "init": part.trace_init()}
+        description |= digests | {"jax": jax.__version__}
     return description
 
 
@@ -179,9 +183,9 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     """Raises ValueError unless `part` is what `describe` made `stored` of.
 
     A part of a user is the same if its program is, whatever its class and fields are called. If its
-    program is another and gives the same numbers, it counts as the same, with a warning. A program
-    of which an earlier version of this library stored no numbers cannot be compared: another one is
-    a warning, too.
+    program is another and gives the same numbers, it counts as the same, with a warning. An earlier
+    version of this library stored no numbers and no `init`: another program is refused, or a
+    warning if it may be because of the version of JAX.
 
     Args:
         setting: how the part was named, for the error.
@@ -190,18 +194,25 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     """
     now = _identity(part)
     changed = {name for name in now if stored.get(name) != now[name]}
-    if not changed or ("program" in now and "program" not in changed):
+    if "numbers" not in stored:
+        changed -= {"init"}
+    if not changed or ("program" in now and changed.isdisjoint(("program", "init"))):
         return
     text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
-    if changed <= {"program", "jax"} and "numbers" not in stored:
-        reason = "an earlier version of this library stored no numbers to compare them"
-    elif "program" in now and same_numbers(stored.get("numbers", []), part.sample()):
-        reason = "it gives the same numbers"
-    else:
-        raise ValueError(
-            f"{text}; restore what the run was trained with, or train a new run in another folder"
-        )
-    warnings.warn(f"{text}; {reason}", stacklevel=2)
+    if "numbers" in stored and "program" in now:
+        if same_numbers(stored["numbers"], part.sample()):
+            warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
+            return
+        text += ", which gives other numbers"
+    elif changed == {"program", "jax"}:
+        versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
+        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
+        return
+    elif "program" in now and "program" in stored:
+        text += ", and config.json is of an earlier version, without numbers to compare them by"
+    raise ValueError(
+        f"{text}; restore what the run was trained with, or train a new run in another folder"
+    )
 
 
 def _words(description: JSON) -> str:

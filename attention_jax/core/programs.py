@@ -105,6 +105,8 @@ class Part:
         """Raises ValueError unless a contract holds, in words such as "pair must return ..."."""
         if not holds:
             result = f"; got {shapes_in_words(*got)}" if got else ""
+            if got and isinstance(got[0], list | tuple | dict):
+                result = f"; got a {type(got[0]).__name__} of {shapes_in_words(*got)}"
             raise ValueError(f"{self.name}: {contract}{result}")
 
     def require_width(self, name: str, result: Any, dtype: Any) -> None:
@@ -126,6 +128,10 @@ class Part:
         if (self.name, digest) not in _SEEN:
             check()
             _SEEN.add((self.name, digest))
+
+    def trace_init(self, init: Callable[[jax.Array], Any]) -> str:
+        """The digest of a function that makes params of a PRNG key."""
+        return self.trace(init, jax.eval_shape(lambda: jax.random.key(0)))
 
     def trace(self, program: Callable[..., Any], *arguments: Any) -> str:
         """Traces a function on shapes; nothing is computed and nothing is compiled.
@@ -157,6 +163,7 @@ class Known:
     Args:
         part: the part.
         trace: gives the digest of the part's program as it is now.
+        trace_init: gives the digest of the part's `init`, on which no call depends, but a run does.
         sample: gives numbers by which a changed program is compared; see `sample_numbers`.
     """
 
@@ -164,9 +171,10 @@ class Known:
         self,
         part: Any,
         trace: Callable[[], str],
+        trace_init: Callable[[], str] = str,
         sample: Callable[[], Numbers] = list,
     ):
-        self.part, self._trace, self.sample = part, trace, sample
+        self.part, self._trace, self.trace_init, self.sample = part, trace, trace_init, sample
         self.digest = trace()
 
     def __getattr__(self, name: str) -> Any:
@@ -197,6 +205,11 @@ class Known:
             return self.part is other.part or bool(self.part == other.part)
         except (TypeError, ValueError):  # a field holds an array
             return False
+
+
+def identity(part: Any) -> str:
+    """What identifies a part of a run: its class and fields, or its program and its `init`."""
+    return f"{part.digest} {part.trace_init()}" if type(part) is Known else repr(part)
 
 
 def check_unchanged(name: str, before: str, now: str) -> None:

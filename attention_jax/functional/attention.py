@@ -16,6 +16,7 @@ from attention_jax.functional.capture_point import (
     capturing_matrices,
 )
 from attention_jax.functional.checks import (
+    NO_VALUE,
     AttentionArguments,
     Call,
     checked_call,
@@ -203,7 +204,7 @@ def attention_weights(
     """
     pairs = {"score": score, "params": params, "mask": mask, "bias": bias}
     call = checked_call(
-        query, key, None, **pairs, normalizer=normalizer, normalizer_params=normalizer_params
+        query, key, NO_VALUE, **pairs, normalizer=normalizer, normalizer_params=normalizer_params
     )
     return weights_of(call.options, call.inputs)
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from attention_jax.core.serialization import exported
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.implementations import Inputs
 from attention_jax.normalizers import AttentionStatistics
@@ -28,6 +29,7 @@ from attention_jax.scores import ProjectedKeys
 Array = jax.Array
 
 
+@exported
 class CapturedAttention(NamedTuple):
     """The arrays of one attention call, each with all the batch axes *B.
 

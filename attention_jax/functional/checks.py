@@ -27,6 +27,7 @@ from attention_jax.pairwise.masks import Mask, as_mask
 from attention_jax.pairwise.position_functions import broadcasts
 from attention_jax.scores import (
     DEFAULT_SCORE,
+    KeyLike,
     Params,
     ProjectedKeys,
     Score,
@@ -58,6 +59,9 @@ class AttentionArguments(WeightsArguments, total=False):
     block_sizes: BlockSizes | None
 
 
+NO_VALUE: Any = object()  # in place of the value, for a call that computes weights alone
+
+
 class Call(NamedTuple):
     """The checked arguments of an attention function."""
 
@@ -84,8 +88,7 @@ def checked_call(
 ) -> Call:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
-    Parts that a user wrote are traced here: see `core.programs`. `value` is None for a call that
-    computes weights alone.
+    Parts that a user wrote are traced here: see `core.programs`. `value` may be `NO_VALUE`.
     """
     score, normalizer = get_score(score), get_normalizer(normalizer)
     query = float_array("query", query)
@@ -93,7 +96,7 @@ def checked_call(
         key = jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
     else:
         key = float_array("key", key)
-    value = jnp.zeros((*key.shape[:-1], 1), query.dtype) if value is None else value
+    value = jnp.zeros((*key.shape[:-1], 1), query.dtype) if value is NO_VALUE else value
     value = float_array("value", value)
     *batch_axes, target_length, query_dim = check_axes("query", query, ("T", "Dq"), None).shape
     batch = tuple(batch_axes)
@@ -102,11 +105,7 @@ def checked_call(
     for name, size in (("query", query_dim), ("key", key_dim)):
         if size == 0:
             raise ValueError(f"{name} must have at least one feature; got [..., 0]")
-    if score.needs_equal_dims and key_dim != query_dim:
-        raise ValueError(
-            f"key must be [..., S, {query_dim}] to match score {score} with query"
-            f" [..., T, {query_dim}]; got {list(key.shape)}"
-        )
+    check_equal_dims(score, query, key)
     floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
     dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
     score = known_score(score, params, query_dim, key_dim, dtype)
@@ -144,6 +143,15 @@ def checked_call(
     arrays = {"query": query, "key": key, "value": value, "dropout_rng": rng}
     inputs = Inputs(**arrays, params=params, normalizer_params=normalizer_params, **positions)
     return Call(options, inputs, block_sizes)
+
+
+def check_equal_dims(score: Score, query: Array, key: KeyLike) -> None:
+    """Raises ValueError unless query and key have as many features, if the score needs that."""
+    if score.needs_equal_dims and key.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"key must have {query.shape[-1]} features to match score {score} with query"
+            f" {list(query.shape)}; got {list(key.shape)}"
+        )
 
 
 def _check_features(score: Score, params: Params, key: ProjectedKeys, query_dim: int) -> None:
@@ -222,13 +230,14 @@ def check_axes(
         name: the name of the argument.
         array: an array, or `ProjectedKeys`.
         core: the sizes of its last axes; a letter for an axis of any size.
-        batch_shape: *B; None for any batch axes.
+        batch_shape: *B; None for any batch axes, () for none.
         owner: what the array belongs to, in words.
     """
     split = array.ndim - len(core)
     sizes = zip(core, array.shape[max(split, 0) :], strict=False)
-    if split < 0 or any(size != got and not isinstance(size, str) for size, got in sizes):
-        expected_axes = ", ".join(["...", *map(str, core)])
+    wrong_rank = split < 0 or (split > 0 and batch_shape == () and core)
+    if wrong_rank or any(size != got and not isinstance(size, str) for size, got in sizes):
+        expected_axes = ", ".join([*["..."][: batch_shape != ()], *map(str, core)])
         raise ValueError(f"{name} must be [{expected_axes}]{owner}; got {list(array.shape)}")
     if batch_shape is not None and not broadcasts(array.shape[:split], batch_shape):
         raise ValueError(

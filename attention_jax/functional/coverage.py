@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
+from attention_jax.core.serialization import exported
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
 from attention_jax.functional.checks import check_axes, checked_call
 from attention_jax.implementations import Inputs
@@ -24,6 +25,7 @@ from attention_jax.scores.projected_keys import key_feature_shapes
 Array = jax.Array
 
 
+@exported
 class CoverageResult(NamedTuple):
     """The results of `coverage_attention`."""
 

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.pairwise.biases import Bias, as_bias
+from attention_jax.pairwise.biases import Bias, DenseBias, as_bias
 from attention_jax.pairwise.masks import Mask, as_mask
+from attention_jax.pairwise.position_functions import check_batch_axes
 
 Array = jax.Array
 
@@ -74,8 +75,8 @@ def pairs_for_heads(
     Args:
         mask: one mask for all heads: [*B, T, S], or a `Mask` whose arrays have the batch axes *B.
             Or masks of each head: [*B, N, T, S], or the batch axes [*B, N].
-        bias: a `Bias` whose arrays' leading axes broadcast to [*B, N], or an array that broadcasts
-            to `shape`.
+        bias: a `Bias` whose arrays' leading axes broadcast to [*B, N]; or an array [T, S] or
+            [*B, N, T, S] (sizes may be 1).
         shape: (*B, N, T, S).
         num_key_heads: K.
 
@@ -93,6 +94,10 @@ def pairs_for_heads(
         mask = jax.tree.map(with_head_axis, mask, mask.core_ndims())
     if bias is not None:
         bias = jax.tree.map(jnp.asarray, as_bias(bias))
+        # [N, T, S] as NumPy has it, and [*B, T, S] as masks have it, would look alike.
+        for part in jax.tree.leaves(bias, is_leaf=lambda part: isinstance(part, DenseBias)):
+            if isinstance(part, DenseBias):
+                check_batch_axes("bias", part.table.shape, 2, shape[:-2])
     return (
         group_positions(mask, shape, num_key_heads),
         group_positions(bias, shape, num_key_heads),

@@ -26,6 +26,7 @@ from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import (
     Call,
     check_axes,
+    check_equal_dims,
     checked_call,
     checked_implementation,
     checked_params,
@@ -180,7 +181,9 @@ def flax_attention_fn(
     It supports all arguments that Flax passes: `mask` (any dtype, not 0 = may attend; or a `Mask`,
     so that `layer(x, mask=local_mask(8, 0))` stores no table), `is_causal`, `bias`, `dtype`, the
     caches of `decode`, grouped-query attention, dropout, and `sow_weights` (also of a layer of
-    Linen), which stores the weights before dropout, and so materialises them. `broadcast_dropout`
+    Linen), which stores the weights before dropout, and so materialises them. A mask with a single
+    query and several keys is that of a step of a cache, where `is_causal` adds nothing to it.
+    `broadcast_dropout`
     drops the same pairs in every example and head, as in Flax, but not the pairs that Flax drops.
     `precision` has no effect: `jax.default_matmul_precision` sets that of float32 products.
 
@@ -203,6 +206,18 @@ def flax_attention_fn(
     >>> layer = nnx.MultiHeadAttention(4, 32, attention_fn=attend, rngs=nnx.Rngs(1))
     >>> nnx.state(layer, nnx.Param)["attention_fn"]["params"]["v"].shape
     (4, 8)
+
+    A layer of Linen does not train what its `attention_fn` holds: a module around it declares the
+    parameters, and makes the function of them.
+
+    >>> from flax import linen
+    >>> class Layer(linen.Module):
+    ...     @linen.compact
+    ...     def __call__(self, x):
+    ...         attend = flax_attention_fn(score, self.param("score", score.init, 8, 8))
+    ...         return linen.MultiHeadDotProductAttention(num_heads=4, attention_fn=attend)(x)
+    >>> Layer().init(jax.random.key(0), jnp.ones((2, 5, 32)))["params"]["score"]["v"].shape
+    (8,)
     """
     return _FlaxAttention(
         get_score(score), params, checked_implementation(implementation), block_sizes
@@ -249,7 +264,9 @@ class _FlaxAttention(nnx.Module):
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32
-        given = mask, causal_mask() if is_causal else None
+        # In a step of a cache the mask that Flax made is causal, and the query is not the first.
+        is_step = mask is not None and query.shape[-3] == 1 < key.shape[-3]
+        given = mask, causal_mask() if is_causal and not is_step else None
         masks = [_as_mask(mask, query.ndim) for mask in given if mask is not None]
         rate = 0.0 if deterministic else dropout_rate
         if broadcast_dropout and rate:
@@ -309,6 +326,7 @@ def _checked_heads(
             f"query must be [*B, T, N, Dq], N a multiple of the {num_key_heads} heads of key"
             f" {list(key.shape)}; got {list(query.shape)}"
         )
+    check_equal_dims(score, query, key)
     arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
     dtype = accumulator_dtype(query, key, value, *arrays).type
     score = known_score(score, params, query_dim, key_dim, dtype)

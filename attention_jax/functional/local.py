@@ -8,6 +8,7 @@ Source: Luong, Pham and Manning 2015, section 3.2.
 
 from __future__ import annotations
 
+import numbers
 from typing import Any, Unpack
 
 import jax
@@ -18,6 +19,7 @@ from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import results_of, weights_of
 from attention_jax.functional.checks import (
+    NO_VALUE,
     AttentionArguments,
     Call,
     WeightsArguments,
@@ -103,14 +105,14 @@ def local_attention_weights(
     >>> weights.round(4)  # 1/3 for each key in the window, times exp(-2), 1, exp(-2)
     Array([[0.0451, 0.3333, 0.0451, 0.    ]], dtype=float32)
     """
-    call = _windowed_call(query, key, None, centers, radius, sigma, WeightsArguments, arguments)
+    call = _windowed_call(query, key, NO_VALUE, centers, radius, sigma, WeightsArguments, arguments)
     return weights_of(call.options, call.inputs)
 
 
 def _windowed_call(
     query: Array,
     key: Array,
-    value: Array | None,
+    value: Any,
     centers: Array,
     radius: int,
     sigma: float | Array | None,
@@ -232,7 +234,7 @@ def _checked_centers(centers: Any) -> Array:
 
 def _checked_sigma(sigma: Any) -> Array:
     """Sigma as a float array; ValueError unless it is positive."""
-    number = isinstance(sigma, int) and not isinstance(sigma, bool)
+    number = isinstance(sigma, numbers.Integral) and not isinstance(sigma, bool)
     array = float_array("sigma", float(sigma) if number else sigma)
     if not isinstance(array, jax.core.Tracer) and not np.all(np.asarray(sigma) > 0):
         raise ValueError(f"sigma must be greater than 0, or None for no Gaussian; got {sigma!r}")

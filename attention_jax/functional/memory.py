@@ -11,35 +11,34 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import export
 from jax.sharding import PartitionSpec
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes, checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
 from attention_jax.implementations.contract import narrow_or
-from attention_jax.scores import Params, ProjectedKeys, ScoreLike, get_score
+from attention_jax.scores import KeyLike, Params, ProjectedKeys, ScoreLike, get_score
 from attention_jax.scores.projected_keys import project_keys
 
 Array = jax.Array
 
 
+@exported
 class Memory(NamedTuple):
     """The projected keys and the values of a source; modules take it in place of key and value.
 
     `attention(query, memory.keys, memory.values, ...)` attends to it.
     """
 
-    keys: ProjectedKeys  # the features of keys [*B, S, Dk]
+    # The features of keys [*B, S, Dk]; the keys themselves if the score is translation invariant.
+    keys: KeyLike
     values: Array  # [*B, S, Dv]
 
 
-export.register_namedtuple_serialization(Memory, serialized_name="attention_jax.Memory")
-
-
 def remember(
-    score: ScoreLike, params: Params, key: Array, value: Array | None, *, query_dim: int
+    score: ScoreLike, params: Params, key: Array, value: Array | None = None, *, query_dim: int
 ) -> Memory:
     """Projects the keys and stores their features with the values.
 
@@ -52,7 +51,8 @@ def remember(
 
     Returns:
         a `Memory`, its features in the compute dtype: float32, or float64 if any input is. Those of
-        16-bit keys are rounded, as in a call of `attention` with queries of the same dtype.
+        16-bit keys are rounded, as in a call of `attention` with queries of the same dtype. A score
+        that is `translation_invariant` keeps the keys as they are.
 
     Raises:
         ValueError: an argument has the wrong shape, dtype or structure.
@@ -60,7 +60,7 @@ def remember(
     >>> from attention_jax import Additive
     >>> score = Additive(hidden_dim=4)
     >>> params = score.init(jax.random.key(0), 2, 3)
-    >>> remember(score, params, jnp.ones((7, 3)), None, query_dim=2).keys.features.shape
+    >>> remember(score, params, jnp.ones((7, 3)), query_dim=2).keys.features.shape
     (7, 4)
     """
     score = get_score(score)
@@ -69,6 +69,8 @@ def remember(
     check_axes("key", key, ("S", "Dk"), None)
     check_axes("value", value, (key.shape[-2], "Dv"), None, f" to match key {list(key.shape)}")
     params = checked_params(score, params, query_dim, key.shape[-1], batch_shape=None)
+    if score.translation_invariant:
+        return Memory(key, value)  # the keys that a mask leaves decide about the origin
     param_ndims = core_ndims_of_params(score, params, query_dim, key.shape[-1])
     leaves = zip(*map(jax.tree.leaves, (params, param_ndims)), strict=True)
     batch_axes = [leaf.shape[: leaf.ndim - ndim] for leaf, ndim in leaves]
@@ -91,7 +93,7 @@ def remember(
     return Memory(on_automatic_axes(batched, spec, params, key), value)
 
 
-def key_and_value(key: Array | Memory, value: Array | None) -> tuple[Array | ProjectedKeys, Array]:
+def key_and_value(key: Array | Memory, value: Array | None) -> tuple[KeyLike, Array]:
     """The arguments (key, value) of `attention`, where `key` may be a `Memory`."""
     if not isinstance(key, Memory):
         return key, key if value is None else value

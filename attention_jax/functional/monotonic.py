@@ -6,6 +6,7 @@ A score gives the choosing probabilities; `monotonic_walks` turns them into weig
 from __future__ import annotations
 
 import functools
+import numbers
 from typing import Any, Literal
 
 import jax
@@ -184,5 +185,5 @@ def _start(initial: Array) -> Array:
 
 def _checked_number(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
     """A float array that broadcasts to *B; ValueError if it does not."""
-    number = float_array(name, float(number) if isinstance(number, int) else number)
+    number = float_array(name, float(number) if isinstance(number, numbers.Integral) else number)
     return check_axes(name, number, (), batch_shape)

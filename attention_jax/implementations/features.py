@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs
 from attention_jax.implementations.tile_arrays import replace_and_pad
-from attention_jax.scores import Score
+from attention_jax.scores import ProjectedKeys, Score
+from attention_jax.scores.origin import origin_of
 from attention_jax.scores.projected_keys import key_features
 from attention_jax.scores.stand_ins import needs_stand_ins, stand_in_key, stand_in_query
 
@@ -34,6 +36,7 @@ def projected_tokens(
     inputs: Inputs,
     lengths: tuple[int, int],
     used: tuple[Array | None, Array | None],
+    axis: str | None = None,
 ) -> tuple[Any, Any, Any, Array]:
     """The params and the tokens of one example, projected, without what the mask hides.
 
@@ -43,6 +46,7 @@ def projected_tokens(
         lengths: (T, S), to which tokens are padded.
         used: which queries and which keys an allowed pair contains, bool, see `replace_and_pad`;
             None for all, if nothing is padded.
+        axis: the mesh axis of the devices that hold the other tokens of the example, if any.
 
     Returns:
         (params in the compute dtype, query features, key features, values [S, Dv]).
@@ -50,6 +54,10 @@ def projected_tokens(
     params, query, key, values = cast_floats(
         (inputs.params, inputs.query, inputs.key, inputs.value), inputs.compute_dtype
     )
+    if score.translation_invariant and not isinstance(key, ProjectedKeys):
+        used_keys = None if used[1] is None else used[1][: key.shape[0]]
+        origin = origin_of(key, used_keys, axis, short=inputs.token_dtype == jnp.bfloat16)
+        query, key = query - origin, key - origin
     # Tokens are padded before the projection, so that the score sees only plausible tokens.
     query = replace_and_pad(query, lengths[0], used[0], stand_in_query(query))
     key = jax.tree.map(

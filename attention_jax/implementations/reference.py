@@ -21,12 +21,13 @@ import jax.numpy as jnp
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.products import einsum
 from attention_jax.implementations.contract import Inputs, Options, results
-from attention_jax.implementations.features import projected, stand_in_features
+from attention_jax.implementations.features import projected_tokens, stand_in_features
+from attention_jax.implementations.tile_arrays import replace_and_pad
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import transformed_rows, weights_of_rows
 from attention_jax.normalizers.rows import summary_of_rows
 from attention_jax.pairwise import dropout
-from attention_jax.scores.stand_ins import pair_with_stand_ins, stand_in_key, stand_in_query
+from attention_jax.scores.stand_ins import pair_with_stand_ins
 
 Array = jax.Array
 
@@ -47,7 +48,9 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     if inputs.damping is not None:
         damping = cast_floats(inputs.damping, inputs.compute_dtype)
         weights = weights * jnp.exp(damping.materialize(*logits.shape))
-    value = without_padding(inputs.value.astype(inputs.value_dtype), mask, of="keys", filler=0)
+    used_keys = None if mask is None else mask.any(0)
+    value = inputs.value.astype(inputs.value_dtype)
+    value = replace_and_pad(value, value.shape[0], used_keys, 0)
     output = einsum("ts,sd->td", weights, value)
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
@@ -64,29 +67,15 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     """Logits [T, S] in the compute dtype, with arbitrary masked entries, and the mask [T, S]."""
     score, dtype = options.score, inputs.compute_dtype
     shape = (inputs.query.shape[0], inputs.key.shape[0])
-    params, query, key = cast_floats((inputs.params, inputs.query, inputs.key), dtype)
     mask, replacements = None, None
+    used: Any = (None, None)
     if inputs.mask is not None:
         mask = inputs.mask.materialize(*shape)
         replacements = stand_in_features(score, inputs)
-        query = without_padding(query, mask, of="queries", filler=stand_in_query(query))
-        key = jax.tree.map(
-            lambda tokens: without_padding(tokens, mask, of="keys", filler=stand_in_key(tokens)),
-            key,
-        )
-    features = projected(score, inputs, params, query, key)
-    logits = pair_with_stand_ins(score, params, *features, mask, replacements).astype(dtype)
+        # A weight of 0 does not keep out a NaN (0 * NaN is NaN), neither forward nor backward.
+        used = mask.any(1), mask.any(0)
+    params, queries, keys, _ = projected_tokens(score, inputs, shape, used)
+    logits = pair_with_stand_ins(score, params, queries, keys, mask, replacements).astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)
     return logits, mask
-
-
-def without_padding(tokens: Array, mask: Array | None, *, of: str, filler: Array | float) -> Array:
-    """Tokens [length, D] with `filler`, [1, D] or a number, in place of those in no allowed pair.
-
-    A weight of 0 does not keep out a NaN (0 * NaN is NaN), neither forward nor backward.
-    """
-    if mask is None:
-        return tokens
-    used = mask.any(axis=0 if of == "keys" else 1)
-    return jnp.where(used.reshape(-1, *[1] * (tokens.ndim - 1)), tokens, filler)

@@ -18,7 +18,11 @@ Visit = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 class Rounds(Protocol):
-    """The interface of a ring of devices."""
+    """The interface of a ring of devices, along a mesh axis."""
+
+    @property
+    def axis(self) -> str:
+        """The name of the mesh axis."""
 
     def fold(self, constants: Any, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
         """See `fold_rounds`."""

@@ -66,14 +66,9 @@ class Tile(NamedTuple):
 
     def transformed(self, params: Any, logits: Array) -> Array:
         """The logits [t, s] as the normaliser transforms them with its parameters."""
-        biases, num_keys = self.arrays.biases, self.constants.num_keys
-        return transformed(
-            self.plan.options.normalizer,
-            params,
-            logits,
-            None if num_keys is None else num_keys[self.i],
-            finite=not (self.masked or biases.tables or biases.functions),
-        )
+        num_keys = self.constants.num_keys
+        num_keys = None if num_keys is None else num_keys[self.i]
+        return transformed(self.plan.options.normalizer, params, logits, num_keys)
 
     def factors_of_values(self, weights: Array) -> Array:
         """The weights [t, s] after dropout and damping, as they multiply the values."""

@@ -175,7 +175,7 @@ def tile_inputs(
     score, dtype = plan.options.score, inputs.compute_dtype
     used = None if keys_per_query is None else keys_per_query > 0, used_keys
     params, q_features, k_features, values = projected_tokens(
-        score, inputs, plan.padded_lengths, used
+        score, inputs, plan.padded_lengths, used, plan.ring.axis if plan.ring else None
     )
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
     arrays = Arrays(

@@ -180,10 +180,12 @@ def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]
         whether a query has keys, bool [*B, T], and key lengths, int32 [*C]; None without padding).
     """
     lengths, batch_ndim = (inputs.query.shape[-2], inputs.key.shape[-2]), inputs.query.ndim - 2
+    score: Any
     score, scale = options.score, 1.0
     if type(score) is ScaledDot and (factor := score.scale_or(inputs.query.shape[-1] ** -0.5)) > 0:
         # The library multiplies at no cost; the score would read and write all queries for it.
-        options, scale = dataclasses.replace(options, score=Dot()), factor
+        score, scale = Dot(), factor
+        options = dataclasses.replace(options, score=score)
 
     def of_example(inputs: Inputs) -> Any:
         windows = windows_of(inputs.mask, *lengths)
@@ -215,6 +217,7 @@ def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]
     if even and lengths[1] % 2 and left is None and not padded:
         key_length = jnp.full([1] * batch_ndim, lengths[1], jnp.int32)
     features, key_length = _batched_alike((queries, keys, values), key_length)
+    scale *= score.logit_factor(queries.shape[-1])
     return scale, (features, has_keys, key_length)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,20 +12,28 @@ from flax import nnx
 
 from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.checks import check_integer
+from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.memory import Memory, key_and_value, remember
-from attention_jax.nn.dropout import DropoutModule
-from attention_jax.nn.parameters import Dtype, normalizer_params, score_params, values_of
+from attention_jax.nn.dropout import DropoutModule, RandomModule
+from attention_jax.nn.parameters import (
+    Dtype,
+    checked_tokens,
+    normalizer_params,
+    score_params,
+    values_of,
+)
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import Additive, Dot, General, ScaledDot, Score, get_score
+from attention_jax.scores import Score, get_score
 
 Array = jax.Array
 Carry = Any  # state that a call passes to the call with the next queries: [*B, S], a cache or None
 
 
+@exported
 class Attended(NamedTuple):
     """The result of `attend`, the same for every kind of attention.
 
@@ -38,7 +47,7 @@ class Attended(NamedTuple):
     carry: Carry  # None if the kind carries nothing
 
 
-class ScoreModule(nnx.Module):
+class ScoreModule(RandomModule):
     """A score between tokens of two sizes, and its parameters.
 
     Args:
@@ -88,7 +97,7 @@ class ScoreModule(nnx.Module):
             key: float [*B, S, Dk].
             value: float [*B, S, Dv]; None for `key`.
         """
-        key = self._cast(float_array("key", key))
+        key = self._cast(checked_tokens("key", key, self.key_dim))
         value = None if value is None else self._cast(float_array("value", value))
         params = values_of(self.params, self.dtype)
         return remember(self.score, params, key, value, query_dim=self.query_dim)
@@ -100,6 +109,7 @@ class ScoreModule(nnx.Module):
 
     def __call__(self, *tokens: Any, **arguments: Any) -> Any:
         """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
+        self._check_rng(arguments.get("rng"))
         output, weights, _ = self.attend(*tokens, **arguments)
         return output if weights is None else (output, weights)
 
@@ -125,9 +135,9 @@ class ScoreModule(nnx.Module):
         as in `Attention`.
         """
         del position_ids  # one head has no projections to rotate: `CrossAttention` rotates tokens
-        query = self._cast(float_array("query", query))
+        query = self._cast(checked_tokens("query", query, self.query_dim))
         if not isinstance(memory, Memory):  # a `Memory` has been cast already
-            memory = self._cast(float_array("key", memory))
+            memory = self._cast(checked_tokens("key", memory, self.key_dim))
         value = None if value is None else self._cast(float_array("value", value))
         key, value = key_and_value(memory, value)
         arguments: Any = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
@@ -252,7 +262,8 @@ class Attention(ScoreModule, DropoutModule):
         """
         rng = self._dropout_rng(dropout_rng, deterministic)
         options: Any = {"mask": mask, "bias": bias, "rng": rng, "return_weights": return_weights}
-        return super().__call__(query, key, value, **options)
+        output, weights, _ = self.attend(query, key, value, **options)
+        return output if weights is None else (output, weights)
 
     def _attend(
         self, arguments: dict[str, Any], *, rng: Array | None, return_weights: bool, **others: Any
@@ -262,82 +273,9 @@ class Attention(ScoreModule, DropoutModule):
         return self._dropped((attention, attention_weights), arguments, rng, return_weights)
 
 
-class AdditiveAttention(Attention):
-    """`Attention` with `scores.Additive`: v . tanh(Wq q + Wk k), hidden size A (None for Dk).
-
-    Args:
-        query_dim: Dq.
-        key_dim: Dk.
-        hidden_dim: A.
-        options: `rngs` and the other arguments of `Attention`.
-
-    >>> attend = AdditiveAttention(4, 6, hidden_dim=8, rngs=nnx.Rngs(0))
-    >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
-    (2, 5, 6)
-
-    Source: Bahdanau, Cho and Bengio 2014.
-    """
-
-    def __init__(
-        self, query_dim: int, key_dim: int, *, hidden_dim: int | None = None, **options: Any
-    ):
-        super().__init__(Additive(hidden_dim), query_dim, key_dim, **options)
-
-
-class DotAttention(Attention):
-    """`Attention` with `scores.Dot`: q . k, for Dq = Dk.
-
-    Args:
-        query_dim: Dq.
-        key_dim: Dk.
-        options: `rngs` and the other arguments of `Attention`.
-
-    >>> attend = DotAttention(2, 2, rngs=nnx.Rngs(0))
-    >>> attend(jnp.zeros((1, 2)), jnp.array([[2.0, 0.0], [0.0, 4.0]])).tolist()  # equal weights
-    [[1.0, 2.0]]
-
-    Source: Luong, Pham and Manning 2015.
-    """
-
-    def __init__(self, query_dim: int, key_dim: int, **options: Any):
-        super().__init__(Dot(), query_dim, key_dim, **options)
-
-
-class GeneralAttention(Attention):
-    """`Attention` with `scores.General`: q . (W k).
-
-    Args:
-        query_dim: Dq.
-        key_dim: Dk.
-        options: `rngs` and the other arguments of `Attention`.
-
-    >>> attend = GeneralAttention(4, 6, rngs=nnx.Rngs(0))
-    >>> attend(jnp.ones((2, 5, 4)), jnp.ones((2, 7, 6))).shape
-    (2, 5, 6)
-
-    Source: Luong, Pham and Manning 2015.
-    """
-
-    def __init__(self, query_dim: int, key_dim: int, **options: Any):
-        super().__init__(General(), query_dim, key_dim, **options)
-
-
-class ScaledDotAttention(Attention):
-    """`Attention` with `scores.ScaledDot`: scale (q . k), for Dq = Dk; None for 1/sqrt(Dk).
-
-    Args:
-        query_dim: Dq.
-        key_dim: Dk.
-        scale: the factor, a float.
-        options: `rngs` and the other arguments of `Attention`.
-
-    >>> attend = ScaledDotAttention(1, 1, scale=1.0, rngs=nnx.Rngs(0))
-    >>> key, value = jnp.log(jnp.array([[1.0], [3.0]])), jnp.array([[0.0], [4.0]])
-    >>> attend(jnp.ones((1, 1)), key, value).round(4).tolist()  # weights 1/4 and 3/4
-    [[3.0]]
-
-    Source: Vaswani et al. 2017.
-    """
-
-    def __init__(self, query_dim: int, key_dim: int, *, scale: float | None = None, **options: Any):
-        super().__init__(ScaledDot(scale), query_dim, key_dim, **options)
+# The scores of the literature, by name; `hidden_dim` and `scale` go into the name of `Attention`:
+# "additive(hidden_dim=8)", "scaled(scale=1.0)".
+AdditiveAttention = functools.partial(Attention, "additive")  # Bahdanau, Cho and Bengio 2014
+DotAttention = functools.partial(Attention, "dot")  # Luong, Pham and Manning 2015
+GeneralAttention = functools.partial(Attention, "general")  # Luong, Pham and Manning 2015
+ScaledDotAttention = functools.partial(Attention, "scaled")  # Vaswani et al. 2017

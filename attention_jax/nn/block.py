@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 
+from attention_jax.core.checks import checked_rng
+from attention_jax.core.serialization import exported
 from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.cross_attention import CrossAttention, multi_head
+from attention_jax.nn.dropout import RandomModule
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import KeyValueCache
-from attention_jax.nn.parameters import Dtype
+from attention_jax.nn.parameters import Dtype, checked_tokens
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.dropout import drop_features
 from attention_jax.pairwise.masks import Mask
@@ -23,6 +26,7 @@ from attention_jax.pairwise.masks import Mask
 Array = jax.Array
 
 
+@exported
 class Source(NamedTuple):
     """The memory that the cross attention of a block attends to.
 
@@ -37,6 +41,7 @@ class Source(NamedTuple):
     position_ids: Array | None = None  # of the memory's tokens, for rotation
 
 
+@exported
 class BlockState(NamedTuple):
     """The state of a block between two steps of decoding; the batch axes are in front."""
 
@@ -58,7 +63,7 @@ class _Residual(nnx.Module):
         return attended._replace(output=x if self.pre else self.norm(x))
 
 
-class Block(nnx.Module):
+class Block(RandomModule):
     """Self attention, attention to a memory, and a feed-forward layer, each with a residual.
 
     The blocks of an encoder and of a "decoder", a model without an encoder, have no memory.
@@ -94,9 +99,13 @@ class Block(nnx.Module):
         self.feed_forward: Any = (
             FeedForward(*size, activation=config.activation, rngs=rngs) if has_hidden else None
         )
+        has_noise = is_cross and config.attention == "monotonic"
+        self.dim = config.dim
+        self.is_random = has_noise or config.dropout_rate + config.rate_of_weights > 0
 
     def __call__(self, x: Array, source: Source | None = None, **arguments: Any) -> Any:
         """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
+        self._check_rng(arguments.get("rng"))
         output, weights, _ = self.attend(x, source, **arguments)
         return output if weights is None else (output, weights)
 
@@ -133,6 +142,9 @@ class Block(nnx.Module):
             `Attended(output like x, weights [*B, T, S], carry)`, whose carry is the next state.
         """
         has_memory = self.cross_attention is not None
+        x = checked_tokens("x", x, self.dim)
+        if has_memory and not isinstance(source, Source):
+            raise ValueError(f"source must be a Source; got {type(source).__name__}")
         state = BlockState() if state is None else state
         self_rng, cross_rng, *_ = rngs = split_rng(rng, 5 if has_memory else 3)
         residual_rngs = rngs[1 + has_memory :]
@@ -152,7 +164,7 @@ class Block(nnx.Module):
             tokens = None if cache is None else cache.memory
         if self.cross_residual is not None:
             attend_to_memory = functools.partial(
-                self.cross_attention,
+                self.cross_attention.attend,
                 memory=source.memory,
                 mask=source.mask,
                 lengths=source.lengths,
@@ -194,4 +206,6 @@ class Block(nnx.Module):
 
 def split_rng(rng: Array | None, count: int) -> list[Array | None]:
     """`count` PRNG keys, or `count` times None without a key."""
-    return [None] * count if rng is None else list(jax.random.split(rng, count))
+    if rng is None:
+        return [None] * count
+    return list(jax.random.split(checked_rng(rng, name="rng"), count))

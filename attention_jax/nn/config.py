@@ -6,12 +6,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_origin, get_type_hints
 
-from attention_jax.core.checks import check_choice, check_integer, checked_fraction, checked_rate
+from attention_jax.core.checks import (
+    check_choice,
+    check_integer,
+    check_real,
+    checked_fraction,
+    checked_rate,
+)
 from attention_jax.core.names import check_description, describe
-from attention_jax.core.programs import Known, is_of_library
+from attention_jax.core.programs import Known, identity, is_of_library
 from attention_jax.nn.feed_forward import Activation
 from attention_jax.nn.local import Alignment
-from attention_jax.nn.positions import ANY_LENGTH, Anchor, check_wavelength
+from attention_jax.nn.positions import ANY_LENGTH, Anchor
 from attention_jax.normalizers import DEFAULT_NORMALIZER, Softmax, get_normalizer, known_normalizer
 from attention_jax.scores import get_score, known_score
 
@@ -145,7 +151,7 @@ class ModelConfig:
         # The standard deviation of local-p's Gaussian is half the radius.
         check_integer("radius", self.radius, least=int(self.attention == "local-p"))
         for name in ("max_wavelength", "min_wavelength", "position_scale"):
-            check_wavelength(name, getattr(self, name))
+            check_real(name, getattr(self, name), above=0)
         checked_rate(self.dropout_rate)
         if self.attention_dropout_rate is not None:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
@@ -296,9 +302,7 @@ class ModelConfig:
         }
         return {
             "scores": {
-                name: known_score(
-                    get_score(text), None, self.dim // heads, self.dim // heads, with_init=True
-                )
+                name: known_score(get_score(text), None, self.dim // heads, self.dim // heads)
                 for name, (text, heads) in scores.items()
             },
             "normalizers": {
@@ -339,7 +343,7 @@ class ModelConfig:
         is_fixed = not any(":" in str(getattr(self, name)) for name in names)
         if is_fixed and all(map(is_of_library, parts)):
             return settings
-        digest = " ".join(part.digest if type(part) is Known else repr(part) for part in parts)
+        digest = " ".join(map(identity, parts))
         return Known(settings, lambda: digest)
 
     @property

@@ -16,6 +16,7 @@ from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.functional.memory import Memory
 from attention_jax.nn.attention import Attended, Attention, Carry
 from attention_jax.nn.config import ModelConfig
+from attention_jax.nn.dropout import RandomModule
 from attention_jax.nn.empty_rows import project_rows
 from attention_jax.nn.local import LocalMAttention, LocalPAttention
 from attention_jax.nn.multi_head import MultiHeadAttention
@@ -53,7 +54,7 @@ def multi_head(
     )
 
 
-class CrossAttention(nnx.Module):
+class CrossAttention(RandomModule):
     """Attention of a decoder to a memory, projected to the size of the decoder's tokens.
 
     One head has no projections of query, key and value, as in Bahdanau 2014 and Luong 2015; several
@@ -79,6 +80,7 @@ class CrossAttention(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         dim, self.rotary_wavelength = config.dim, config.rotary_wavelength
+        self.is_random = config.rate_of_weights > 0 or config.attention == "monotonic"
         if config.cross_heads > 1:
             self.attention: Any = multi_head(config, config.score, config.cross_normalizer, rngs)
             self.output = None
@@ -95,7 +97,12 @@ class CrossAttention(nnx.Module):
         self.attention = kind(config.score, dim, dim, rngs=rngs, **options)
         self.output = nnx.Linear(dim, dim, use_bias=False, rngs=rngs)
 
-    def __call__(
+    def __call__(self, query: Array, memory: Array | Memory, **arguments: Any) -> Attended:
+        """Calls `attend`."""
+        self._check_rng(arguments.get("rng"))
+        return self.attend(query, memory, **arguments)
+
+    def attend(
         self,
         query: Array,
         memory: Array | Memory,

@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.arrays import accumulator_dtype, integer_array
 from attention_jax.core.checks import check_integer, checked_number, checked_rng
+from attention_jax.core.serialization import exported
 
 Array = jax.Array
 State = Any
 Step = Callable[[State, Array], tuple[Array, State]]
 
 
+@exported
 class BeamResult(NamedTuple):
     """The hypotheses that beam search kept for each row, best first.
 
@@ -79,7 +81,10 @@ def greedy_search(
     >>> greedy_search(count, (), batch_size=1, max_length=6, sos=0, eos=4, pad=0)
     Array([[1, 2, 3, 4, 0, 0]], dtype=int32)
     """
-    _check_numbers(batch_size=batch_size, max_length=max_length, sos=sos, eos=eos, pad=pad)
+    batch_size, max_length, eos, pad = _integers(
+        batch_size=batch_size, max_length=max_length, eos=eos, pad=pad
+    )
+    first = first_tokens(sos, batch_size)
     state = jax.tree.map(jnp.asarray, state)
     _check_step(step, state, batch_size, eos)
 
@@ -93,10 +98,9 @@ def greedy_search(
         chosen = jnp.where(ended, pad, choose(t, logits).astype(jnp.int32))
         return t + 1, state, chosen, tokens.at[:, t].set(chosen), ended | (chosen == eos)
 
-    last = jnp.full((batch_size,), sos, jnp.int32)
     tokens = jnp.full((batch_size, max_length), pad, jnp.int32)
     # `ended` is kept apart from the tokens, because PAD may be EOS.
-    carried = (jnp.int32(0), state, last, tokens, jnp.zeros((batch_size,), bool))
+    carried = (jnp.int32(0), state, first, tokens, jnp.zeros((batch_size,), bool))
     return jax.lax.while_loop(unfinished, extend, carried)[3]
 
 
@@ -125,7 +129,7 @@ def sample_search(
     >>> sample_search(even, (), jax.random.key(1), **numbers).shape
     (1, 6)
     """
-    checked_rng(rng, name="rng")
+    rng = checked_rng(rng, name="rng")
     if not checked_number("temperature", temperature) > 0:
         raise ValueError(f"temperature must be above 0; got {temperature!r}")
 
@@ -143,7 +147,7 @@ def beam_search(
     batch_size: int,
     beams: int,
     max_length: int,
-    sos: int,
+    sos: int | Array,
     eos: int,
     pad: int,
     length_penalty: float = 0.0,
@@ -188,9 +192,10 @@ def beam_search(
     Source: Wu et al. 2016, equation 14 (their alpha is `length_penalty`), without their coverage
         penalty (beta = 0); |Y| counts EOS.
     """
-    _check_numbers(
-        batch_size=batch_size, beams=beams, max_length=max_length, sos=sos, eos=eos, pad=pad
+    batch_size, beams, max_length, eos, pad = _integers(
+        batch_size=batch_size, beams=beams, max_length=max_length, eos=eos, pad=pad
     )
+    first = first_tokens(sos, batch_size)
     penalty = checked_number("length_penalty", length_penalty)
     # A negative penalty would divide longer hypotheses by less, and the stopping rule would fail.
     if penalty < 0:
@@ -247,7 +252,7 @@ def beam_search(
     search = _Search(
         t=jnp.int32(0),
         state=state,
-        last=jnp.full(shape, sos, jnp.int32),
+        last=jnp.broadcast_to(first[:, None], shape),
         tokens=tokens,
         live=nothing.at[:, 0].set(0),  # one empty prefix per row, not `beams` equal ones
         kept=_hypotheses(tokens, nothing, nothing, 0),
@@ -295,11 +300,22 @@ def _better(kept: BeamResult, new: BeamResult) -> BeamResult:
 # --- checks of arguments ---
 
 
-def _check_numbers(**numbers: Any) -> None:
-    for name, number in numbers.items():  # tokens are int32, and PAD is often -1
-        if name == "sos" and isinstance(number, jax.Array):  # one for each row
-            continue
-        check_integer(name, number, least=-(2**31) if name in ("sos", "eos", "pad") else 1)
+def _integers(**numbers: Any) -> list[int]:
+    """The numbers as Python integers; tokens are int32, and PAD is often -1."""
+    return [
+        check_integer(name, number, -(2**31) if name in ("eos", "pad") else 1, 2**31 - 1)
+        for name, number in numbers.items()
+    ]
+
+
+def first_tokens(sos: Any, batch_size: int) -> Array:
+    """The first token of each row, int32 [B], for one token or one for each row."""
+    tokens = integer_array("sos", sos)
+    if tokens.shape not in ((), (batch_size,)):
+        raise ValueError(
+            f"sos must be one token, or int [{batch_size}]; got an array {list(tokens.shape)}"
+        )
+    return jnp.broadcast_to(tokens.astype(jnp.int32), (batch_size,))
 
 
 def _check_step(step: Step, state: State, rows: int, eos: int) -> jnp.dtype:

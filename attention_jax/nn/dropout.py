@@ -10,7 +10,30 @@ from attention_jax.core.checks import checked_rate
 Array = jax.Array
 
 
-class DropoutModule(nnx.Module):
+class RandomModule(nnx.Module):
+    """A module whose calls are random in training: `module.train()` and `module.eval()` say which.
+
+    A call with a PRNG key is random. A call without one after `module.train()` is an error: it
+    would silently drop nothing. Decoding is never random.
+    """
+
+    deterministic: bool | None = None
+    is_random: bool = False  # whether a call in training draws numbers
+
+    def _check_rng(self, rng: Array | None) -> None:
+        if rng is None and self.is_random and self.deterministic is False:
+            raise ValueError(
+                "rng must be given after module.train(), for dropout and noise; without them, call"
+                " module.eval()"
+            )
+
+    def set_view(self, deterministic: bool | None = None) -> None:
+        """Called by `nnx.view`: sets `deterministic` of the view, unless it is None."""
+        if deterministic is not None:
+            self.deterministic = deterministic
+
+
+class DropoutModule(RandomModule):
     """A module with dropout, whose randomness comes from an rng stream as in `flax.nnx.Dropout`.
 
     Dropout is enabled in a call with a `dropout_rng`, or with `deterministic=False`: the argument
@@ -21,7 +44,6 @@ class DropoutModule(nnx.Module):
     """
 
     dropout_rate: float
-    deterministic: bool | None
     rngs: nnx.RngStream | None
 
     def _set_dropout(
@@ -63,8 +85,3 @@ class DropoutModule(nnx.Module):
                 " stream (keep_rngs=False, or dropout_rate 0)"
             )
         return self.rngs()
-
-    def set_view(self, deterministic: bool | None = None) -> None:
-        """Called by `nnx.view`: sets `deterministic` of the view, unless it is None."""
-        if deterministic is not None:
-            self.deterministic = deterministic

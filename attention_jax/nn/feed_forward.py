@@ -8,7 +8,9 @@ from typing import Any, Literal
 import jax
 from flax import nnx
 
-from attention_jax.core.checks import check_choice
+from attention_jax.core.arrays import any_array
+from attention_jax.core.checks import check_choice, check_integer
+from attention_jax.functional.checks import check_axes
 
 Array = jax.Array
 Activation = Literal["relu", "gelu", "swiglu"]
@@ -28,7 +30,7 @@ class FeedForward(nnx.Module):
         options: `kernel_init` and `bias_init`, as in `nnx.Linear`.
 
     Raises:
-        ValueError: there is no such activation.
+        ValueError: there is no such activation, or a size is below 1.
 
     >>> import jax.numpy as jnp
     >>> feed_forward = FeedForward(4, 8, activation="swiglu", rngs=nnx.Rngs(0))
@@ -49,6 +51,8 @@ class FeedForward(nnx.Module):
         **options: Any,
     ):
         check_choice("activation", activation, Activation)
+        for name, size in (("dim", dim), ("hidden_dim", hidden_dim)):
+            check_integer(name, size)
         gated = activation == "swiglu"
         self.activation = activation
         linear: Any = functools.partial(nnx.Linear, use_bias=not gated, rngs=rngs, **options)
@@ -58,6 +62,7 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: Array) -> Array:
         """x [..., dim] -> [..., dim]."""
+        check_axes("x", any_array("x", x), (self.hidden.in_features,), None)
         hidden = self.hidden(x)
         if self.gate is not None:
             return self.output(nnx.silu(hidden) * self.gate(x))

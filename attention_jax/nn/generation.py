@@ -10,13 +10,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from attention_jax.core.checks import check_entries, check_integer, checked_rng
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
 from attention_jax.nn import decoding
 from attention_jax.nn.decoding import BeamResult
+from attention_jax.nn.dropout import RandomModule
+from attention_jax.nn.inputs import checked_source
 
 Array = jax.Array
 
 
+@exported
 class Decoded(NamedTuple):
     """A generated answer.
 
@@ -33,20 +38,22 @@ class Decoded(NamedTuple):
     weights: Array | None  # [L, B, max_length, S], those of a call; None without `return_weights`
 
 
-class Generator(nnx.Module):
+class Generator(RandomModule):
     """A module with the methods `start_decoding` and `decode_step`, see `Model`.
 
-    The state is a NamedTuple whose first field stays the same in decoding. Every array has the
-    batch axis in front.
+    Each search takes its numbers as Python or NumPy integers, and raises ValueError for an argument
+    of the wrong shape, dtype or range. The state is a NamedTuple whose first field stays the same
+    in decoding. Every array has the batch axis in front.
     """
 
     start_decoding: Callable[..., Any]
     decode_step: Callable[..., Any]
+    vocabulary_size: int
 
     def greedy_decode(
         self,
         source: Array,
-        source_lengths: Array,
+        source_lengths: Array | None = None,
         *,
         position_ids: Array | None = None,
         return_weights: bool = False,
@@ -65,11 +72,10 @@ class Generator(nnx.Module):
                 whose other tokens are the source.
         """
         tokens = self._searched(decoding.greedy_search, source, source_lengths, position_ids, ends)
-        tokens = tokens.astype(source.dtype)
         if not return_weights:
             return Decoded(tokens, None)
         first = jnp.asarray(ends["sos"], tokens.dtype).reshape(-1, 1)  # [1 or B, 1]
-        inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
+        inputs = jnp.pad(self._readable(tokens[:, :-1], ends), ((0, 0), (1, 0)))
         inputs = jnp.where(jnp.arange(tokens.shape[1])[None, :] == 0, first, inputs)
         options: Any = {"position_ids": position_ids, "return_weights": True}
         return Decoded(tokens, self(source, source_lengths, inputs, **options)[1])
@@ -77,7 +83,7 @@ class Generator(nnx.Module):
     def sample_decode(
         self,
         source: Array,
-        source_lengths: Array,
+        source_lengths: Array | None,
         rng: Array,
         *,
         temperature: float = 1.0,
@@ -92,14 +98,14 @@ class Generator(nnx.Module):
             temperature: t, above 0; the smaller, the likelier the likeliest token.
         """
         ends |= {"temperature": temperature}
+        rng = checked_rng(rng, name="rng")
         search = decoding.sample_search
-        tokens = self._searched(search, source, source_lengths, position_ids, ends, rng)
-        return tokens.astype(source.dtype)
+        return self._searched(search, source, source_lengths, position_ids, ends, rng)
 
     def beam_decode(
         self,
         source: Array,
-        source_lengths: Array,
+        source_lengths: Array | None = None,
         *,
         beams: int,
         length_penalty: float = 0.0,
@@ -113,7 +119,7 @@ class Generator(nnx.Module):
             beams: hypotheses kept for each row; 1 is greedy decoding.
             length_penalty: the larger, the longer the answers preferred; 0 for no preference.
         """
-        ends |= {"beams": beams, "length_penalty": length_penalty}
+        ends |= {"beams": check_integer("beams", beams), "length_penalty": length_penalty}
         return self._searched(decoding.beam_search, source, source_lengths, position_ids, ends)
 
     def _searched(
@@ -125,24 +131,34 @@ class Generator(nnx.Module):
         options: dict[str, Any],
         *rng: Array,
     ) -> Any:
-        """The result of a function of `decoding` with these options."""
+        """The result of a function of `decoding` with these options; tokens like the source's."""
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         definition, variables = nnx.split(self)
-        copies = options.get("beams", 1)
+        copies, batch_size = options.get("beams", 1), source.shape[0]
+        first = decoding.first_tokens(options.get("sos"), batch_size)
+        check_entries("sos", first, 0, self.vocabulary_size - 1)
 
         def run(variables: Any, source: Array, lengths: Array, ids: Any, *rng: Array) -> Any:
             model = nnx.merge(definition, variables)
             state = model.start_decoding(
-                source, lengths, max_length=options["max_length"], position_ids=ids
+                source, lengths, max_length=options.get("max_length"), position_ids=ids
             )
             fixed, *moving = state
             # All prefixes of a row read the same source, so the search need not reorder it.
             fixed = jax.tree.map(lambda leaf: jnp.repeat(leaf, copies, axis=0), fixed)
 
             def step(moving: Any, tokens: Array) -> tuple[Array, Any]:
+                tokens = self._readable(tokens, options)
                 logits, (_, *moving) = model.decode_step(type(state)(fixed, *moving), tokens)
                 return logits, moving
 
-            return search(step, moving, *rng, batch_size=source.shape[0], **options)
+            found = search(step, moving, *rng, batch_size=batch_size, **options)
+            return found if "beams" in options else found.astype(source.dtype)
 
         arrays = variables, source, source_lengths, position_ids, *rng
         return on_automatic_axes(run, PartitionSpec(explicit_spec(source)[0]), *arrays)
+
+    def _readable(self, tokens: Array, ends: dict[str, Any]) -> Array:
+        """The tokens, with EOS in place of a PAD that is no token of this model."""
+        pad, eos = int(ends["pad"]), int(ends["eos"])
+        return tokens if 0 <= pad < self.vocabulary_size else jnp.where(tokens == pad, eos, tokens)

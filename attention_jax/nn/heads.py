@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_integer, check_real
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import group_heads, pairs_for_heads, ungroup_heads
 from attention_jax.nn.dropout import DropoutModule
@@ -23,7 +23,7 @@ from attention_jax.nn.parameters import (
     score_params,
     values_of,
 )
-from attention_jax.nn.positions import check_wavelength, rotary
+from attention_jax.nn.positions import rotary
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.scores import Score, get_score
 
@@ -74,7 +74,7 @@ class Heads(DropoutModule):
             raise ValueError(f"num_key_heads must divide {num_heads} heads; got {num_key_heads}")
         head_dim = qkv_dim // num_heads
         if rotary_wavelength is not None:
-            check_wavelength("rotary_wavelength", rotary_wavelength)
+            check_real("rotary_wavelength", rotary_wavelength, above=0)
         self.rotary_wavelength = rotary_wavelength
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
 
@@ -114,8 +114,8 @@ class Heads(DropoutModule):
     def _keys_and_values(
         self, key: Array, value: Array, position_ids: Array | None
     ) -> tuple[Array, Array]:
-        key = checked_tokens("key", key, self.key)
-        value = checked_tokens("value", value, self.value)
+        (dim,) = self.key.in_features
+        key, value = checked_tokens("key", key, dim), checked_tokens("value", value, dim)
         keys = self._normalise_and_rotate(self.key(key), self.key_norm, position_ids)
         values = jnp.swapaxes(self.value(value), -2, -3)
         return keys[..., None, :, :], values[..., None, :, :]

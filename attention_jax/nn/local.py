@@ -40,6 +40,7 @@ class _LocalAttention(ScoreModule):
         super().__init__(score, query_dim, key_dim, **options)
         self.radius = check_integer("radius", radius, 0)
         self.dropout_rate = checked_rate(dropout_rate)
+        self.is_random = self.dropout_rate > 0
         self.implementation = checked_implementation(implementation)
 
     def _attend(

@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.checks import check_integer
+from attention_jax.core.arrays import any_array
+from attention_jax.core.checks import check_integer, checked_rng
+from attention_jax.core.serialization import exported
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.generation import Generator
+from attention_jax.nn.inputs import checked_ids, checked_inputs, checked_source
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import rows_of
 from attention_jax.pairwise.dropout import drop_features
@@ -23,6 +26,7 @@ from attention_jax.pairwise.masks import Mask, causal_mask, padding_mask, token_
 Array = jax.Array
 
 
+@exported
 class Fixed(NamedTuple):
     """The constant part of the state of decoding; every array has the batch axis in front."""
 
@@ -32,6 +36,7 @@ class Fixed(NamedTuple):
     visible: Array | None  # bool [B, P], False for padding; None with an encoder
 
 
+@exported
 class DecodingState(NamedTuple):
     """The state between two steps of decoding; every array has the batch axis in front."""
 
@@ -53,7 +58,7 @@ class Model(Generator):
         rngs: the stream of the initial parameters.
 
     Raises:
-        ValueError: a score cannot have these sizes.
+        ValueError: a score cannot have these sizes, or an argument has the wrong type.
 
     >>> model = Model(ModelConfig(score="additive", dim=8), 11, rngs=nnx.Rngs(0))
     >>> source, lengths, inputs = jnp.ones((2, 5), int), jnp.array([3, 5]), jnp.ones((2, 7), int)
@@ -62,6 +67,9 @@ class Model(Generator):
     """
 
     def __init__(self, config: ModelConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
+        if not isinstance(config, ModelConfig):
+            raise ValueError(f"config must be a ModelConfig; got {type(config).__name__}")
+        self.vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
         dim, tie = config.dim, config.tied_embeddings
         self.config, self.has_encoder = config, config.architecture == "encoder-decoder"
         if self.has_encoder:
@@ -80,6 +88,7 @@ class Model(Generator):
         self.logits = nnx.Linear(dim, vocabulary_size, rngs=rngs) if tie == "none" else None
         # Checkpoints hold a learned table under the name "placement".
         self.placement = PositionEncoding(config, rngs=rngs)
+        self.is_random = config.position_draw != "none" or self.decoder[0].is_random
 
     def __call__(
         self,
@@ -93,12 +102,17 @@ class Model(Generator):
     ) -> Any:
         """Teacher forcing: the logits of all target positions at once.
 
+        A token is a number from 0 to V - 1. Under `jit`, where the values are not known, another
+        number makes the logits of its example NaN.
+
         Args:
             source: int [B, S]; None for no source, in a "decoder".
-            source_lengths: int [B], how many source tokens are real; the rest is padding.
+            source_lengths: int [B], how many source tokens are real, the rest is padding; None for
+                all.
             target_inputs: int [B, T], the right answer shifted by one: SOS, then all but its end.
-                With an empty source also float [B, T, V]: vectors in place of tokens. The table of
-                embeddings is then the kernel of a linear layer; a one-hot vector is a token.
+                Also float [B, T, V], vectors in place of tokens, but not after the source of a
+                "decoder". The table of embeddings is then the kernel of a linear layer; a one-hot
+                vector is a token.
             position_ids: int [P], increasing: the ids of the positions 0, 1, 2, ... P is at least S
                 and T, or S + T in a "decoder". None for those of `PositionEncoding.ids`.
             rng: one PRNG key for training: dropout, random position ids and the noise of
@@ -109,6 +123,10 @@ class Model(Generator):
 
         Returns:
             logits [B, T, V]; or (logits, weights [L, B, T, S] of each decoder layer).
+
+        Raises:
+            ValueError: an argument has the wrong shape, dtype or range; or `rng` is None after
+                `model.train()`.
         """
         features, weights = self._teacher_forced(
             source,
@@ -136,9 +154,11 @@ class Model(Generator):
         return_weights: bool = False,
     ) -> tuple[Array, Array | None]:
         """The features [B, T, dim]; and the weights [L, B, T, S], or None."""
-        if source is None or source_lengths is None:
-            source = jnp.zeros_like(target_inputs[:, :0])
-            source_lengths = jnp.zeros_like(target_inputs[:, 0])
+        self._check_rng(rng)
+        rng = None if rng is None else checked_rng(rng, name="rng")
+        source, source_lengths, target_inputs = checked_inputs(
+            source, source_lengths, target_inputs, self.vocabulary_size, self.has_encoder
+        )
         encoder_rng, decoder_rng = split_rng(rng, 2)
         position_rng = None if rng is None else jax.random.fold_in(rng, 2)
         length, target_length = source.shape[1], target_inputs.shape[1]
@@ -182,15 +202,17 @@ class Model(Generator):
     def encode(
         self,
         source: Array,
-        source_lengths: Array,
+        source_lengths: Array | None = None,
         *,
         position_ids: Array | None = None,
         rng: Array | None = None,
     ) -> Source:
         """The memory [B, S, dim] that the decoder of an "encoder-decoder" attends to.
 
-        Position ids are not random here: in training, give `position_ids`.
+        The arguments are those of a call. Position ids are not random here: in training, give
+        `position_ids`.
         """
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         length = source.shape[-1]
         position_ids = self._position_ids(position_ids, length, 0)
         lengths = self._visible_lengths(source_lengths, length)
@@ -204,7 +226,7 @@ class Model(Generator):
     def start_decoding(
         self,
         source: Array,
-        source_lengths: Array,
+        source_lengths: Array | None = None,
         *,
         max_length: int,
         position_ids: Array | None = None,
@@ -213,11 +235,12 @@ class Model(Generator):
 
         Args:
             source: int [B, S]; S may be 0 in a "decoder".
-            source_lengths: int [B].
+            source_lengths: int [B]; None for all tokens.
             max_length: the largest number of tokens that `decode_step` will read, at least 1.
             position_ids: as in a call.
         """
-        check_integer("max_length", max_length)
+        max_length = check_integer("max_length", max_length)
+        source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         batch_size, length = source.shape
         position_ids = self._position_ids(position_ids, length, max_length)
         cross, visible, at = self._context(source, source_lengths, position_ids, max_length, None)
@@ -239,6 +262,7 @@ class Model(Generator):
 
         The logits are those of a call with all tokens so far; beyond `max_length`, NaN.
         """
+        tokens = checked_ids("tokens", tokens, state.step.shape, self.vocabulary_size)
         position_ids = state.fixed.position_ids
         index = (state.step - state.fixed.padding)[:, None]
         ids = jnp.take_along_axis(position_ids, index, axis=1)
@@ -318,6 +342,8 @@ class Model(Generator):
         rng: Array | None = None,
     ) -> Array:
         """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
+        if position_ids is not None:
+            position_ids = any_array("position_ids", position_ids)
         count = max(source_length, target_length)
         if not self.has_encoder:
             count = source_length + target_length

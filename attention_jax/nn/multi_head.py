@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.checks import check_entries
+from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.heads import ungroup_heads
@@ -24,6 +25,7 @@ from attention_jax.pairwise.position_functions import Shifts
 Array = jax.Array
 
 
+@exported
 class KeyValueCache(NamedTuple):
     """The keys and values of the tokens so far, and room for more."""
 
@@ -109,9 +111,10 @@ class MultiHeadAttention(Heads):
             value: float [*B, S, key_dim]; None for `key`.
             mask: a `Mask` whose arrays' leading axes broadcast to *B, the same for all heads; or
                 bool [*B, T, S] (sizes may be 1) or [T, S], or [*B, N, T, S] with all its axes.
-            bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]),
-                or float broadcastable to [*B, N, T, S]; added to the logits. A bias per example,
-                the same for all heads, is [*B, 1, T, S].
+            bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]);
+                or float [*B, N, T, S] with all its axes (sizes may be 1), or [T, S]; added to the
+                logits. An array without the axis of the batch or that of the heads is refused: a
+                bias per example is [*B, 1, T, S], one per head [1, N, T, S].
             position_ids: of the queries, and in self attention of the keys, for rotation: int [T],
                 or [*B, T]; None for 0, 1, 2, ... Other keys have 0, 1, 2, ..., or the ids of their
                 `remember`.
@@ -127,7 +130,7 @@ class MultiHeadAttention(Heads):
             ValueError: an argument has the wrong shape or dtype; or a module with dropout lacks
                 `deterministic` or a PRNG key.
         """
-        query = checked_tokens("query", query, self.query)
+        query = checked_tokens("query", query, *self.query.in_features)
         queries = self._queries(query, position_ids)
         if isinstance(key, Memory):
             keys, values = key_and_value(key, value)
@@ -205,6 +208,7 @@ class MultiHeadAttention(Heads):
         """A cache for `extend`, for the keys and values of `max_length` tokens [*B] of `dtype`."""
         if not isinstance(batch_shape, tuple):
             raise ValueError(f"batch_shape must be a tuple, *B; got {batch_shape!r}")
+        max_length = check_integer("max_length", max_length)
         tokens = jnp.zeros((*batch_shape, max_length, self.key.in_features[0]), dtype)
         shapes = jax.eval_shape(self.remember, tokens)
         memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -249,7 +253,9 @@ class MultiHeadAttention(Heads):
         >>> int(cache.length), bool(jnp.allclose(output, at_once[-1:], atol=1e-6))
         (3, True)
         """
-        x = checked_tokens("x", x, self.query)
+        x = checked_tokens("x", x, *self.query.in_features)
+        if not isinstance(cache, KeyValueCache):
+            raise ValueError(f"cache must be a KeyValueCache; got {type(cache).__name__}")
         count, first, room = x.shape[-2], cache.length, cache.memory.values.shape[-2]
         got, expected = cache.memory.values.shape, (*x.shape[:-2], self.num_key_heads, 1, room)
         if got != (*expected, self.head_dim):
@@ -307,6 +313,9 @@ def _appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
         # Sharded over Explicit mesh axes as the tokens are.
         return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)
 
-    token_axes: Any = (new.keys.map(lambda leaf, ndim: leaf.ndim - ndim), new.values.ndim - 2)
+    keys: Any = new.keys
+    is_array = isinstance(keys, jax.Array)
+    axes = keys.ndim - 2 if is_array else keys.map(lambda leaf, ndim: leaf.ndim - ndim)
+    token_axes: Any = (axes, new.values.ndim - 2)
     memory = jax.tree.map(written, cache.memory, new, Memory(*token_axes))
     return KeyValueCache(memory, cache.length + new.values.shape[-2])

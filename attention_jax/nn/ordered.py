@@ -94,6 +94,8 @@ class MonotonicAttention(ScoreModule):
     Source: Raffel et al. 2017, section 2.4 (their r is the offset).
     """
 
+    is_random = True
+
     def __init__(self, score: str | Score, query_dim: int, key_dim: int, **options: Any):
         super().__init__(score, query_dim, key_dim, **options)
         self.offset = nnx.Param(jnp.zeros((), self.param_dtype))

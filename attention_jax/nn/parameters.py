@@ -8,6 +8,7 @@ import jax
 from flax import nnx
 
 from attention_jax.core.arrays import cast_floats, float_array
+from attention_jax.functional.checks import check_axes
 from attention_jax.normalizers import Normalizer
 from attention_jax.scores import Params
 
@@ -44,9 +45,6 @@ def values_of(params: Any, dtype: Dtype | None = None) -> Params:
     return values if dtype is None else cast_floats(values, dtype)
 
 
-def checked_tokens(name: str, tokens: Any, projection: nnx.LinearGeneral) -> jax.Array:
-    """The tokens as an array; ValueError unless the projection can take them."""
-    (dim,), array = projection.in_features, float_array(name, tokens)
-    if array.ndim < 2 or array.shape[-1] != dim:
-        raise ValueError(f"{name} must be [*B, length, {dim}]; got {list(array.shape)}")
-    return array
+def checked_tokens(name: str, tokens: Any, dim: int) -> jax.Array:
+    """The tokens as an array; ValueError unless they are float [..., length, dim]."""
+    return check_axes(name, float_array(name, tokens), ("length", dim), None)

@@ -9,16 +9,16 @@ token's features (`rotary`). Positions are counted from the start or the end of 
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype
-from attention_jax.core.checks import check_choice
+from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
+from attention_jax.core.checks import check_choice, check_integer, check_real, checked_rng
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.functional.checks import check_axes
 from attention_jax.pairwise.position_functions import pad_rank
 
 Array = jax.Array
@@ -58,33 +58,31 @@ def sinusoidal_encoding(
 
     Source: Vaswani et al. 2017, section 3.5 (which interleaves sines and cosines; a permutation).
     """
-    if dim % 2:
+    position_ids = any_array("position_ids", position_ids)
+    if check_integer("dim", dim) % 2:
         raise ValueError(f"dim must be even, a sine and a cosine for each frequency; got {dim}")
-    check_wavelength("max_wavelength", max_wavelength)
-    check_wavelength("min_wavelength", min_wavelength)
+    check_real("max_wavelength", max_wavelength, above=0)
+    check_real("min_wavelength", min_wavelength, above=0)
     angles = _angles(position_ids, dim, max_wavelength, min_wavelength, jnp.float32)
     return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 def rows_of(table: Array, ids: Array) -> Array:
-    """`jnp.take(table, ids, axis=0)`; on a mesh with Explicit axes, sharded as `ids` are.
+    """`table[ids]`; on a mesh with Explicit axes, sharded as `ids` are.
 
-    A row that the table does not have is NaN.
+    A row that the table does not have, such as row -1, is NaN.
 
-    >>> rows_of(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2]))
+    >>> rows_of(jnp.array([[1.0], [2.0]]), jnp.array([1, 0, 2, -1]))
     Array([[ 2.],
            [ 1.],
+           [nan],
            [nan]], dtype=float32)
     """
-    take = functools.partial(jnp.take, axis=0)
+
+    def take(table: Array, ids: Array) -> Array:
+        return jnp.asarray(table).at[ids].get(mode="fill", wrap_negative_indices=False)
+
     return on_automatic_axes(take, explicit_spec(ids), table, ids)
-
-
-def check_wavelength(name: str, value: float) -> None:
-    """Raises ValueError unless `value` is a finite number above 0."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (number and 0 < value < math.inf):
-        raise ValueError(f"{name} must be a finite number above 0; got {value!r}")
 
 
 def rotary(
@@ -115,11 +113,13 @@ def rotary(
     Source: Su et al. 2021, equations 15 and 34 (which pair neighbours, x_{2n} and x_{2n+1}; a
     permutation of features).
     """
-    check_wavelength("max_wavelength", max_wavelength)
+    check_real("max_wavelength", max_wavelength, above=0)
+    x = check_axes("x", float_array("x", x), ("T", "D"), None)
     *batch, length, dim = x.shape
     if dim % 2:
         raise ValueError(f"x must have an even number of features to rotate in pairs; got {dim}")
     position_ids = jnp.arange(length) if position_ids is None else position_ids
+    position_ids = any_array("position_ids", position_ids)
     *lead, last = position_ids.shape or (0,)
     if last != length or lead != batch[: len(lead)]:
         raise ValueError(
@@ -169,6 +169,8 @@ def anchored_positions(length: int, lengths: Array, anchor: Anchor) -> tuple[Arr
     letter that it becomes: letter n - 1 - i is written as letter i.
     """
     check_choice("anchor", anchor, Anchor)
+    check_integer("length", length, 0)
+    lengths = integer_array("lengths", lengths)
     positions = pad_rank(jnp.arange(length), lengths.ndim + 1)
     lengths = lengths[..., None].astype(positions.dtype)
     # Both are sharded as the lengths are, over Explicit mesh axes.
@@ -195,7 +197,7 @@ def random_position_ids(rng: Array, count: int, limit: int) -> Array:
 
     Source: Ruoss et al. 2023, section 3 (their N is `count`, their L `limit`).
     """
-    _check_count(count, limit)
+    rng, count, limit = _checked_draw(rng, count, limit)
     _, chosen = jax.lax.top_k(jax.random.uniform(rng, (limit,)), count)
     return jnp.sort(chosen).astype(jnp.int32)
 
@@ -221,7 +223,7 @@ def random_window_position_ids(rng: Array, count: int, limit: int) -> Array:
     >>> random_window_position_ids(jax.random.key(0), 4, 4)
     Array([0, 1, 2, 3], dtype=int32)
     """
-    _check_count(count, limit)
+    rng, count, limit = _checked_draw(rng, count, limit)
     width_rng, start_rng, gap_rng = jax.random.split(rng, 3)
     log_width = jax.random.uniform(
         width_rng, minval=math.log(count), maxval=math.log(limit + 1), dtype=jnp.float32
@@ -234,9 +236,10 @@ def random_window_position_ids(rng: Array, count: int, limit: int) -> Array:
     return start + gaps + jnp.arange(count, dtype=jnp.int32)
 
 
-def _check_count(count: int, limit: int) -> None:
-    if not 1 <= count <= limit:
-        raise ValueError(f"count must be from 1 to {limit}, the number of ids; got {count}")
+def _checked_draw(rng: Any, count: Any, limit: Any) -> tuple[Array, int, int]:
+    """The arguments; ValueError unless `count` ids can be drawn from `limit`."""
+    limit = check_integer("limit", limit)
+    return checked_rng(rng, name="rng"), check_integer("count", count, 1, limit), limit
 
 
 # Positions that solve strings far longer than those of training, if letter i of the output is

@@ -48,6 +48,8 @@ class Normalizer:
         for which the subclass defines `inverse`. If False, tau is 0.
     convex: whether inverse(sum_j weight(x_j - tau)) is convex in tau. If True, Newton's method
         converges from below, and the search visits the keys less often.
+    steep: whether the slope of `weight` is infinite where it rises from 0. If True, a second
+        search counts tau from the smallest logit with a weight, which is then precise.
     uses_num_keys: whether `transform` reads the number of keys that each row may attend to.
 
     >>> @dataclasses.dataclass(frozen=True)
@@ -62,6 +64,7 @@ class Normalizer:
 
     sums_to_one: ClassVar[bool] = True
     convex: ClassVar[bool] = False
+    steep: ClassVar[bool] = False
     uses_num_keys: ClassVar[bool] = False
     # Whether the family is softmax, whose rows have a logsumexp and an entropy and may have a sink.
     is_softmax: ClassVar[bool] = False
@@ -141,23 +144,16 @@ def sink_logit(normalizer: Normalizer, params: Params) -> Array | None:
 
 
 def transformed(
-    normalizer: Normalizer,
-    params: Params,
-    logits: Array,
-    num_keys: Array | None,
-    *,
-    finite: bool = False,
+    normalizer: Normalizer, params: Params, logits: Array, num_keys: Array | None
 ) -> Array:
     """`transform` of logits [t, s], with -inf kept, and num_keys [t].
 
-    `finite` says that no logit is -inf, which saves time.
+    Without a mask, too, a bias or the score of a user may be -inf.
     """
     if normalizer.__class__.transform is Normalizer.transform:
         return logits
     if num_keys is not None:
         num_keys = jnp.maximum(num_keys, 1)[:, None]
-    if finite:
-        return normalizer.transform(params, logits, num_keys)
     masked = logits == -jnp.inf
     result = normalizer.transform(params, jnp.where(masked, 0, logits), num_keys)
     return jnp.where(masked, -jnp.inf, result)
@@ -181,10 +177,18 @@ def transformed_rows(
 
 def weights_of_rows(normalizer: Normalizer, params: Params, logits: Array) -> Array:
     """The weights [T, S] of transformed logits, as if there was no sink."""
-    family = family_of(normalizer, params)
-    if family.normalizer.is_softmax:
+    if normalizer.family.is_softmax:
         return softmax_of_rows(logits, -1)
-    shifted = logits
+    weights = undivided_weights_of_rows(normalizer, params, logits)
+    if not normalizer.family.sums_to_one:
+        return weights
+    total = jax.lax.stop_gradient(jnp.sum(weights, axis=1, keepdims=True))
+    return weights / jnp.where(total == 0, 1, total)
+
+
+def undivided_weights_of_rows(normalizer: Normalizer, params: Params, logits: Array) -> Array:
+    """The weights of a family that is no softmax, before a division by their sum."""
+    family, shifted = family_of(normalizer, params), logits
     if family.normalizer.sums_to_one:
         zeros = varying_as(jnp.zeros(len(logits), logits.dtype), logits, params)
         shift = find_shift(

@@ -18,7 +18,12 @@ from attention_jax.core.programs import (
     on_numbers,
     sample_numbers,
 )
-from attention_jax.normalizers.contract import Normalizer, family_of, transformed
+from attention_jax.normalizers.contract import (
+    Normalizer,
+    family_of,
+    transformed,
+    undivided_weights_of_rows,
+)
 from attention_jax.normalizers.threshold import num_visits
 
 Array = jax.Array
@@ -62,8 +67,6 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
         results = [transformed, elementwise("weight", family.weight, params, logits)]
         if num_visits(family, dtype):
             results.append(elementwise("inverse", family.inverse, params, weights))
-        if type(normalizer).init is not Normalizer.init:
-            results.append(normalizer.init(jax.random.key(0)))
         return results
 
     shapes = part.call("init", normalizer.param_shapes)
@@ -72,6 +75,7 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     known: Any = Known(
         normalizer,
         trace=lambda: part.trace(program, *arguments),
+        trace_init=lambda: part.trace_init(normalizer.init),
         sample=lambda: part.call(
             "its derivative", sample_numbers, normalizer, normalizer.init, (3, 4)
         ),
@@ -89,7 +93,7 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
 
     def transform(logits: Array) -> Array:
         num_keys = jnp.full(len(logits), 6, dtype) if normalizer.uses_num_keys else None
-        return transformed(normalizer, params, logits, num_keys, finite=True)
+        return transformed(normalizer, params, logits, num_keys)
 
     for name, method in (("transform", transform), ("weight", family.weight)):
         part.require(
@@ -118,10 +122,16 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
             not wrong.any(),
             f"weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}",
         )
-    sums = on_numbers(lambda logits: normalizer(params, logits).sum(1), logits)
+    if family.normalizer.is_softmax or not family.normalizer.sums_to_one:
+        return
+
+    def sums_of(logits: Array) -> Array:
+        return undivided_weights_of_rows(normalizer, params, transform(logits)).sum(1)
+
+    sums = on_numbers(sums_of, logits)
     worst = np.argmax(np.abs(sums - 1))
     part.require(
-        not family.normalizer.sums_to_one or np.allclose(sums, 1, atol=1e-3),
+        np.allclose(sums, 1, atol=1e-3),
         f"it must have weights that sum to 1; a row sums to {sums[worst]:.4g}: inverse must be the"
         " inverse of weight, or set sums_to_one = False",
     )

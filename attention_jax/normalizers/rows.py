@@ -34,10 +34,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import export
 
 from attention_jax.core.products import einsum
 from attention_jax.core.programs import is_of_this_package
+from attention_jax.core.serialization import exported
 
 Array = jax.Array
 
@@ -71,17 +71,13 @@ class Family(NamedTuple):
 # --- the results of softmax ---
 
 
+@exported
 class AttentionStatistics(NamedTuple):
     """Statistics of each row of attention, that is of each query."""
 
     logsumexp: Array  # [*B, T]  log sum_j exp(logits_j) over allowed keys; -inf without keys
     entropy: Array  # [*B, T]  -sum_j w_j log w_j in nats, before dropout; 0 without keys
     max_logit: Array  # [*B, T]  largest allowed logit, without gradient; -inf without keys
-
-
-export.register_namedtuple_serialization(
-    AttentionStatistics, serialized_name="attention_jax.AttentionStatistics"
-)
 
 
 class RowSummary(NamedTuple):
@@ -237,9 +233,12 @@ class RowSums(NamedTuple):
         (total, output), *slopes = self.sums
         empty = total == 0
         summary, divisor, mean = None, None, None
-        if normalizer.family.is_softmax:
+        if normalizer.family.sums_to_one:
             divisor = jnp.where(empty, 1, total)
+            if not normalizer.family.is_softmax:  # see `threshold.py`
+                divisor = jax.lax.stop_gradient(divisor)
             output = output / divisor[:, None]
+        if normalizer.family.is_softmax:
             summary = RowSummary.of_sums(self.shift.reference, total, self.excess)
         for slope, sloped in slopes:
             flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0

@@ -4,21 +4,29 @@ With x shifted so that its largest entry is 0, and n keys,
 
     -inverse(1) <= tau <= -inverse(1 / n),
 
-since one key alone reaches the sum 1 at the lower end, and n equal keys at the upper end. Newton's
-method runs on G(tau) = inverse(sum_j weight(x_j - tau)) - inverse(1), which is a line where all
-logits with a positive weight are equal. (For softmax it is always a line, for sparsemax it is the
-sum itself, as in Michelot 1986.) For entmax with alpha <= 2, G is convex: it is a norm of rectified
-lines. Then the method converges from the lower end and never passes the root.
+since one key alone reaches the sum 1 at the lower end, and n equal keys at the upper end.
+
+Where G(tau) = inverse(sum_j weight(x_j - tau)) - inverse(1) is convex, Newton's method converges
+from the lower end and never passes the root. G is a line where all logits with a positive weight
+are equal. (For softmax it is always a line, for sparsemax it is the sum itself, as in Michelot
+1986.) For entmax with alpha <= 2, G is a norm of rectified lines.
+
+Elsewhere the floats between the two ends are halved, as the integers that order them, until two
+neighbours are left. Where a *steep* weight rises from 0, its slope is infinite, and the rounding of
+a logit may be a tenth of the sum. The differences to the smallest logit with a weight are exact
+where that matters. A first search finds this logit, and a second one counts tau from it.
 
 The search is not differentiated. The differential of the equation gives
 
     dtau = sum_j (s_j dx_j + dweight_j) / sum_j s_j,   s_j = weight'(x_j - tau),
 
-with dweight_j through the parameters, and in the same way every higher derivative.
+with dweight_j through the parameters, and in the same way every higher derivative. The weights are
+divided by their sum, a constant for derivatives: with the exact tau it is 1 for all logits.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -43,7 +51,7 @@ def num_visits(normalizer: Any, dtype: Any) -> int:
     double = jnp.dtype(dtype) == jnp.float64
     if family.convex:
         return 16 if double else 12
-    return 72 if double else 36
+    return (64 if double else 32) * (2 if family.steep else 1)
 
 
 def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowShift:
@@ -62,39 +70,46 @@ def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowSh
     reference = fold(larger, zeros - jnp.inf)
     reference = jnp.where(reference == -jnp.inf, 0, reference)
 
-    def total_above_one(tau: Array) -> Array:
+    def sum_of_weights(reference: Array, tau: Array) -> Array:
         def add(total: Array, logits: Array) -> Array:
-            shifted = RowShift(reference, tau).shifted(logits)
-            return total + jnp.sum(family.weight(shifted), axis=1)
+            return total + jnp.sum(family.weight(RowShift(reference, tau).shifted(logits)), axis=1)
 
-        return fold(add, zeros) - 1
+        return fold(add, zeros)
 
-    def visit(index: Array, bracket: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    lower = zeros - family.inverse(jnp.ones_like(zeros))
+    upper = zeros - family.inverse(jnp.full_like(zeros, 1 / max(num_keys, 1)))
+    if family.normalizer.steep:
+        tau = _halve(functools.partial(sum_of_weights, reference), lower, upper)
+        first = RowShift(reference, jax.lax.stop_gradient(tau))
+
+        def smaller(smallest: Array, logits: Array) -> Array:
+            logits = jax.lax.stop_gradient(logits)
+            weighted = jnp.where(first.shifted(logits) > 0, logits, jnp.inf)
+            return jnp.minimum(smallest, jnp.min(weighted, 1, initial=jnp.inf))
+
+        smallest = fold(smaller, zeros + jnp.inf)
+        reference, upper = jnp.where(smallest == jnp.inf, reference, smallest), zeros
+
+    def newton(_: Any, tau: Array) -> Array:
         def add(sums: tuple[Array, Array], logits: Array) -> Any:
             tile = family.weights_and_slopes(RowShift(reference, tau).shifted(logits))
             return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=1), sums, tile)
 
-        lower, upper, tau = bracket
-        total, slope = fold(add, (zeros, zeros))
-        below = total >= 1
-        lower, upper = jnp.where(below, tau, lower), jnp.where(below, upper, tau)
-        after = tau + _newton_step(family, total, slope)
-        inside = (after >= lower) & (after <= upper)
-        if not family.normalizer.convex:  # every other visit halves the bracket; the last does not
-            inside &= index % 2 == 1
-        return lower, upper, jnp.where(inside, after, lower + (upper - lower) / 2)
+        return jnp.clip(tau + _newton_step(family, *fold(add, (zeros, zeros))), lower, upper)
 
-    def search(_: Any, lower: Array) -> Array:
-        upper = -family.inverse(jnp.full_like(zeros, 1 / max(num_keys, 1)))
-        visits = num_visits(family.normalizer, zeros.dtype)
-        return jax.lax.fori_loop(0, visits, visit, (lower, upper, lower))[2]
+    def search(excess: Callable[[Array], Array], lower: Array) -> Array:
+        if family.normalizer.convex:
+            return jax.lax.fori_loop(0, num_visits(family.normalizer, zeros.dtype), newton, lower)
+        return _halve(lambda tau: excess(tau) + 1, lower, upper)
 
     def divide(slope_times: Callable[[Array], Array], numerator: Array) -> Array:
         slope = slope_times(jnp.ones_like(numerator))
         return jnp.where(slope != 0, numerator / jnp.where(slope != 0, slope, 1), 0)
 
-    lower = -family.inverse(jnp.ones_like(zeros))
-    return RowShift(reference, jax.lax.custom_root(total_above_one, lower, search, divide))
+    def excess(tau: Array) -> Array:
+        return sum_of_weights(reference, tau) - 1
+
+    return RowShift(reference, jax.lax.custom_root(excess, lower, search, divide))
 
 
 def _newton_step(family: Family, total: Array, slope: Array) -> Array:
@@ -104,3 +119,21 @@ def _newton_step(family: Family, total: Array, slope: Array) -> Array:
     one = jnp.ones_like(total)
     inverse, steepness = jax.jvp(family.inverse, (total,), (one,))
     return jnp.where(valid, (inverse - family.inverse(one)) / (steepness * slope), 0)
+
+
+def _halve(falling: Callable[[Array], Array], lower: Array, upper: Array) -> Array:
+    """The largest float from `lower` to `upper` at which a falling function is at least 1."""
+    bits = 8 * lower.dtype.itemsize
+
+    def ordered(bits: Array) -> Array:  # the order of floats below 0 is that of their negatives
+        return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
+
+    def visit(_: Any, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
+        middle = (low & high) + ((low ^ high) >> 1)  # their sum could overflow
+        below = falling(jax.lax.bitcast_convert_type(ordered(middle), lower.dtype)) >= 1
+        return jnp.where(below, middle, low), jnp.where(below, high, middle)
+
+    bracket = (ordered(jax.lax.bitcast_convert_type(x, f"int{bits}")) for x in (lower, upper))
+    low, _ = jax.lax.fori_loop(0, bits, visit, tuple(bracket))
+    return jax.lax.bitcast_convert_type(ordered(low), lower.dtype)

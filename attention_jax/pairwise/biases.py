@@ -143,9 +143,10 @@ class AlibiBias(Bias):
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
         # Not a `RelativeBias`: a value for each pair costs no more than its distance.
-        distances = jnp.abs(query_positions[:, None] - key_positions[None, :])
-        slopes, sizes = same_rank(self.slopes[..., None, None], distances.astype(self.slopes.dtype))
-        return -slopes * sizes
+        dtype = accumulator_dtype(self.slopes)  # 16-bit floats do not hold every distance
+        distances = jnp.abs(query_positions[:, None] - key_positions[None, :]).astype(dtype)
+        slopes, distances = same_rank(self.slopes.astype(dtype)[..., None, None], distances)
+        return -slopes * distances
 
 
 @bias_dataclass
@@ -183,6 +184,14 @@ class ForgettingBias(Bias):
 
     sums: Array = array_field("T")  # c
 
+    def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
+        if not self.sums.shape[-1] == target_length == source_length:
+            raise ValueError(
+                f"log_gates must be [*B, T] with T = S; got [..., {self.sums.shape[-1]}] for"
+                f" {target_length} queries and {source_length} keys"
+            )
+        super().check(batch_shape, target_length, source_length)
+
     def values(self, query_positions: Array, key_positions: Array) -> Array:
         queries = take(self.sums, query_positions, axis=-1)[..., :, None]
         return queries - take(self.sums, key_positions, axis=-1)[..., None, :]
@@ -196,7 +205,7 @@ def alibi_bias(slopes: Array) -> Bias:
             [B, N, T, D].
 
     Returns:
-        a `Bias`, differentiable in the slopes.
+        a `Bias`, differentiable in the slopes. Distances and values are float32, or float64.
 
     Raises:
         ValueError: slopes are not floating-point.
@@ -288,7 +297,7 @@ def t5_bias(table: Array, *, bidirectional: bool = True, max_distance: int = 128
     """
     table = float_array("table", table)
     _check_buckets(table.shape[-1] if table.ndim else 0, max_distance, bidirectional)
-    return BucketBias(bidirectional, max_distance, table)
+    return BucketBias(bool(bidirectional), int(max_distance), table)
 
 
 def relative_position_bucket(
@@ -348,7 +357,8 @@ def forgetting_bias(log_gates: Array) -> Bias:
         a `Bias`, differentiable in the gates.
 
     Raises:
-        ValueError: the gates are not floating-point.
+        ValueError: the gates are not floating-point; where the bias is used, T, S and the number
+            of gates are not equal.
 
     >>> bias = forgetting_bias(jnp.log(jnp.array([0.9, 0.5, 0.25])))
     >>> jnp.exp(bias.materialize(3, 3)[2]).round(3).tolist()  # 0.5 * 0.25, 0.25, 1

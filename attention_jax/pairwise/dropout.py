@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.checks import counter_based
 from attention_jax.pairwise.mask_algebra import Mask, mask_dataclass
 from attention_jax.pairwise.position_functions import array_field
 
@@ -31,7 +32,7 @@ def keep_mask(rng: Array, rate: float, query_positions: Array, key_positions: Ar
     Returns:
         bool [t, s].
     """
-    row_seed, column_seed = jax.random.bits(rng, (2,), jnp.uint32)
+    row_seed, column_seed = jax.random.bits(counter_based(rng), (2,), jnp.uint32)
     rows = _mix(query_positions.astype(jnp.uint32) * jnp.uint32(_GOLDEN) + row_seed)
     columns = _mix(key_positions.astype(jnp.uint32) * jnp.uint32(_GOLDEN) + column_seed)
     bits = _mix(rows[:, None] + columns[None, :])

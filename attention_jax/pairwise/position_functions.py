@@ -16,6 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.core.programs import is_of_this_package
+from attention_jax.core.serialization import exported
+
 Array = jax.Array
 Function = TypeVar("Function", bound="PositionFunction")
 
@@ -73,7 +76,8 @@ def position_dataclass(cls):
         cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
     leaves = [field.name for field in fields if _CORE_AXES in field.metadata]
     static = [field.name for field in fields if field.name not in leaves]
-    return jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=static)
+    cls = jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=static)
+    return exported(cls) if is_of_this_package(cls) else cls
 
 
 def check_decorated(function: PositionFunction) -> None:

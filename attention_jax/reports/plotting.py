@@ -9,10 +9,14 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.ticker import FuncFormatter
 from PIL import Image  # matplotlib needs it, too
 
+from attention_jax.runs.progress import printable
 from attention_jax.training.metrics import mean_and_deviation
 
 # Okabe and Ito's colours, distinct for every kind of colour vision.
@@ -34,15 +38,38 @@ def new_figure(
     rows: int = 1,
     columns: int = 1,
     grid: bool = False,
+    formulas: bool = False,
     **subplots: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure and its axes, row by row, independent of any global state; sizes in inches."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    """A figure and its axes, row by row, independent of any global state; sizes in inches.
+
+    All text is literal; with `formulas`, text between two `$` is a formula of Matplotlib.
+    """
+    kind = Figure if formulas else _LiteralFigure
+    figure = kind(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False, **subplots).flat)
     for ax in axes if grid else ():
         ax.grid(alpha=0.3)
     return figure, axes
+
+
+class _LiteralFigure(Figure):
+    """A figure in which `$` is a letter, so that it can draw what users wrote."""
+
+    def draw(self, renderer: Any) -> None:
+        for text in self.findobj(Text):
+            text.set_parse_math(False)
+            text.set_text(printable(text.get_text()))
+        for axis in self.findobj(Axis):
+            for ticks, labels in (
+                (axis.major, axis.get_majorticklabels()),
+                (axis.minor, axis.get_minorticklabels()),
+            ):
+                is_users = isinstance(ticks.formatter, FuncFormatter)
+                for text in labels:
+                    text.set_parse_math(not is_users)  # powers of ten are formulas of Matplotlib
+        super().draw(renderer)
 
 
 def check_png(path: Path) -> None:
@@ -101,7 +128,10 @@ def draw_gradients(
 
 def _label_pairs(axes: Axes, query_labels: Sequence[str], key_labels: Sequence[str]) -> None:
     # sentencepiece's mark of the beginning of a word would overlap the next label.
-    rows, columns = ([x.replace("▁", "_") for x in side] for side in (query_labels, key_labels))
+    rows, columns = (
+        [printable(label.replace("▁", "_"), keep="") for label in side]
+        for side in (query_labels, key_labels)
+    )
     words = max(map(len, columns), default=0) > 3
     axes.set_xticks(range(len(columns)), columns, rotation=90 if words else 0)
     axes.set_yticks(range(len(rows)), rows)

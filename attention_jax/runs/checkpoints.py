@@ -8,7 +8,9 @@ state of another configuration is an error.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import glob
 import hashlib
 import itertools
 import json
@@ -17,6 +19,8 @@ import math
 import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -90,7 +94,8 @@ class Checkpoints:
             temporary: delete the state once a later one is saved, whatever is kept.
 
         Raises:
-            ValueError: the state could not be written. Earlier checkpoints are unchanged.
+            ValueError: the state could not be written, or two leaves have one name. Earlier
+                checkpoints are unchanged.
         """
         metric = metric if metric is not None and math.isfinite(metric) else None
         manifest: JSON = {"step": step, "metric": metric, "temporary": temporary}
@@ -98,8 +103,11 @@ class Checkpoints:
         partial = self._folder / f"{step}{_PARTIAL}"
         try:
             args = ocp.args.StandardSave(_without_empty(state))
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax:
-                orbax.save(partial / "state", args=args, force=True)
+            with (
+                _path_for_orbax(self._folder) as folder,
+                ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax,
+            ):
+                orbax.save(folder / partial.name / "state", args=args, force=True)
             manifest["files"] = _digests(partial)
             for name in manifest["files"]:
                 sync(partial / name)
@@ -243,8 +251,11 @@ class Checkpoints:
 
         wanted = jax.tree.map(placed, like)
         args = ocp.args.StandardRestore(_without_empty(wanted))
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax:
-            found = orbax.restore(self._folder / str(step) / "state", args=args)
+        with (
+            _path_for_orbax(self._folder) as folder,
+            ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax,
+        ):
+            found = orbax.restore(folder / str(step) / "state", args=args)
         return jax.tree.map(filled, wanted, found)
 
 
@@ -252,6 +263,18 @@ def saved_steps(folder: Path) -> list[int]:
     """The steps in a folder of checkpoints, damaged ones included; the newest last."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+
+
+@contextlib.contextmanager
+def _path_for_orbax(folder: Path) -> Iterator[Path]:
+    """A path of the folder without [, * and ?, which Orbax reads as a pattern and loses arrays."""
+    if glob.escape(str(folder)) == str(folder):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as place:
+        link = Path(place) / "checkpoints"
+        link.symlink_to(folder, target_is_directory=True)
+        yield link
 
 
 @functools.cache
@@ -271,10 +294,25 @@ def _silence_orbax() -> None:
 
 def _kinds(tree: State) -> dict[str, str]:
     """The dtype and shape of each leaf, for example {"params.embedding": "float32[5, 3]"}."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
+
+
+def named_leaves(tree: State) -> dict[str, Any]:
+    """The leaves by the names that Orbax gives them, such as "params.embedding".
+
+    Raises:
+        ValueError: two leaves have the same name, so that one would overwrite the other.
+    """
+    leaves: dict[str, Any] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        if name in leaves:
+            raise ValueError(
+                f"leaf {name!r} must be one leaf of the state; got two, as {{'a.b': x}} and"
+                " {'a': {'b': y}} have: rename one of them"
+            )
+        leaves[name] = leaf
+    return leaves
 
 
 def _without_empty(tree: State) -> State:

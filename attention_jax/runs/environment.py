@@ -22,7 +22,8 @@ def environment(*folders: Path) -> dict[str, Any]:
 
     "git_commit" ends with "-dirty" where a Python file or setup.cfg differs from that commit or is
     not in it; it is None without git. "sources" is `sources_digest` of the library and of
-    `folders`. "load" is the average number of busy processes in the last minute.
+    `folders`. "load" is the average number of busy processes in the last minute; None
+    on Windows.
 
     Args:
         folders: further folders of sources that results depend on.
@@ -37,7 +38,7 @@ def environment(*folders: Path) -> dict[str, Any]:
         "packages": versions,
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 1),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "device": f"{device.platform}: {device.device_kind}",
         "devices": jax.device_count(),
         "git_commit": _git_commit(),

@@ -1,13 +1,16 @@
-"""Progress of a run, in plain lines; and warnings."""
+"""Prints: the only place of the library that does. Progress of a run, in plain lines; warnings."""
 
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import sys
 import time
+import unicodedata
 
 _SECONDS_BETWEEN_LINES = 10.0
+_lost: list[OSError] = []  # the errors of standard output, which `say` leaves to the end
 
 
 class Progress:
@@ -67,9 +70,55 @@ class Progress:
 
     def note(self, text: str) -> None:
         """Prints a line of text."""
-        print(f"{self._description}: {text}", flush=True)
+        say(f"{self._description}: {text}")
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Prints a line on standard output, or with `error` on standard error.
+
+    A line that cannot be printed is lost: a closed pipe or terminal, or a full disk behind it, does
+    not end a run. Characters that the encoding of the stream lacks become "?".
+    """
+    stream = sys.stderr if error else sys.stdout
+    if stream is None or stream.closed:
+        return
+    encoding = stream.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
+    except OSError as lost:
+        if not error:
+            _lost.append(lost)
+
+
+def end_of_output() -> OSError | None:
+    """Ends standard output and standard error; the first error of standard output, if any."""
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError as lost:
+            if stream is sys.stdout:
+                _lost.append(lost)
+            # Otherwise Python tries again when it ends, and complains.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    first = next(iter(_lost), None)
+    _lost.clear()
+    return first
 
 
 def warn(text: str) -> None:
     """Prints a warning on standard error."""
-    print(f"warning: {text}", file=sys.stderr)
+    say(f"warning: {text}", error=True)
+
+
+def printable(text: str, keep: str = "\n\t") -> str:
+    """A text with an escape sequence for each control character, except those in `keep`.
+
+    >>> printable("a\x1b[2J\u00e9")
+    'a\\x1b[2Jé'
+    """
+
+    def escaped(letter: str) -> str:
+        is_control = unicodedata.category(letter) in ("Cc", "Cs") and letter not in keep
+        return letter.encode("unicode_escape").decode() if is_control else letter
+
+    return "".join(map(escaped, text))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -14,6 +13,11 @@ from typing import Any
 
 from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import warn
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 JSON = dict[str, Any]
 
@@ -84,6 +88,8 @@ def _locked(folder: Path) -> Iterator[None]:
     """Holds `flock` of the file "lock", which ends with this process, even if it is killed."""
     with (folder / "lock").open("a+") as file:
         try:
+            if fcntl is None:
+                raise OSError("this system has no flock")
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
@@ -193,5 +199,5 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def sync(path: Path) -> None:
     """Returns once a file is on disk; otherwise a power cut may leave it empty."""
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # Windows syncs only what may be written
         os.fsync(file.fileno())

@@ -9,7 +9,9 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.core.programs import is_of_library
+from attention_jax.scores.origin import origin_of
 
 Array = jax.Array
 Params = Any  # a pytree of arrays; {} when there is nothing to learn
@@ -17,6 +19,7 @@ Features = Any  # projected tokens, which `pair` reads: an array [t, F], or a py
 # What `pair` costs on a tile; see `Score`.
 TileCost = Literal["matmul", "elementwise", "materialized"]
 Side = Literal["query", "key"]
+_MAKE_LOGITS = ("pair", "project_query", "project_key")
 # What a class says about its own `pair`.
 _DESCRIBE_PAIR = ("pair_vjp", "round", "tile_params", "finite_slopes")
 
@@ -27,7 +30,7 @@ class Score:
 
     Shapes below are for one example: T queries of size Dq, S keys of size Dk.
 
-    A subclass may define three class variables, or properties where they depend on its fields:
+    A subclass may define four class variables, or properties where they depend on its fields:
 
     needs_equal_dims: whether Dq must equal Dk. If True, the sizes are checked before anything runs.
     tile_cost: what `pair` costs on a tile of t queries and s keys. It decides from which size on
@@ -39,6 +42,12 @@ class Score:
         distance where query and key are equal, an angle where they are parallel), each masked pair
         is computed from stand-in features, which takes more time. None, the default: the
         operations in the program of `pair` decide.
+    translation_invariant: whether the logits stay the same if one vector is subtracted from all
+        queries and keys, which then have the same size. If True, attention subtracts the mean of
+        the keys before it projects tokens, so that a `pair` that subtracts squares loses no digits
+        where all tokens share an offset. The mean is that of the keys which the mask leaves;
+        `remember` therefore keeps the keys themselves, and each call projects them. A class that
+        replaces `pair` or a projection does not inherit True.
 
     `pair_vjp`, `round`, `tile_params` and `finite_slopes` describe a `pair`. A class that replaces
     the `pair` of a base class and inherits one of them from it raises a TypeError, which names the
@@ -57,14 +66,19 @@ class Score:
     needs_equal_dims: ClassVar[bool] = False
     tile_cost: ClassVar[TileCost] = "materialized"
     finite_slopes: ClassVar[bool | None] = None
+    translation_invariant: ClassVar[bool] = False
     own_params: ClassVar[Params] = {}  # the default of `params`; see `CallableScore`
 
     def __init_subclass__(cls) -> None:
         """Raises TypeError if the class replaces `pair` and inherits what describes the old one."""
         owners = {
             name: next(base for base in cls.__mro__ if name in vars(base))
-            for name in ("pair", *_DESCRIBE_PAIR)
+            for name in (*_MAKE_LOGITS, *_DESCRIBE_PAIR, "translation_invariant")
         }
+        depth = {name: cls.__mro__.index(owner) for name, owner in owners.items()}
+        if depth["translation_invariant"] > min(depth[name] for name in _MAKE_LOGITS):
+            cls.translation_invariant = False  # it was said of other logits
+        owners = {name: owners[name] for name in ("pair", *_DESCRIBE_PAIR)}
         below_pair = cls.__mro__[cls.__mro__.index(owners.pop("pair")) + 1 :]
         lines = []
         for name, owner in owners.items():
@@ -132,6 +146,11 @@ class Score:
 
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """The logits [T, S] of queries [T, Dq] and keys [S, Dk]."""
+        if self.translation_invariant:
+            dtype = accumulator_dtype(query, key)
+            query, key = query.astype(dtype), key.astype(dtype)
+            origin = origin_of(key)
+            query, key = query - origin, key - origin
         q_features = self.project_query(params, query)
         return self.pair(params, q_features, self.project_key(params, key))
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.scores.contract import Params, Side
-from attention_jax.scores.dot import WithScale
+from attention_jax.scores.dot import WithScale, without_power_of_two
 
 Array = jax.Array
 
@@ -26,10 +26,11 @@ class NegativeSquaredDistance(WithScale):
 
         [2 scale q, a, a', 1, 1] . [k, 1, 1, b, b'],  a + a' = -scale |q|^2,  b + b' = -scale |k|^2,
 
-    so that it costs as much as `Dot`. The rounding error is that of the three terms, of the order
-    of eps scale (|q|^2 + |k|^2) with eps = 1.2e-7 in float32. It is large relative to the logit
-    only for tokens that are close together and far from the origin. e(q, q) may differ from 0 by
-    this error, with either sign.
+    so that it costs as much as `Dot`. Before that, attention subtracts the mean c of the keys from
+    all tokens if it is far from 0 (`scores/origin.py`). The rounding error is that of the three
+    terms, of the order of eps scale (|q - c|^2 + |k - c|^2) with eps = 1.2e-7 in float32. It is
+    large relative to the logit only for tokens that are much closer to each other than to c.
+    e(q, q) may differ from 0 by this error, with either sign.
 
     Attributes:
         scale: the factor, any finite float; None for 1 / sqrt(8 Dk).
@@ -40,8 +41,10 @@ class NegativeSquaredDistance(WithScale):
     Array([[-12.5]], dtype=float32)
     """
 
+    translation_invariant: ClassVar[bool] = True
+
     def project_query(self, params: Params, query: Array) -> Array:
-        scale = self._scale(query)
+        scale = self._scale(query.shape[-1])
         query = query.astype(accumulator_dtype(query))  # the three terms may cancel
         squares = -scale * jnp.sum(query * query, axis=-1, keepdims=True)
         ones = jnp.ones_like(squares)
@@ -49,25 +52,48 @@ class NegativeSquaredDistance(WithScale):
 
     def project_key(self, params: Params, key: Array) -> Array:
         key = key.astype(accumulator_dtype(key))
-        squares = -self._scale(key) * jnp.sum(key * key, axis=-1, keepdims=True)
+        squares = -self._scale(key.shape[-1]) * jnp.sum(key * key, axis=-1, keepdims=True)
         ones = jnp.ones_like(squares)
         return jnp.concatenate([key, ones, ones, *_two_parts(squares)], axis=-1)
 
     # A square rounded to bfloat16 may be wrong by more than the logit, so it is two features: its
-    # rounded value and the remainder. (The squares of float16 may exceed the largest float16.)
+    # rounded value and the remainder. It is the square of the rounded token: the logit is then that
+    # of two tokens near the given ones, and not the difference of two that were rounded apart.
+    # (The squares of float16 may exceed the largest float16.)
 
     def round(self, features: Array, side: Side, dtype: Any) -> Array:
-        return features.astype(dtype) if dtype == jnp.bfloat16 else features
+        if dtype != jnp.bfloat16 or features.dtype.itemsize == 2:
+            return features
+        tokens, squares, ones = features[:, :-4], features[:, -4:-2], features[:, -2:]
+        scale, factor = self._scale(tokens.shape[-1]), self.logit_factor(features.shape[-1])
+        unit = 1.0  # of the tokens
+        if side == "query":
+            unit = 2 * scale / factor or 1.0
+            tokens = tokens / factor
+        else:
+            squares, ones = ones, squares
+        rounded = _bfloat16(tokens)
+        lost = jnp.sum((tokens - rounded) * (tokens + rounded), axis=-1, keepdims=True)
+        squares = jnp.sum(squares, axis=-1, keepdims=True) + scale / unit**2 * lost
+        parts = [*_two_parts(squares / factor), ones]
+        rest = parts if side == "query" else [ones, *parts[:2]]
+        return jnp.concatenate([rounded, *rest], axis=-1).astype(dtype)
 
-    def _scale(self, tokens: Array) -> float:
+    def logit_factor(self, num_features: int) -> float:
+        return without_power_of_two(2 * self._scale(num_features - 4))
+
+    def _scale(self, size: int) -> float:
         # A normal component of q - k has mean 0 and variance 2. Its square has variance
         # 2 * 2^2 = 8, and the sum of Dk squares variance 8 Dk. (Dq = Dk here.)
-        return self.scale_or(1 / math.sqrt(8 * tokens.shape[-1]))
+        return self.scale_or(1 / math.sqrt(8 * size))
 
 
 def _two_parts(x: Array) -> tuple[Array, Array]:
     """x as a sum of two numbers that bfloat16 holds, to 16 bits; the first has x's derivative."""
-    # `astype` would not do: XLA removes pairs of conversions.
-    rounded = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-    remainder = jax.lax.stop_gradient(x - rounded)
+    remainder = jax.lax.stop_gradient(x - _bfloat16(x))
     return x - remainder, remainder
+
+
+def _bfloat16(x: Array) -> Array:
+    """x rounded to bfloat16. XLA would remove a pair of conversions by `astype`."""
+    return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)

@@ -30,19 +30,36 @@ class Dot(Score):
     tile_cost: ClassVar[TileCost] = "matmul"
     finite_slopes: ClassVar[bool | None] = True
 
+    def logit_factor(self, num_features: int) -> float:
+        """What multiplies the products of 16-bit features; `round` divides the query by it.
+
+        It is 1, or the part of a scale that is no power of two: times that, the query would be
+        rounded again.
+        """
+        del num_features
+        return 1.0
+
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return einsum("td,sd->ts", q_features, k_features)
+        return self._scaled(einsum("td,sd->ts", q_features, k_features), q_features)
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
+        dlogits = self._scaled(dlogits, q_features)
         dk_features = tall_product(q_features, dlogits)
         dq_features = einsum("ts,sd->td", dlogits, k_features)
         dparams = jax.tree.map(jnp.zeros_like, params)  # `pair` uses none
         return dparams, dq_features, dk_features
 
     def round(self, features: Array, side: Side, dtype: Any) -> Array:
+        if side == "query" and features.dtype.itemsize > 2:
+            features = features / self.logit_factor(features.shape[-1])
         return features.astype(dtype)
+
+    def _scaled(self, logits: Array, q_features: Array) -> Array:
+        narrow = q_features.dtype.itemsize == 2
+        factor = self.logit_factor(q_features.shape[-1]) if narrow else 1.0
+        return logits if factor == 1 else logits * factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +74,11 @@ class WithScale(Dot):
 
     def scale_or(self, default: float) -> float:
         return default if self.scale is None else float(self.scale)
+
+
+def without_power_of_two(scale: float) -> float:
+    """scale / 2^n in [1, 2), without the sign; 1 for 0."""
+    return 2 * abs(math.frexp(scale)[0]) or 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +98,14 @@ class ScaledDot(WithScale):
     """
 
     def project_query(self, params: Params, query: Array) -> Array:
+        return query * self._scale(query.shape[-1])
+
+    def logit_factor(self, num_features: int) -> float:
+        return without_power_of_two(self._scale(num_features))
+
+    def _scale(self, size: int) -> float:
         # Dq = Dk here, so the size of the query is that of the key.
-        return query * self.scale_or(1 / math.sqrt(query.shape[-1]))
+        return self.scale_or(1 / math.sqrt(size))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,12 +25,7 @@ _CONTRACT = "pair must give logits [t, s] of q_features [t, ...] and k_features 
 
 
 def known_score(
-    score: Score,
-    params: Params | None,
-    query_dim: int,
-    key_dim: int,
-    dtype: Any = jnp.float32,
-    with_init: bool = False,
+    score: Score, params: Params | None, query_dim: int, key_dim: int, dtype: Any = jnp.float32
 ) -> Score:
     """The score, traced for tokens of these sizes; one of this library is returned unchanged.
 
@@ -45,8 +40,6 @@ def known_score(
         query_dim: Dq.
         key_dim: Dk.
         dtype: float32 or float64, in which the score computes.
-        with_init: whether the numbers of `init` belong to the program, as they do for a run; a call
-            of attention does not depend on them.
 
     Raises:
         ValueError: a method fails or breaks the contract of `Score`; one line names it.
@@ -55,7 +48,7 @@ def known_score(
         return score
     part = Part("score", score, "take it as a parameter, and give attention params=")
     part.check_signatures(score)
-    arguments = (params, query_dim, key_dim, dtype, with_init)
+    arguments = (params, query_dim, key_dim, dtype)
     try:
         return _traced(part, score, *arguments)
     except Exception:
@@ -65,7 +58,7 @@ def known_score(
 
 
 def _traced(
-    part: Part, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any, with_init: bool
+    part: Part, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any
 ) -> Score:
     # Transposed features and logits have other shapes.
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
@@ -87,8 +80,8 @@ def _traced(
         part.require_width(name, features, dtype)
         return features
 
-    def program(params: Any, query: Any, key: Any, *rngs: Any) -> Any:
-        """The logits, what the other methods of the user make of them, and initial params."""
+    def program(params: Any, query: Any, key: Any) -> Any:
+        """The logits, and what the other methods of the user make of them."""
         q_features = features_of("project_query", params, query)
         k_features = features_of("project_key", params, key)
         both = (q_features, k_features)
@@ -105,19 +98,17 @@ def _traced(
             ("round", (q_features, "query", jnp.bfloat16)),
             ("round", (k_features, "key", jnp.bfloat16)),
         ]
-        results = [
+        return logits, [
             part.call(name, getattr(score, name), *given, of=both)
             for name, given in others
             if _is_users(score, name)
         ]
-        return logits, results, [*map(init, rngs)]
 
-    knows_init = with_init and jax.tree.leaves(arrays[0])
-    rngs = [jax.eval_shape(lambda: jax.random.key(0))] if knows_init else []
     shapes = ((3, query_dim), (4, key_dim))
     known: Any = Known(
         score,
-        trace=lambda: part.trace(program, *arguments, *rngs),
+        trace=lambda: part.trace(program, *arguments),
+        trace_init=lambda: part.trace_init(init),
         sample=lambda: part.call("its derivative", sample_numbers, score, init, *shapes),
     )
     part.check_once(known.digest, lambda: _check_pairs(part, score, *arguments))
@@ -155,6 +146,13 @@ def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) ->
         " positions or on other tokens: use a bias for positions, and params for what all tokens"
         " share",
     )
+    if score.translation_invariant:  # so small an offset is none that `Score.__call__` takes away
+        offset = np.linspace(-0.5, 0.5, key.shape[1], dtype=key.dtype)
+        moved = (tokens + offset for tokens in (query[rows], key[columns]))
+        part.require(
+            score.needs_equal_dims and close(logits, on_numbers(score, params, *moved)),
+            "it must not be translation_invariant: its logits change with an offset of all tokens",
+        )
     if not (_is_users(score, "tile_params") or _is_users(score, "pair_vjp")):
         return
     q_features = on_numbers(score.project_query, params, query[:5])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -66,8 +67,8 @@ class L2(NegativeSquaredDistance):
     Array([[-12.5]], dtype=float32)
     """
 
-    def _scale(self, tokens: Array) -> float:
-        return self.scale_or(1 / math.sqrt(tokens.shape[-1]))
+    def _scale(self, size: int) -> float:
+        return self.scale_or(1 / math.sqrt(size))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +89,8 @@ class Elliptical(L2):
     >>> Elliptical()(params, query, key).round(4)  # (4 * 9 + 16) / 2
     Array([[-26.]], dtype=float32)
     """
+
+    translation_invariant: ClassVar[bool] = True
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         return {"log_m": jnp.zeros(key_dim)}

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import export
 
+from attention_jax.core.serialization import exported
 from attention_jax.scores.contract import Features, Params, Score
 
 Array = jax.Array
 
 
+@exported
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=["features"],
@@ -38,7 +38,7 @@ class ProjectedKeys:
     >>> from attention_jax import Additive, remember
     >>> score = Additive(hidden_dim=8)
     >>> params = score.init(jax.random.key(0), query_dim=2, key_dim=2)
-    >>> keys, values = remember(score, params, jnp.ones((3, 2)), None, query_dim=2)
+    >>> keys, values = remember(score, params, jnp.ones((3, 2)), query_dim=2)
     >>> keys.features.shape, keys.shape
     ((3, 8), (3, 2))
     """
@@ -65,19 +65,6 @@ class ProjectedKeys:
             structure,
             [function(leaf, ndim) for leaf, ndim in zip(leaves, self.core_ndims, strict=True)],
         )
-
-
-def _deserialize(data: bytes) -> tuple[int, tuple[int, ...]]:
-    key_dim, core_ndims = json.loads(data.decode())
-    return key_dim, tuple(core_ndims)
-
-
-export.register_pytree_node_serialization(
-    ProjectedKeys,
-    serialized_name="attention_jax.ProjectedKeys",
-    serialize_auxdata=lambda static: json.dumps(static).encode(),
-    deserialize_auxdata=_deserialize,
-)
 
 
 def project_keys(score: Score, params: Params, key: Array) -> ProjectedKeys:

@@ -44,6 +44,7 @@ class WrappedScore(Score):
     needs_equal_dims = _of_inner("needs_equal_dims")
     tile_cost = _of_inner("tile_cost")
     finite_slopes = _of_inner("finite_slopes")
+    translation_invariant = _of_inner("translation_invariant")
     init = _of_inner("init")
     param_shapes = _of_inner("param_shapes")
     project_query = _of_inner("project_query")
@@ -59,6 +60,7 @@ class LogitMap(WrappedScore):
     """
 
     finite_slopes = WrappedScore.finite_slopes
+    translation_invariant = WrappedScore.translation_invariant
     round = WrappedScore.round
     tile_params = WrappedScore.tile_params
 

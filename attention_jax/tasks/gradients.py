@@ -70,14 +70,18 @@ class Run(NamedTuple):
     loss: Callable[..., Any]  # (params, batch), without dropout
 
 
-def load_analyzed_run(workdir: Path) -> Run:
+def load_analyzed_run(workdir: Path, *, score: str | None = None) -> Run:
     """Loads a run for analysis.
+
+    Args:
+        workdir: the run's folder.
+        score: as in `load_run`.
 
     Raises:
         ValueError: the folder holds no run, or none that can be read; or the data that the run
             learned from is missing or has changed.
     """
-    task, states = load_states(workdir)
+    task, states = load_states(workdir, score=score)
     batch, labels = task.examples(workdir)
     model = dataclasses.replace(task.model, dropout_rate=0.0, attention_dropout_rate=None)
     still: Task = dataclasses.replace(task, model=model)  # type: ignore[type-var]

@@ -45,10 +45,10 @@ class NoisyRecall(TokenTask):
     noise: float = 0.2
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_integer("keys", self.keys)
         check_integer("noise_tokens", self.noise_tokens)
         checked_fraction("noise", self.noise)
+        super().__post_init__()
         if self.length % 2:
             raise ValueError(f"length must be even, for whole pairs; got {self.length}")
 

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from attention_jax.analysis import AttentionView, Captured, capture, view
+from attention_jax.runs.run_folder import read_config
 from attention_jax.training.run import TrainedRun, load_run, load_states
 from attention_jax.training.task import Answers, Labels, Params, Task
 
@@ -75,7 +76,8 @@ def answers_view(
         all_steps: show step 0 and all kept checkpoints of every run under a slider.
 
     Raises:
-        ValueError: a folder holds no run, or a run of another task or with too few seeds.
+        ValueError: a folder holds no run, or a run of another task, with another vocabulary or
+            with too few seeds.
     """
     views: dict[str, AttentionView] = {}
     for each in (run, *map(load_run, compare)):
@@ -83,6 +85,11 @@ def answers_view(
             raise ValueError(
                 f"compare must name runs of task {run.task.name}; {each.workdir} is one of"
                 f" {each.task.name}"
+            )
+        if _vocabulary(each) != _vocabulary(run):
+            raise ValueError(
+                f"compare must name runs with the vocabulary of {run.workdir}; {each.workdir} has"
+                " another"
             )
         view_of = viewer(each.task, answers.batch, answers.labels)
         label = each.task.label
@@ -96,6 +103,13 @@ def answers_view(
                 by_step[str(step)] = view_of(params)
             views[label] = AttentionView.step_by_step(by_step)
     return AttentionView.side_by_side(views)
+
+
+def _vocabulary(run: TrainedRun) -> tuple[Any, ...]:
+    """What gives the ids of a batch their meaning."""
+    stored = {} if run.workdir is None else read_config(run.workdir)
+    names = ("vocabulary", "vocabulary_size")
+    return (stored.get("subwords_sha256"), *(getattr(run.task, name, None) for name in names))
 
 
 def cross_attention(

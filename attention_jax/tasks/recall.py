@@ -12,6 +12,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.checks import check_integer
 from attention_jax.tasks.tokens import TokenTask, drawn, following
 
 Array = jax.Array
@@ -42,15 +43,8 @@ class Recall(TokenTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= 4 * self.pairs <= self.length:
-            raise ValueError(
-                f"pairs must be from 1 to {self.length // 4}, a quarter of length; got {self.pairs}"
-            )
-        if self.vocabulary_size < 2 * self.pairs + 2:
-            raise ValueError(
-                f"vocabulary_size must be at least {2 * self.pairs + 2} for {self.pairs} pairs;"
-                f" got {self.vocabulary_size}"
-            )
+        check_integer("pairs", self.pairs, 1, self.length // 4)
+        check_integer("vocabulary_size", self.vocabulary_size, 2 * self.pairs + 2)
 
     @property
     def most_asked(self) -> int:

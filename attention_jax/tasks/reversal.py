@@ -8,6 +8,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.checks import check_integer
 from attention_jax.nn import ANY_LENGTH, ModelConfig
 from attention_jax.tasks.sequences import FIRST, Sequences, SequenceTask, TrainConfig
 
@@ -39,10 +40,7 @@ class Reversal(SequenceTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.letters <= len(self.vocabulary.alphabet):
-            raise ValueError(
-                f"letters must be from 1 to {len(self.vocabulary.alphabet)}; got {self.letters}"
-            )
+        check_integer("letters", self.letters, 1, len(self.vocabulary.alphabet))
 
     def pair(self, rng: Array, length: Array, *, longest: int) -> Sequences:
         letters = jax.random.randint(rng, (longest,), FIRST, FIRST + self.letters)

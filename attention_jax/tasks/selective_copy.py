@@ -41,13 +41,9 @@ class SelectiveCopy(TokenTask):
     copied: int = 6
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_integer("letters", self.letters)
-        if not 1 <= 2 * self.copied < self.length:
-            raise ValueError(
-                f"copied must be from 1 to {(self.length - 1) // 2}, less than half of length;"
-                f" got {self.copied}"
-            )
+        super().__post_init__()
+        check_integer("copied", self.copied, 1, (self.length - 1) // 2)
 
     @property
     def vocabulary_size(self) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_integer, checked_number
 from attention_jax.core.programs import Part, on_numbers
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
@@ -44,7 +44,6 @@ from attention_jax.tasks.vocabulary import (
 )
 from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
 from attention_jax.training.metrics import token_accuracy
-from attention_jax.training.settings import name_of
 from attention_jax.training.task import (
     Answers,
     Labels,
@@ -53,8 +52,10 @@ from attention_jax.training.task import (
     Result,
     Task,
     TrainConfig,
+    check_instances,
     undefined,
 )
+from attention_jax.training.task_class import name_of
 
 __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabulary"]
 
@@ -95,14 +96,8 @@ class SequenceTask(Task):
     coverage_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, ModelConfig):
-            raise ValueError(f"model must be a ModelConfig; got {self.model!r}")
-        for name in ("score", "self_attention_score"):
-            if not isinstance(getattr(self.model, name), str | None):
-                raise ValueError(
-                    f"model.{name} must be a name, for config.json to hold it;"
-                    f" got {getattr(self.model, name)!r}"
-                )
+        kinds = {"model": ModelConfig, "train": TrainConfig, "vocabulary": Vocabulary}
+        check_instances(self, **kinds)
         check_integer("batch_size", self.train.batch_size)
         for name in ("min_length", "max_length"):
             check_integer(name, getattr(self, name))
@@ -110,7 +105,7 @@ class SequenceTask(Task):
             raise ValueError(
                 f"max_length must be at least min_length {self.min_length}; got {self.max_length}"
             )
-        if not self.coverage_weight >= 0:
+        if not checked_number("coverage_weight", self.coverage_weight) >= 0:
             raise ValueError(f"coverage_weight must be at least 0; got {self.coverage_weight}")
         self.model.check_length(self.max_length + 1)
 

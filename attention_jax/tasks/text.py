@@ -33,6 +33,7 @@ from attention_jax.training.task import (
     Result,
     TrainConfig,
     Validation,
+    check_instances,
 )
 
 Array = jax.Array
@@ -71,6 +72,7 @@ class Text(CausalTask):
     held_out: float = 0.1
 
     def __post_init__(self) -> None:
+        check_instances(self, text=Path)
         super().__post_init__()
         checked_fraction("held_out", self.held_out)
         if self.model.positions == "learned":  # the others have no limit in an answer

@@ -31,6 +31,7 @@ import optax
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
+from attention_jax.core.programs import Part, on_numbers
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
 from attention_jax.training.task import (
@@ -41,7 +42,10 @@ from attention_jax.training.task import (
     Result,
     Task,
     TrainConfig,
+    check_instances,
+    undefined,
 )
+from attention_jax.training.task_class import name_of
 
 Array = jax.Array
 
@@ -58,21 +62,23 @@ class CausalTask(Task):
     model: ModelConfig
 
     def __post_init__(self) -> None:
+        check_instances(self, model=ModelConfig, train=TrainConfig)
         if self.model.architecture != "decoder":
             raise ValueError(f"architecture must be decoder; got {self.model.architecture}")
         check_integer("batch_size", self.train.batch_size)
         check_integer("length", self.length)
+        check_integer("vocabulary_size", self.vocabulary_size)
         self.model.check_length(self.length)
 
     @property
     def length(self) -> int:
         """T: tokens of an example."""
-        raise NotImplementedError
+        raise undefined(self, "length")
 
     @property
     def vocabulary_size(self) -> int:
         """V: tokens are numbers from 0 to V - 1."""
-        raise NotImplementedError
+        raise undefined(self, "vocabulary_size")
 
     @property
     def label(self) -> str:
@@ -113,11 +119,11 @@ class TokenTask(CausalTask):
 
     def tokens(self, rng: Array) -> Array:
         """Draws one example: int32 [length]; 0 is a blank."""
-        raise NotImplementedError
+        raise undefined(self, "tokens(rng)")
 
     def targets(self, tokens: Array) -> Array:
         """The right answer at each token of one example, int32 [T]; 0 where nothing is asked."""
-        raise NotImplementedError
+        raise undefined(self, "targets(tokens)")
 
     @property
     def most_asked(self) -> int:
@@ -132,6 +138,26 @@ class TokenTask(CausalTask):
     def batch(self, rng: Array, *, size: int, length: int | None = None) -> Batch:
         task = self if length is None else dataclasses.replace(self, length=length)
         return self._asked(jax.vmap(task.tokens)(jax.random.split(rng, size)))
+
+    def check_numbers(self) -> None:
+        """Draws a few examples; raises ValueError for ids outside of the vocabulary."""
+        drawn = on_numbers(lambda: self.batch(jax.random.key(0), size=EXAMPLES))
+        part = Part("task", name_of(type(self)), "make it a field of the task")
+        for name, ids in (("tokens", drawn.target_inputs), ("targets", drawn.targets)):
+            part.require(
+                ids.shape == (EXAMPLES, self.length)
+                and np.issubdtype(ids.dtype, np.integer)
+                and bool(np.all((ids >= 0) & (ids < self.vocabulary_size))),
+                f"{name} must return ids from 0 to {self.vocabulary_size - 1}, int32"
+                f" [{self.length}]; got {ids.dtype} {list(ids.shape[1:])}, from {ids.min()} to"
+                f" {ids.max()}",
+            )
+        asked = int(np.sum(drawn.targets != PAD, axis=1).max())
+        part.require(
+            asked <= self.most_asked,
+            f"most_asked must be the largest number of targets; it is {self.most_asked}, and an"
+            f" example has {asked}",
+        )
 
     def _asked(self, tokens: Any) -> Batch:
         return without_source(tokens, jax.vmap(self.targets)(tokens))

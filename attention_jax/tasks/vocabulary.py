@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from attention_jax.core.serialization import exported
 from attention_jax.training.task import Labels
 
 Array = jax.Array
@@ -17,6 +18,7 @@ PAD, SOS, EOS = 0, 1, 2  # padding, start of sequence, end of sequence
 FIRST = 3  # the id of the first letter
 
 
+@exported
 class Batch(NamedTuple):
     """Padded pairs of sequences; S is the longest source, T the longest target with its EOS."""
 

@@ -19,7 +19,7 @@ from attention_jax.runs.metrics_file import add_line
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import sync, writing
 from attention_jax.training.sharding import Layout
-from attention_jax.training.task import Feed, Metrics, Params, Task
+from attention_jax.training.task import Feed, Metrics, Params, Task, Validation, check_metrics
 
 Array = jax.Array
 
@@ -217,6 +217,7 @@ def train(
     def log_gradients(step: int, state: TrainState) -> None:
         if every is not None and (step % every == 0 or step == config.steps):
             metrics = measure(state, batches_of_step(task, feed, step))
+            check_metrics(f"task {task.name}", "statistics(...)", metrics)
             records.write("gradients", step, _by_seed(metrics))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
@@ -224,15 +225,22 @@ def train(
         planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
         metric = loss if planned else None
         if rule is not None and planned:
-            line = task.validate(jax.device_get(state.params), records.folder)
+            try:
+                line = _validated(task, rule, state.params, records.folder)
+            except Exception:
+                keep(step, state, None, temporary=True)  # an error of the task loses no step
+                raise
             records.write("validation", step, line)
             means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
             records.progress.note(f"step {step}, validation: {means}")
             metric = rule.loss(line)
+        keep(step, state, metric, temporary=not planned)
+
+    def keep(step: int, state: TrainState, metric: float | None, *, temporary: bool) -> None:
         for path in records.folder.glob("*.jsonl"):
             with writing("file", path):
                 sync(path)  # the lines up to a checkpoint are on disk before it is
-        records.checkpoints.save(step, state, metric=metric, temporary=not planned)
+        records.checkpoints.save(step, state, metric=metric, temporary=temporary)
 
     state = jax.device_put(state, layout.by_seed)
     step = int(jax.device_get(state.step)[0])
@@ -255,6 +263,21 @@ def train(
     if step not in records.checkpoints.steps():
         save(step, state, loss)
     return state
+
+
+def _validated(
+    task: Task, rule: Validation, params: Params, folder: Path
+) -> dict[str, list[float]]:
+    """The metrics of `Task.validate` as a line; ValueError unless each has a number per seed."""
+    metrics, method = task.validate(jax.device_get(params), folder), "validate(params, folder)"
+    check_metrics(f"task {task.name}", method, metrics)
+    shapes = {name: np.shape(values) for name, values in metrics.items()}
+    if {*shapes.values()} != {(task.train.seeds,)} or rule.metric not in shapes:
+        raise ValueError(
+            f"task {task.name}: {method} must give {rule.metric!r}, and for each metric"
+            f" {task.train.seeds} numbers, one for each seed; got the shapes {shapes}"
+        )
+    return {name: np.asarray(values, np.float64).tolist() for name, values in metrics.items()}
 
 
 def _by_seed(metrics: Metrics) -> dict[str, list[float]]:

@@ -17,7 +17,14 @@ from attention_jax.runs.metrics_file import add_line, drop_lines_after
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
-from attention_jax.training.settings import check_resumable, settings_of, task_in
+from attention_jax.training.settings import (
+    check_resumable,
+    check_task,
+    checked_feed,
+    describe_parts,
+    settings_of,
+    task_in,
+)
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task
 
@@ -67,9 +74,10 @@ def train_run(
         task: what is learned, with all settings.
         workdir: the folder.
         resume: continue the run that is there. The settings must be those of the run, except for
-            `train.steps` where the learning rate does not depend on it. A finished run then goes
-            on, and ends bit-identical to a run that had all steps from the start, if it had ended
-            at a multiple of `log_every` (with validation, of `checkpoint_every`).
+            `train.steps` where the learning rate does not depend on it, and for the name of a
+            user's score, which may be renamed or rewritten if it gives the same numbers. A finished
+            run then goes on, and ends bit-identical to a run that had all steps from the start, if
+            it had ended at a multiple of `log_every` (with validation, of `checkpoint_every`).
         log_gradients: steps between two lines of gradient statistics in gradients.jsonl.
         mesh: over which devices; None for one device. A run may be resumed on another mesh.
         interruption: the caller's own, entered, for several runs; None to watch for signals during
@@ -81,6 +89,7 @@ def train_run(
     """
     folder, mesh = Path(workdir), mesh or MeshShape()
     feed, settings = _checked_start(task, folder, log_gradients, mesh)
+    folder = folder.absolute()  # the task may change the current folder
     layout, config = Layout(mesh), task.train
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
@@ -138,14 +147,18 @@ def _checked_start(
     task: Task, folder: Path, log_gradients: int | None, mesh: MeshShape
 ) -> tuple[Feed | None, JSON]:
     """The data of a run, and its settings for config.json."""
+    check_task(task)
     every = task.train.log_every
     if log_gradients is not None and (log_gradients < 1 or log_gradients % every):
         raise ValueError(
             f"log_gradients must be a positive multiple of log_every {every}; got {log_gradients}"
         )
+    if log_gradients is not None and type(task).statistics is Task.statistics:
+        undefined: Any = (None,) * 4
+        task.statistics(*undefined)  # raises that it must be defined
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
-    parts = task.model.describe_parts()  # before the data is read, which may take seconds
-    feed = task.feed(folder, multiple_of=mesh.data)
+    parts = describe_parts(task)  # before the data is read, which may take seconds
+    feed = checked_feed(task, folder, multiple_of=mesh.data)
     of_one_device = feed
     if mesh.data > 1 and not is_of_this_package(type(task)):
         of_one_device = task.feed(folder)  # whose program is that of any mesh
@@ -164,39 +177,49 @@ def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[
     return restored.state, restored.step
 
 
-def load_run(workdir: Path | str, step: StepName = "newest") -> TrainedRun:
+def load_run(
+    workdir: Path | str, step: StepName = "newest", *, score: str | None = None
+) -> TrainedRun:
     """A state of a run, of any task; nothing in its folder is changed.
 
     Args:
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
             validation metric, or without validation the smallest loss; or a step that is kept.
+        score: what the score of the run is called now, "module:Name", if its file or its class has
+            another name. It must give the same numbers.
 
     Raises:
         ValueError: the folder holds no run of an unchanged task, or no such checkpoint; or the
             checkpoint is damaged.
     """
-    task, kept = _saved_run(Path(workdir))
+    task, kept = _saved_run(Path(workdir), score)
     restored = kept.restore(jax.eval_shape(functools.partial(initial_state, task)), step)
     return TrainedRun(task, restored.state.params, restored.step, Path(workdir))
 
 
-def load_states(workdir: Path | str) -> tuple[Task, dict[int, TrainState]]:
+def load_states(
+    workdir: Path | str, *, score: str | None = None
+) -> tuple[Task, dict[int, TrainState]]:
     """A run's task, and its states by step: the kept ones, and that of step 0, computed again.
+
+    Args:
+        workdir: the run's folder.
+        score: as in `load_run`.
 
     Raises:
         ValueError: the folder holds no run of an unchanged task, or no checkpoint yet, or a damaged
             one.
     """
-    task, kept = _saved_run(Path(workdir))
+    task, kept = _saved_run(Path(workdir), score)
     start = functools.partial(initial_state, task)
     like = jax.eval_shape(start)
     return task, {0: start(), **{step: kept.restore(like, step).state for step in kept.steps()}}
 
 
-def _saved_run(workdir: Path) -> tuple[Task, Checkpoints]:
+def _saved_run(workdir: Path, score: str | None) -> tuple[Task, Checkpoints]:
     """A run's task and its checkpoints; raises ValueError if there are none."""
-    task = task_in(workdir)
+    task = task_in(workdir, score=score)
     checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
     if not checkpoints.steps():
         raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")

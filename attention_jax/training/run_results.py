@@ -1,4 +1,4 @@
-"""The results of a finished run, kept in its folder so that they are computed once."""
+"""The results of trained runs, computed by the task as it is now."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.runs.checkpoints import saved_steps
-from attention_jax.runs.metrics_file import finite_or_null, read_lines
-from attention_jax.runs.progress import warn
-from attention_jax.runs.run_folder import JSON, read_config, write_json
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.run_folder import JSON
 from attention_jax.training.metrics import mean_and_deviation
-from attention_jax.training.run import load_run
-from attention_jax.training.settings import task_in
+from attention_jax.training.run import TrainedRun, load_run
 from attention_jax.training.task import Result, Task
 
 
@@ -43,7 +40,7 @@ class FinishedRun:
 
 
 def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
-    """The run in a folder with its results, read from results.json or computed and written there.
+    """The run in a folder with its results.
 
     Args:
         workdir: the run's folder.
@@ -53,44 +50,42 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
         ValueError: the folder holds no run of an unchanged task, or its run cannot be loaded, or is
             not finished; or the task has no results by length.
     """
-    task = task_in(workdir)
-    check_lengths(task, lengths)
-    path = workdir / "results.json"
-    step = max(saved_steps(workdir / "checkpoints"), default=0)
-    program = read_config(workdir).get("program")
-    kept_for = {"program": program, "step": step, "steps": task.train.steps}
-    content = _read(path)
-    if kept_for != {name: content.get(name) for name in kept_for}:
-        content = {}
-    # By length; the key "" has the results of the task without a length.
-    results = content.get("results", {})
-    missing = [length for length in ("", *map(str, lengths)) if length not in results]
-    if missing:
-        run = load_run(workdir)
-        step = run.step  # an earlier one, if the newest is damaged
-        if "" in missing and step < task.train.steps:
-            raise ValueError(
-                f"workdir {workdir} is not finished: step {step} of {task.train.steps}"
-            )
-        for length in missing:
-            found = task.evaluate(run.params, [int(length)] if length else (), folder=workdir)
-            if not length:
-                found = {**found, "training loss": _training_loss(workdir, step)}
-            results[length] = {name: _to_json(result) for name, result in found.items()}
-        try:
-            write_json(path, {**kept_for, "step": step, "results": results})
-        except OSError as error:
-            warn(f"{path} cannot be written: {error.strerror or error}")
-    by_name = {k: v for length in ("", *map(str, lengths)) for k, v in results[length].items()}
+    run = load_run(workdir)
+    steps = run.task.train.steps
+    if run.step < steps:
+        raise ValueError(f"workdir {workdir} is not finished: step {run.step} of {steps}")
+    results = results_of(run, lengths)
     seconds = [line["seconds"] for line in read_lines(workdir / "timing.jsonl")]
     return FinishedRun(
         workdir=workdir,
-        task=task,
-        step=step,
-        results={name: _from_json(result) for name, result in by_name.items()},
+        task=run.task,
+        step=run.step,
+        results={**results, "training loss": _training_loss(workdir, run.step)},
         seconds=sum(seconds) if seconds else math.nan,
         environment=_read(workdir / "env.json"),
     )
+
+
+def results_of(run: TrainedRun, lengths: Sequence[int] = ()) -> dict[str, Result]:
+    """The results of a run by name, at `lengths` too.
+
+    Raises:
+        ValueError: the task has no results by length, or returns something else than results.
+    """
+    task = run.task
+    check_lengths(task, lengths)
+    results: dict[str, Result] = {}
+    for each in ((), tuple(lengths)) if lengths else ((),):
+        found = task.evaluate(run.params, each, folder=run.workdir)
+        values = found.values() if isinstance(found, dict) else [None]
+        sizes = [np.shape(getattr(value, "by_seed", None)) for value in values]
+        if any(size != (task.train.seeds,) for size in sizes):
+            raise ValueError(
+                f"task {task.name}: evaluate(params, lengths) must return a dict of Result, each"
+                f" with {task.train.seeds} numbers, one for each seed; got {found!r}"
+            )
+        results |= found
+    return results
 
 
 def _training_loss(workdir: Path, step: int) -> Result:
@@ -129,17 +124,8 @@ def check_lengths(task: Task | type[Task], lengths: Sequence[int]) -> None:
         raise ValueError(f"lengths must be at least 1; got {given}")
 
 
-def _to_json(result: Result) -> JSON:
-    return {**result._asdict(), "by_seed": [*map(finite_or_null, result.by_seed)]}
-
-
-def _from_json(stored: JSON) -> Result:
-    by_seed = np.array(stored["by_seed"], float)  # None becomes NaN
-    return Result(**{**stored, "by_seed": by_seed.tolist()})
-
-
 def _read(path: Path) -> JSON:
-    """A JSON object; {} if there is none that can be read: results are then computed again."""
+    """A JSON object; {} if there is none that can be read."""
     try:
         content = json.loads(path.read_text())
     except (OSError, ValueError):

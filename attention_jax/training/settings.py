@@ -10,49 +10,110 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import sys
 import typing
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
-from attention_jax.core.names import did_you_mean, imported
-from attention_jax.core.programs import Part, is_of_this_package, one_line
+from attention_jax.core.checks import check_integer
+from attention_jax.core.names import did_you_mean
+from attention_jax.core.programs import is_of_this_package, one_line
 from attention_jax.runs.checkpoints import saved_steps
 from attention_jax.runs.run_folder import JSON, read_config
-from attention_jax.training.task import Feed, Task
+from attention_jax.scores import get_score
+from attention_jax.training.task import (
+    Feed,
+    Task,
+    TrainConfig,
+    Validation,
+    check_instances,
+)
+from attention_jax.training.task_class import name_of, task_class
+from attention_jax.training.task_program import check_program, part_of, program_of
 
-# --- a task as text and as JSON ---
+# --- a task as JSON ---
 
 
-def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Task]:
-    """The class of the task that a text names: one of `names`, or "module:Name".
+def check_task(task: Task) -> None:
+    """Raises ValueError unless a run can train this task, be resumed and be evaluated.
+
+    Nothing is traced, and no data are read. Each setting must be what config.json gives back: a
+    number that is not NaN, a text, a Path, None, or a tuple of them.
+    """
+    if not isinstance(task, Task):
+        raise ValueError(f"task must be an instance of a subclass of Task; got {task!r}")
+    cls = type(task)
+    name = name_of(cls)
+    if not is_of_this_package(cls):
+        if cls.__module__ == "__main__" or "<locals>" in name:
+            raise ValueError(
+                f"task {name!r} must be a class at the top of a module, which another process can"
+                " import to evaluate the run"
+            )
+        if task_class(name) is not cls:
+            raise ValueError(f"task {name!r} must be the class that its module has now")
+        part_of(task).check_signatures(task)
+    check_instances(task, train=TrainConfig)
+    if task.validation is not None:
+        check_instances(task, validation=Validation)
+    arguments: Any = (None,) * 4
+    if cls.evaluate is Task.evaluate:
+        task.evaluate(*arguments[:1])  # raises that it must be defined
+    if task.validation is not None and cls.validate is Task.validate:
+        task.validate(*arguments[:2])
+    try:
+        read = _made(cls, _fields(task), name_of(cls))
+    except Exception as error:  # of the user's __post_init__, perhaps
+        raise ValueError(
+            f"task {name_of(cls)} cannot be made again from config.json: {one_line(error)}"
+        ) from error
+    if wrong := _unlike(task, read):
+        name, value = wrong
+        raise ValueError(
+            f"{name} must be a setting that config.json gives back as it is: a number, a text, a"
+            f" Path, None, or a tuple of them; got {value!r}"
+        )
+
+
+def _unlike(given: Any, read: Any, prefix: str = "") -> tuple[str, Any] | None:
+    """The name and value of the first setting that differs from what was read back, or None."""
+    for field in dataclasses.fields(given):
+        name = prefix + field.name
+        value, other = getattr(given, field.name), getattr(read, field.name)
+        if dataclasses.is_dataclass(value) and type(value) is type(other):
+            if inner := _unlike(value, other, f"{name}."):
+                return inner
+            continue
+        value = value.item() if isinstance(value, np.generic) else value
+        value = value.absolute() if isinstance(value, Path) else value
+        try:
+            hash(value)  # a task is a static argument of compiled functions
+            same = type(value) is type(other) and value == other
+        except TypeError:
+            same = False
+        if not same:
+            return name, getattr(given, field.name)
+    return None
+
+
+def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | None:
+    """The feed of a task, which must fit into config.json; an error of a user's is one line.
 
     Raises:
-        ValueError: in one line: the name does not exist, or does not name a task.
+        ValueError: the data cannot be used, or the feed breaks its contract.
     """
-    known = names or {}
-    found: Any = known.get(text) or imported(text, text, "task", known)
-    is_task = isinstance(found, type) and issubclass(found, Task)
-    if not is_task or not dataclasses.is_dataclass(found):
-        raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
-    if not isinstance(getattr(found, "name", None), str):
-        raise ValueError(f"task {text!r} must have a class variable name; got none")
-    if missing := {"model", "train"} - {field.name for field in dataclasses.fields(found)}:
-        raise ValueError(f"task {text!r} must have a field {min(missing)}; got none")
-    return typing.cast(type[Task], found)
-
-
-def name_of(cls: type[Task]) -> str:
-    """The name "module:Name" of a task, from which `task_class` finds it."""
-    module = cls.__module__
-    if is_of_this_package(cls):
-        module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
-    return f"{module}:{cls.__qualname__}"
+    if is_of_this_package(type(task)):
+        return task.feed(folder, multiple_of=multiple_of)
+    part, read = part_of(task), functools.partial(task.feed, multiple_of=multiple_of)
+    feed = part.call("feed(folder, *, multiple_of=1)", read, folder)
+    if feed is None:
+        check_integer("batch_size", task.train.batch_size)
+        return None
+    part.require(isinstance(feed, Feed), "feed(folder) must return a Feed or None", feed)
+    for name in feed.digests:
+        part.require(str(name).endswith("_sha256"), f"digests must end in _sha256; got {name!r}")
+    return feed
 
 
 def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -> JSON:
@@ -61,24 +122,28 @@ def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None)
     Args:
         task: the task.
         feed: from `Task.feed`, if it has one.
-        parts: from `model.describe_parts`, which traces the scores; None to call it.
+        parts: from `describe_parts`, which traces the scores; None to call it.
 
     Raises:
         ValueError: the task is a user's, and a method of it fails; in one line, with its name.
     """
-    digests = {} if feed is None else json.loads(json.dumps({**feed.digests}))
-    parts = task.model.describe_parts() if parts is None else parts
+    digests = {} if feed is None else _plain({**feed.digests})
+    parts = describe_parts(task) if parts is None else parts
     return {
         "task": name_of(type(task)),
         **_fields(task),
         **parts,
         **digests,
-        **_program(task, lambda: feed),
+        **program_of(task, lambda: feed),
     }
 
 
-def task_in(workdir: Path | str) -> Task:
+def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     """The task of the run in a folder, with the settings in its config.json.
+
+    Args:
+        workdir: the run's folder.
+        score: what the score of the run is called now, "module:Name"; None for its name there.
 
     Raises:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
@@ -86,15 +151,20 @@ def task_in(workdir: Path | str) -> Task:
     """
     content = read_config(Path(workdir))
     try:
-        task = _task_of(content)
-        _check_program(task, content, _program(task, lambda: task.feed(Path(workdir))))
+        task = _task_of(content, score)
+        check_program(task, content, program_of(task, lambda: task.feed(Path(workdir))))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
 
 
-def _task_of(content: JSON) -> Task:
-    """The task with the settings of a config.json; its program is not compared."""
+def _task_of(content: JSON, score: str | None = None) -> Task:
+    """The task with the settings of a config.json; its program is not compared.
+
+    Args:
+        content: of config.json.
+        score: as in `task_in`.
+    """
     name = content.get("task", "reversal")
     if ":" not in str(name):
         raise ValueError(
@@ -104,11 +174,36 @@ def _task_of(content: JSON) -> Task:
     cls = task_class(name)
     extra = ("task", "scores", "normalizers", "program", "jax")
     try:
+        if score is not None:
+            content = _with_score(content, score)
+        elif "score" in content.get("scores", {}) and "score" in content["model"]:
+            _check_is_there(content["model"]["score"])
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
-        task.model.check_parts_are(content)
+        if hasattr(task.model, "check_parts_are"):
+            task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"config.json is damaged: {one_line(error)}") from error
     return task
+
+
+def _check_is_there(score: str) -> None:
+    """Raises ValueError, which says what to do, unless the score of a run has still its name."""
+    try:
+        get_score(score)
+    except ValueError as error:
+        raise ValueError(f"{error}; if it was renamed, give its new name as score") from error
+
+
+def _with_score(content: JSON, score: str) -> JSON:
+    """The content of a config.json, in which the score has another name."""
+    if "score" not in content.get("scores", {}):
+        raise ValueError(
+            "score must be left out: this run has none, or config.json is of an earlier version,"
+            f" which did not describe it; got {score!r}"
+        )
+    model = content["model"]
+    scores = {name: score for name, text in model.items() if text == model["score"]}
+    return {**content, "model": {**model, **scores}}
 
 
 def _made(cls: type[Any], content: JSON, owner: str) -> Any:
@@ -132,82 +227,12 @@ def _value(hint: Any, value: Any, owner: str) -> Any:
         return _made(typing.cast(type[Any], hint), value, owner)
     if isinstance(value, str) and Path in (hint, *typing.get_args(hint)):
         return Path(value)
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(_value(None, each, owner) for each in value) if isinstance(value, list) else value
 
 
-# --- the program of a user's task ---
-
-
-def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
-    """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
-
-    Args:
-        task: the task.
-        feed_of: returns its feed, or None; not called for a task of this library.
-
-    Raises:
-        ValueError: in one line: a method fails, breaks its contract, or computes something else
-            in each trace.
-    """
-    if is_of_this_package(type(task)):
-        return {}
-    part = Part("task", name_of(type(task)), "make it a field of the task")
-    part.check_signatures(task)
-    feed = feed_of()
-    batch = None if feed is None else jax.eval_shape(lambda: feed.batch(task.train.first_seed, 0))
-
-    def first_loss(rng: Any, fed: Any) -> Any:
-        params, batch = part.call("init(rng)", task.init, rng), fed
-        if feed is None:
-            size = typing.cast(int, task.train.batch_size)
-            draw = functools.partial(task.batch, size=size)
-            batch = part.call(f"batch(rng, size={size})", draw, rng)
-        result = part.call("loss(params, batch, rng)", task.loss, params, batch, rng)
-        contract = "loss(params, batch, rng) must return (float [], {name: float []})"
-        is_pair = isinstance(result, tuple) and [*map(type, result[1:])] == [dict]
-        part.require(is_pair, contract)
-        for name, value in {"loss": result[0], **result[1]}.items():
-            is_scalar = not jnp.shape(value) and jnp.issubdtype(
-                jnp.result_type(value), jnp.floating
-            )
-            part.require(is_scalar, f"{contract}: {name}", value)
-        if type(task).optimizer is Task.optimizer:
-            return batch, result
-        optimizer = part.call("optimizer()", task.optimizer)
-        state = part.call("optimizer().init(params)", optimizer.init, params)
-        arguments = params, state, params  # gradients are like parameters
-        update = part.call("optimizer().update(gradients, ...)", optimizer.update, *arguments)
-        return batch, result, state, update
-
-    rng = jax.eval_shape(lambda: jax.random.key(0))
-    digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
-    part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
-    return {"program": digests.pop(), "jax": jax.__version__}
-
-
-def _check_program(task: Task, stored: JSON, now: JSON) -> None:
-    """Raises ValueError if a user's task is another program than the run was trained with.
-
-    Args:
-        task: the task.
-        stored: the content of config.json.
-        now: from `_program`.
-    """
-    if stored.get("program") == now.get("program"):
-        return
-    then = str(stored.get("program"))[:12]
-    text = (
-        f"task {name_of(type(task))} was program {then} when this run was trained, and is"
-        f" {str(now.get('program'))[:12]} now"
-    )
-    if stored.get("jax") != now.get("jax"):
-        versions = f"jax was {stored.get('jax')} then, and is {now.get('jax')} now"
-        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
-        return
-    source = getattr(sys.modules.get(type(task).__module__), "__file__", None)
-    raise ValueError(
-        f"{text}; restore {source or 'the task'}, or train a new run in another folder"
-    )
+def describe_parts(task: Task) -> JSON:
+    """The scores and normalisers that a model of this library names; {} for another model."""
+    return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
 
 
 # --- resuming ---
@@ -228,9 +253,7 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     """
     if stored.get("task") != settings["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
-    earlier = _task_of(stored)
-    program = settings if earlier == task else _program(earlier, lambda: earlier.feed(folder))
-    _check_program(earlier, stored, program)
+    earlier = _task_of(stored, _new_name_of_score(task, stored))
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
     checked = ("scores", "normalizers", "program", "jax")
@@ -239,6 +262,13 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         for content in ({**stored, **_fields(earlier)}, settings)
     )
     different = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    if any(name.partition(".")[0].endswith("_sha256") for name in new):
+        # The digests of the data decide, wherever its files lie.
+        values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
+        paths = {name for name, value in values.items() if isinstance(value, Path)}
+        different = [name for name in different if name not in paths or old.get(name) is None]
+    program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
+    check_program(earlier, stored, program)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
@@ -264,10 +294,32 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         )
 
 
+def _new_name_of_score(task: Task, stored: JSON) -> str | None:
+    """The name in `task` of a user's score in config.json, if it is another one of a user."""
+    if "program" not in stored.get("scores", {}).get("score", {}):
+        return None
+    is_new = ":" in task.model.score and task.model.score != stored["model"]["score"]
+    return task.model.score if is_new else None
+
+
 def _fields(task: Task) -> JSON:
-    """The settings of a task and of its model and training, as JSON gives them back."""
-    fields: JSON = json.loads(json.dumps(dataclasses.asdict(task), default=str))  # type: ignore[call-overload]
+    """The settings of a task and of its model and training, as JSON gives them back.
+
+    A relative path is of the current folder, and becomes absolute: another folder has other files.
+    """
+    fields: JSON = _plain(dataclasses.asdict(task))  # type: ignore[call-overload]
     return fields
+
+
+def _plain(content: Any) -> Any:
+    """What JSON gives back: NumPy's numbers become Python's, and other objects texts."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        return str(value.absolute() if isinstance(value, Path) else value)
+
+    return json.loads(json.dumps(content, default=plain))
 
 
 def _flat(content: JSON, prefix: str = "") -> JSON:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,7 +47,8 @@ class TrainConfig:
             (AdamW); 0 for plain Adam.
         beta2: Adam's decay of the mean of squared gradients.
         epsilon: Adam's addend of the denominator.
-        accumulate: batches whose mean gradient makes one update.
+        accumulate: batches for one update, which divide `steps`. Its gradient is the mean of
+            their gradients, and so each batch counts the same, however many tokens it has.
         log_every: steps in one compiled call, and between two lines of metrics.jsonl.
         checkpoint_every: steps between two checkpoints, a multiple of `log_every`.
         keep: how many of the newest checkpoints are kept.
@@ -84,12 +86,17 @@ class TrainConfig:
         if self.batch_size is not None:
             check_integer("batch_size", self.batch_size)
         check_choice("schedule", self.schedule, Schedule)
-        for name in ("learning_rate", "clip_norm", "epsilon"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be greater than 0; got {getattr(self, name)}")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0; got {self.weight_decay}")
+        for name in ("learning_rate", "clip_norm", "epsilon", "weight_decay"):
+            value, may_be_0 = getattr(self, name), name == "weight_decay"
+            if not isinstance(value, numbers.Real) or not (value > 0 or (may_be_0 and value == 0)):
+                least = "at least 0" if may_be_0 else "greater than 0"
+                raise ValueError(f"{name} must be a number {least}; got {value!r}")
         checked_fraction("beta2", self.beta2)
+        if self.steps % self.accumulate:
+            raise ValueError(
+                f"steps must be a multiple of accumulate {self.accumulate}, for the last update to"
+                f" be made; got {self.steps}"
+            )
         if self.checkpoint_every % self.log_every:
             raise ValueError(
                 f"checkpoint_every must be a multiple of log_every {self.log_every};"
@@ -107,7 +114,7 @@ class TrainConfig:
         Source: Vaswani et al. 2017, section 5.3, for "inverse-sqrt".
         """
         highest, warmup = self.learning_rate, self.warmup_steps
-        updates = -(-self.steps // self.accumulate)
+        updates = self.steps // self.accumulate
         if self.schedule == "inverse-sqrt":
 
             def inverse_sqrt(count: Array) -> Array:
@@ -177,6 +184,25 @@ class Answers(NamedTuple):
     texts: list[tuple[str, str, str | None]]  # (input, answer, the right one if the task knows it)
     batch: Any  # the inputs with the model's own answers as targets
     labels: Labels  # one for each row of `batch`
+
+
+def check_instances(task: Task, **classes: type) -> None:
+    """Raises ValueError unless the attributes of a task are instances of classes, by name."""
+    for name, cls in classes.items():
+        if not isinstance(value := getattr(task, name), cls):
+            raise ValueError(f"{name} must be a {cls.__name__}; got {value!r}")
+
+
+def check_metrics(owner: str, method: str, metrics: Any, *taken: str) -> None:
+    """Raises ValueError unless metrics are a dict whose names are free in a line of a file."""
+    if not isinstance(metrics, dict):
+        raise ValueError(f"{owner}: {method} must return a dict of metrics; got {metrics!r}")
+    for name in metrics:
+        if not isinstance(name, str) or name in ("step", *taken):
+            raise ValueError(
+                f"{owner}: {method} must give metrics names other than"
+                f" {', '.join(('step', *taken))}; got {name!r}"
+            )
 
 
 def undefined(task: Task, method: str) -> ValueError:

@@ -15,7 +15,6 @@ which no model learns from.
 from __future__ import annotations
 
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def run(config: Config) -> list[Row]:
         path = config.workdir / f"{score_folder(score)}.json"
         found = kept(path, config.task(score), config.factors, config.rates)
         rows += [{"score": score, **row} for row in found]
-        print(f"{index + 1} of {len(config.scores)}: {score}", file=sys.stderr, flush=True)
+        lab.say(f"{index + 1} of {len(config.scores)}: {score}", error=True)
     return rows
 
 

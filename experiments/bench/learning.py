@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -127,9 +126,7 @@ def run(config: Config) -> list[Row]:
         rows += [{"score": score, **row} for row in found]
         minutes = (time.monotonic() - start) / 60
         what = f"{score}, {name or 'milliseconds per step'}"
-        print(
-            f"{index + 1} of {len(parts)}: {what}; {minutes:.1f} min", file=sys.stderr, flush=True
-        )
+        lab.say(f"{index + 1} of {len(parts)}: {what}; {minutes:.1f} min", error=True)
     return rows
 
 

@@ -225,7 +225,7 @@ def run(config: Config) -> list[Row]:
         measure = functools.partial(_rows_of, config, name, base)
         program = lab.program_of(name, config.dim)
         rows += lab.kept_rows(path, settings | {"score": program}, measure)
-        print(f"{index + 1} of {len(cells)}: {name}, base {base}", flush=True)
+        lab.say(f"{index + 1} of {len(cells)}: {name}, base {base}")
     return rows
 
 

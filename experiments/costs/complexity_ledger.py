@@ -254,7 +254,7 @@ def plot(rows: list[Row]) -> dict[str, Any]:
         for ax, score in zip(curves, drawn, strict=False):
             row = scores[score]
             if form in row:
-                label = f"{form}: grows as $T^{{\\,{exponent(row, form):.2f}}}$"
+                label = f"{form}: grows as T^{exponent(row, form):.2f}"
                 mib = np.array(row[form]) / 2**20
                 ax.loglog(row["lengths"], mib, color=color, marker="o", ms=5, label=label)
             ax.set(title=score, xlabel="length, T = S")

@@ -31,6 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.reports import plotting
+from attention_jax.runs.progress import say
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import initial_state, train_steps
@@ -101,7 +102,7 @@ def run(config: Config) -> list[Row]:
             shares = jax.device_get(_right(test, params, batch))
             by_seed = {name: [round(float(s), 6) for s in share] for name, share in shares.items()}
             rows.append({"model": model, "score": score, "arm": arm, "length": length, **by_seed})
-        print(f"{model}, {score}, {tests[0][0]}: trained", flush=True)
+        say(f"{model}, {score}, {tests[0][0]}: trained")
     return rows
 
 

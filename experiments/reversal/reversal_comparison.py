@@ -84,7 +84,7 @@ def run(config: Config) -> list[Row]:
                 letters, _, right = ([round(float(s), 6) for s in each] for each in shares)
                 rows.append({"score": score, "length": length, "letters": letters, "exact": right})
             percent = _percent(exact(where(rows, score=score), lengths)[0])
-            print(f"{score}, lengths {[*lengths]}: {percent} % of strings right", flush=True)
+            lab.say(f"{score}, lengths {[*lengths]}: {percent} % of strings right")
         weights, written, read = attention_on(WORD, trained)
         rows.append({"score": score, "weights": weights, "written": written, "read": read})
     return rows

@@ -200,7 +200,7 @@ def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float])
         state = advance_all(state, rates)
         looks.append(look_at_all(state.params))
     final = jax.device_get(jax.jit(jax.vmap(jax.vmap(examine)))(state.params))
-    print(f"{score}, d = {dim}: {len(runs)} runs of {config.seeds} seeds", flush=True)
+    lab.say(f"{score}, d = {dim}: {len(runs)} runs of {config.seeds} seeds")
 
     rows: list[Row] = []
     for index, (size, rate) in enumerate(runs):

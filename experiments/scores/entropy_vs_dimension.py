@@ -223,7 +223,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         limit = [limits.raw_entropy_limit(dim, keys) for dim in large]
         ax.plot(large, limit, "k:", label="limit of dot")
         ax.axhline(math.log(keys), color="gray", ls="--", label="uniform: log T")
-        ax.set(xlabel="$d_k$", ylabel="entropy (nats)", title=f"{keys} keys", ylim=(0, None))
+        ax.set(xlabel="dₖ", ylabel="entropy (nats)", title=f"{keys} keys", ylim=(0, None))
     for score in (score for score in scores if score != "dot"):
         line = where(rows, part="keys", score=score)
         below = [math.log(row["keys"]) - row["entropy"] for row in line]
@@ -232,13 +232,13 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     limit = [math.log(keys) - limits.scaled_entropy_limit(keys) for keys in many]
     axes[-1].plot(many, limit, "k-.", label="1/2 - (1 + e) / 2T")
     axes[-1].set(xlabel="keys T", ylabel="log T - entropy (nats)", ylim=(0, 0.6))
-    axes[-1].set_title("below uniform, $d_k$ = 64")
+    axes[-1].set_title("below uniform, dₖ = 64")
     for ax in axes:
         ax.set_xscale("log", base=2)
         ax.legend(fontsize=9, loc="lower right" if ax is axes[-1] else "center right")
     figure.suptitle("Entropy of attention over random keys (bands: 10 to 90 % of the queries)")
     maps = {
-        f"{row['score']}, $d_k$ = {row['map']}": (np.array(row["weights"]), "1234", "1234")
+        f"{row['score']}, dₖ = {row['map']}": (np.array(row["weights"]), "1234", "1234")
         for row in where(rows, "map")
     }
     drawn = plotting.weight_heatmaps(maps, columns=len(DRAWN), size=2.0)

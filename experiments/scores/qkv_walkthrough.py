@@ -187,7 +187,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
 
 
 def _steps(rows: list[Row], recipe: str, title: str) -> Figure:
-    figure, axes = plotting.new_figure(10, 5.8, rows=2, columns=4)
+    figure, axes = plotting.new_figure(10, 5.8, rows=2, columns=4, formulas=True)
     for ax, row in zip(axes, where(rows, recipe=recipe), strict=True):
         values = np.array(row["values"])
         limit = np.abs(values).max()

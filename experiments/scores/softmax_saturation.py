@@ -218,7 +218,9 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     even, random = where(rows, scores="even")[0], where(rows, scores="random")[0]
     scales, peak = even["scales"], even["peak_scale"]
     color, other_color, median_color = plotting.COLORS[4:]  # of no score
-    figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, grid=True, sharey=True)
+    figure, (left, right) = plotting.new_figure(
+        11, 4.5, columns=2, grid=True, sharey=True, formulas=True
+    )
     left.plot(scales, even["gradient"], color=color, label="norm for the largest weight")
     left.plot(scales, even["jacobian"], "--", color=other_color, label="norm of the whole Jacobian")
     left.axvline(peak, color=color, lw=1, alpha=0.6)
@@ -238,7 +240,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     right.plot(tail, [limit / c for c in tail], ":", color="gray", lw=2.5, label=label)
     right.set_title(f"random queries, {random['keys']} keys each")
     right.set_xlabel("scale c, the scores' standard deviation: $\\sqrt{d_k}$ of raw dot products")
-    curves, axes = plotting.new_figure(10, 4.2, columns=2, grid=True, sharey=True)
+    curves, axes = plotting.new_figure(10, 4.2, columns=2, grid=True, sharey=True, formulas=True)
     for ax, arm in zip(axes, ("raw", "scaled"), strict=True):
         of_arm = where(rows, arm=arm)
         colors = colormaps["viridis"](np.linspace(0, 0.88, len(of_arm)))

@@ -189,7 +189,9 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     """The summands of each logit, and the four tables of E11.1."""
     scores = where(rows, "score")
     width = max(2.6 * len(scores), 5.2)
-    summands, axes = plotting.new_figure(width, 3.4, columns=len(scores), sharey=True)
+    summands, axes = plotting.new_figure(
+        width, 3.4, columns=len(scores), sharey=True, formulas=True
+    )
     for ax, row in zip(axes, scores, strict=True):
         name, heights = row["score"], row.get("summands") or [row["logit"]]
         features = range(1, len(heights) + 1)
@@ -197,14 +199,14 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         bars = ax.bar(features, heights, color=color)
         ax.bar_label(bars, fmt="%.3f", padding=2)
         ax.axhline(0, color="black", linewidth=0.8)
-        title = f"{name}: {SUMMANDS[name]}" if name in SUMMANDS else name
+        title = f"{name}: {SUMMANDS[name]}" if name in SUMMANDS else name.replace("$", r"\$")
         ax.set_title(f"{title}\nlogit {row['logit']:+.4f}", fontsize=11)
         ax.set(xlabel="feature i", xticks=features)
     axes[0].set_ylabel("summand of the logit")
     axes[0].margins(y=0.15)
     summands.suptitle("The logit of one query s and one key h, and its summands, for each score")
     ratios = {"width_ratios": [3, 3, 3, 2]}
-    tokens, axes = plotting.new_figure(10.5, 3.6, columns=4, gridspec_kw=ratios)
+    tokens, axes = plotting.new_figure(10.5, 3.6, columns=4, formulas=True, gridspec_kw=ratios)
     for ax, row in zip(axes, where(rows, "table"), strict=True):
         numbers = np.array(row["is"])
         plotting.draw_weights(ax, numbers, "123", "123"[: numbers.shape[1]])

@@ -72,7 +72,7 @@ QUICK = Config(**translators.SMALL, trials=("recipe", "label-smoothing-0"), step
 
 
 def missing(config: Config) -> str:
-    """Which file is missing, and where to get it; "" if all are there."""
+    """Which package or file is missing, and where to get it; "" if all are there."""
     return translators.missing(dataclasses.replace(config, tests=()))
 
 

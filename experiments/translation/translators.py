@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 
+from attention_jax.core.checks import optional_package
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.translation import translate as translation
 from attention_jax.tasks.translation.task import MODEL, TRAIN, Translation
@@ -101,8 +102,10 @@ SMALL: dict[str, Any] = {
 
 
 def missing(config: Texts) -> str:
-    """Which file is missing, and where to get it; "" if all are there."""
+    """Which package or file is missing, and where to get it; "" if all are there."""
     try:
+        optional_package("sentencepiece", "translation", extra="translate")
+        translation.require_sacrebleu()
         for split in ("train", config.validation, *config.tests):
             config.text(split)
     except ValueError as error:

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from attention_jax import BlockSizes, Score, get_score
+from attention_jax import BlockSizes, Score, attention, causal_mask, get_score
 from attention_jax.analysis.ledger import (
     Operations,
     ScoreCost,
     attention_memory,
+    operation_count,
     program_memory,
     score_cost,
 )
@@ -62,6 +63,78 @@ def test_flops_per_query_share_the_keys():
     cost = ScoreCost(0, Operations(2, 0), Operations(30, 0), Operations(5, 1))
     assert cost.flops_per_query(7) == 2 + 7 * (30 + 5)
     assert cost.flops_per_query(7, target_length=3) == 2 + 7 * (10 + 5)
+
+
+def powers(x, count):
+    return jax.lax.scan(lambda power, _: (power @ x, None), x, length=count)[0]
+
+
+def of_one_column(x):
+    return jax.lax.map(lambda row: jax.lax.scan(lambda y, z: (y + z, None), row[0], row)[0], x)
+
+
+# x: [8, 8], of which a product has 1,024 operations.
+LOOPS = {
+    "loop": (lambda x: powers(x, 10), 10 * 1024),
+    "loop in loop": (of_one_column, 8 * 8),
+    "twice": (lambda x: powers(powers(x, 2), 3), 5 * 1024),
+    "unused": (lambda x: (powers(x, 10), x + 1)[1], 64),
+    "vmap": (jax.vmap(lambda x: jax.lax.scan(lambda y, z: (y + z, None), 0.0, x)[0]), 64),
+    "branch": (
+        lambda x: jax.lax.cond(x[0, 0] > 0, lambda x: powers(x, 10), jnp.tanh, x),
+        10 * 1024 + 2,  # a comparison, as an index
+    ),
+    # 10 products forwards, again for the gradient, and two each backwards; sums.
+    "checkpoint": (
+        lambda x: jax.grad(lambda x: jnp.sum(jax.checkpoint(lambda x: powers(x, 10))(x)))(x),
+        30 * 1024 + 11 * 64,
+    ),
+    "root": (
+        lambda x: jax.lax.custom_root(
+            lambda y: y - x, x, lambda _, y: powers(y, 3), lambda _, y: y
+        ),
+        3 * 1024,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_the_body_of_a_loop_counts_once_per_iteration(name):
+    function, flops = LOOPS[name]
+    assert operation_count(function, jax.ShapeDtypeStruct((8, 8), jnp.float32)).flops == flops
+
+
+def test_attention_in_tiles_has_the_operations_of_the_reference():
+    tokens = jax.ShapeDtypeStruct((1024, 16), jnp.float32)
+
+    def count(implementation, tangent):
+        def attend(query):
+            blocks = BlockSizes(256, 128)
+            return attention(query, query, query, implementation=implementation, block_sizes=blocks)
+
+        if tangent:  # of a linear map, too
+            return operation_count(lambda x: jax.jvp(attend, (x,), (x,)), tokens)
+        return operation_count(attend, tokens)
+
+    for tangent in (False, True):
+        (flops, exps), (tiled_flops, tiled_exps) = (
+            count(each, tangent) for each in ("reference", "tiled")
+        )
+        assert flops > 2 * 2 * 1024**2 * 16
+        assert 0.95 * flops < tiled_flops < 1.5 * flops
+        assert exps <= tiled_exps < 2.1 * exps
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y @ x, x),
+        lambda x: attention(x, x, x, mask=causal_mask(), implementation="tiled"),
+    ],
+)
+def test_a_loop_of_unknown_length_is_refused(function):
+    with pytest.raises(NotImplementedError, match="function"):
+        operation_count(function, jax.ShapeDtypeStruct((8, 8), jnp.float32))
 
 
 def test_memory_of_a_program():

@@ -86,6 +86,29 @@ def test_one_failure_does_not_keep_the_others_from_running(house, tmp_path, monk
     assert [image["alt"] for image in images] == ["A drawing of first.", "A drawing of third."]
 
 
+def test_what_misses_data_or_a_package_is_listed(house, tmp_path, monkeypatch, capsys):
+    reason = "it needs the package p: pip install p"
+    experiment = stand_in("second", house)
+    experiment.missing = lambda config: reason
+    install(experiment, monkeypatch)
+    assert run(monkeypatch=monkeypatch) == 1
+    assert [name for name, _ in house] == ["first", "third"]
+    err = capsys.readouterr().err
+    assert err.endswith(f"left out: second: {reason}\n")
+    assert err.count(reason) == 1
+    assert "Traceback" not in err
+    assert reason in page_of(tmp_path / "experiments").text
+
+
+@pytest.mark.parametrize("package", ["sentencepiece", "sacrebleu.metrics"])
+@pytest.mark.parametrize("name", lab.SUBJECTS["translation"])
+def test_translation_without_its_packages(name, package, monkeypatch):
+    experiment = lab.load(name)
+    assert experiment.missing(experiment.QUICK) == ""
+    monkeypatch.setitem(sys.modules, package, None)
+    assert "'.[translate]'" in experiment.missing(experiment.QUICK)
+
+
 def test_finished_experiments_run_again_only_with_force(house, monkeypatch):
     for _ in range(2):
         assert run("first", "third", monkeypatch=monkeypatch) == 0

@@ -74,6 +74,22 @@ def test_16_bits_accumulate_in_float32(implementation, score, dtype):
     check_conformance(implementation, score, mask, dtype, poison=True)
 
 
+OF_DIFFERENCES = [("tiled", "elliptical"), ("reference", "l2")]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "score"),
+    slow_unless(
+        OF_DIFFERENCES, itertools.product(ALL_IMPLEMENTATIONS, ("l2", "distance", "elliptical"))
+    ),
+)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_an_offset_of_all_tokens_costs_no_digits(implementation, score, dtype):
+    for offset in (0.0, 10.0, -100.0, 1000.0):
+        options = {"poison": True, "bits": True, "offset": offset}
+        check_conformance(implementation, score, "combination", dtype, **options)
+
+
 @pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
 def test_optimised_programs_in_float32(implementation):
     """The bounds and the bits of programs that are compiled as on users' machines."""

@@ -7,10 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
+from flax import nnx
 from jax import export
 from oracles import assert_leaves_close, normal
 
 import attention_jax as aj
+from attention_jax import analysis, nn
+from attention_jax.pairwise.dropout import DropoutMask
+from attention_jax.tasks.vocabulary import Batch
 
 T, S, D = 5, 7, 3
 
@@ -66,3 +70,54 @@ def test_lengths_that_are_not_known():
     np.testing.assert_allclose(program(None).call(*inputs), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(NotImplementedError, match=r"'tiled' needs lengths .*; got T = t, S = s"):
         program("tiled")
+
+
+# --- arguments and results that are pytrees of this library ---
+
+
+def pytrees():
+    """One of each public class, with every static option that it has."""
+    query, key, lengths = normal(2, T, D), normal(2, S, D), jnp.array([4, 7])
+    model = nn.Model(nn.ModelConfig("decoder", score="general", dim=4), 11, rngs=nnx.Rngs(0))
+    source, ends = jnp.ones((2, 3), int), {"max_length": 2, "sos": 1, "eos": 2, "pad": 0}
+    block = nn.Block(nn.ModelConfig(dim=4, attention="coverage"), is_cross=True, rngs=nnx.Rngs(0))
+    memory = nn.Source(jnp.ones((2, S, 4)), aj.padding_mask(lengths), lengths)
+    heads = nn.MultiHeadAttention("additive", 4, num_heads=2, rngs=nnx.Rngs(0))
+    alibi = aj.alibi_bias(jnp.array(0.5))
+    return {
+        "masks": [
+            aj.causal_mask(1) & aj.padding_mask(lengths, lengths),
+            ~aj.local_mask(2, None) | jnp.ones((2, T, S), bool),
+            aj.segment_mask(jnp.zeros((2, T), int), jnp.zeros((2, S), int)),
+            aj.token_mask(jnp.ones((2, S), bool)), aj.window_mask(jnp.ones((2, T)), 1),
+            DropoutMask(0.25, lengths),
+        ],
+        "biases": [
+            alibi + jnp.ones((2, 1, 1)), aj.forgetting_bias(jnp.ones(T)),
+            aj.relative_bias(jnp.ones(5)),
+            aj.t5_bias(jnp.ones(8), max_distance=np.int64(16)),
+            aj.gaussian_bias(jnp.ones(T), 2.0),
+        ],
+        "statistics": aj.attention(query, key, key, return_statistics=True),
+        "coverage": aj.coverage_attention(
+            query, key, key, score="dot", coverage_kernel=jnp.ones(D), return_weights=False
+        ),
+        "memory": heads.remember(jnp.ones((2, S, 4))), "cache": heads.empty_cache((2,), 3),
+        "block": (block.attend(jnp.ones((2, T, 4)), memory), memory),
+        "state": model.start_decoding(source, None, max_length=2),
+        "answer": model.greedy_decode(source, return_weights=True, **ends),
+        "beams": model.beam_decode(source, beams=2, **ends),
+        "captured": analysis.capture(aj.attention, query, key, key),
+        "gradients": analysis.attention_gradients(query, key, key, doutput=query, bias=alibi),
+        "summary": analysis.attention_summary(jnp.ones((2, T, S))),
+        "batch": Batch(source, lengths, source, source, lengths),
+    }  # fmt: skip
+
+
+def test_a_program_takes_and_returns_every_pytree():
+    shapes = jax.eval_shape(pytrees)
+    trees = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
+    program = export.export(jax.jit(lambda trees: trees), platforms=["cpu"])(trees)
+    found = export.deserialize(program.serialize()).call(trees)
+    assert jax.tree.structure(found) == jax.tree.structure(trees)
+    jax.tree.map(np.testing.assert_array_equal, found, trees)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conformance import SCORE_CASES, quick_jit
 from conformance import assert_close as close_to
-from flax import nnx
+from flax import linen, nnx
 from oracles import normal
 from score_cases import numpy_params
 
@@ -140,6 +140,12 @@ def test_a_call_is_one_program():
     assert len(jax.make_jaxpr(call)(query, np.array([1, 3])).eqns) == 1
 
 
+def test_errors_show_the_shapes_that_were_given():
+    query, key, value = qkv()
+    with pytest.raises(ValueError, match=rf"^key .*\[{B}, {S}, {K}, {D - 1}\]$"):
+        dot_product_attention(query, key[..., 1:], value)
+
+
 # --- flax_attention_fn against Flax ---
 
 
@@ -211,6 +217,50 @@ def test_dropout(implementation, broadcast):
     assert abs(kept.mean() - (1 - rate)) < 0.05
     same = [np.array_equal(kept[0], other) for other in kept[1:]]
     assert all(same) if broadcast else not any(same)
+
+
+@pytest.mark.usefixtures("_flax_relies_on_rank_promotion")
+def test_steps_of_flaxs_cache_are_one_causal_call():
+    _, layer = layers()
+    x = normal(B, T, N * D)
+    layer.init_cache(x.shape)
+
+    @nnx.jit
+    def step(layer, token):
+        return layer(token, is_causal=True, decode=True)
+
+    at_once = nnx.jit(lambda layer, x: layer(x, is_causal=True))(layer, x)
+    steps = [step(layer, x[:, t : t + 1]) for t in range(T)]
+    assert_close(np.concatenate(steps, axis=1), at_once)
+
+
+class LinenLayer(linen.Module):
+    """Linen's attention with additive scores, as the docstring of `flax_attention_fn` has it."""
+
+    @linen.compact
+    def __call__(self, x, y):
+        attend = flax_attention_fn("additive", self.param("score", Additive().init, D, D))
+        return linen.MultiHeadDotProductAttention(N, attention_fn=attend)(x, y)
+
+
+@pytest.mark.usefixtures("_flax_relies_on_rank_promotion")
+def test_the_parameters_of_linens_layer_are_trained():
+    x, y = normal(B, T, N * D), normal(B, S, N * D)
+
+    params = jax.jit(LinenLayer().init)(jax.random.key(0), x, y)["params"]
+
+    @jax.jit
+    def losses(score):
+        def loss(score):
+            return (LinenLayer().apply({"params": params | {"score": score}}, x, y) ** 2).sum()
+
+        before, gradient = jax.value_and_grad(loss)(score)
+        after = loss(jax.tree.map(lambda leaf, slope: leaf - 1e-3 * slope, score, gradient))
+        return before, after, gradient
+
+    before, after, gradient = losses(params["score"])
+    assert after < before
+    assert all(np.any(leaf) for leaf in jax.tree.leaves(gradient))
 
 
 @pytest.mark.usefixtures("_flax_relies_on_rank_promotion")

@@ -33,11 +33,13 @@ def wide(tree):
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
-@pytest.mark.parametrize("name", each_score(fast=("additive", "own")))
+@pytest.mark.parametrize("name", each_score(fast=("additive", "own", "l2")))
 def test_attention_to_a_memory_is_the_formula(name):
     case = SCORE_CASES[name]
     params = numpy_params(case.score, case.query_dim, DK)
     query, key, value = tokens(case.query_dim)
+    if case.score.translation_invariant:
+        query, key = query + 100, key + 100
 
     @quick_jit
     def attend(params, query, key, value):

@@ -124,6 +124,17 @@ def test_16_bits_accumulate_in_float32():
     assert_close("output", narrow, np.asarray(reference(*wide, mask=aj.causal_mask())), 2**-7)
 
 
+def test_an_offset_of_all_tokens_costs_no_digits():
+    """All devices take tokens from one origin, to which padding adds nothing."""
+    query, key, value = np.random.default_rng(1).normal(size=(3, 16, 11)).astype(np.float32)
+    query, key = query + 100, np.where(np.arange(16)[:, None] < 13, key + 100, np.nan)
+    mask = aj.padding_mask(jnp.array(13)) & aj.causal_mask()
+    got = ring_of(4)(query, key, value, score="l2", mask=mask)
+    with jax.enable_x64(True):
+        expected = reference(*map(np.float64, (query, key, value)), score="l2", mask=mask)
+    assert_close("output", got, np.asarray(expected), 2e-6)
+
+
 def test_reverse_over_reverse_of_a_small_ring():
     """Without a mask: two tokens on each device, in tiles of one."""
     tokens = np.random.default_rng(0).normal(size=(3, 4, 2))

@@ -9,7 +9,7 @@ import numpy as np
 from conformance import quick_jit
 
 import attention_jax as aj
-from attention_jax.implementations import BlockSizes
+from attention_jax.implementations import BlockSizes, Inputs, Options, tiling
 from attention_jax.pairwise.mask_algebra import Mask, mask_dataclass, submask_field
 
 DV = 2
@@ -38,6 +38,21 @@ def test_no_loop_or_branch_of_a_batch_is_decided_example_by_example():
             assert operations <= {"compare", "constant", "return"}, condition  # no reduction
     # A branch for each example would have become a choice between the results of both sides.
     assert "stablehlo.case" in program
+
+
+def test_features_of_16_bit_tokens_have_16_bits():
+    """Those of both sides, in which they lie in memory and are multiplied."""
+
+    def dtypes(score):
+        tokens = jnp.ones((6, 4), jnp.bfloat16)
+        params = score.init(jax.random.key(0), 4, 4)
+        inputs = Inputs(tokens, tokens, tokens, params, None, None, None)
+        arrays = tiling.prepare(Options(score, BlockSizes(2, 3)), inputs)[1]
+        return {arrays.queries.dtype.name, arrays.keys.dtype.name}
+
+    for name in ("scaled", "general", "cosine", "l2", "softcap"):
+        assert dtypes(aj.get_score(name)) == {"bfloat16"}, name
+    assert dtypes(aj.get_score("additive")) == {"float32"}
 
 
 @dataclasses.dataclass(frozen=True)

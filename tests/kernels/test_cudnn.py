@@ -105,6 +105,8 @@ FORMS = {
     "many axes": Form((2, 1, 3, 2), (2, 1, 3, 1), (2, 6, 3)),
     "negative scale": Form((2, 3), (2, 1), (2, 3, 1), score=aj.ScaledDot(scale=-0.25)),
     "layers": Form((2, 2, 3), (2, 2, 3), (4, 3, 3)),
+    "keys of one origin": Form((2, 3, 2), (2, 3, 1), (2, 6, 3), score="l2",
+                               mask=aj.padding_mask(LENGTHS[:, None, None])),
 }  # fmt: skip
 
 
@@ -113,6 +115,8 @@ def of_form(form):
     score, rng = aj.get_score(form.score), np.random.default_rng(5)
     sizes = (*form.query, T, D), (*form.key, S, D), (*(form.value or form.key), S, DV)
     arrays = [rng.normal(size=shape) for shape in sizes]
+    if score.translation_invariant:
+        arrays[:2] = (array + 50 for array in arrays[:2])
     params = score.init(jax.random.key(2), D, D)
     arrays.append(
         {

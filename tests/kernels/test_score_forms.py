@@ -42,6 +42,6 @@ def test_a_user_s_pair_keeps_to_itself():
 
 def test_products_and_wrapped_scores():
     for score in (aj.Dot(), aj.ScaledDot(), aj.General(), aj.Cosine()):
-        assert form_of(on_tpu, score) == DotOnTpu()
+        assert form_of(on_tpu, score) == DotOnTpu(score)
     assert form_of(on_tpu, aj.SoftCap(aj.Additive(), 3.0)) == aj.SoftCap(AdditiveOnTpu(), 3.0)
     assert form_of(on_tpu, aj.SoftCap(Squared())) == aj.SoftCap(Squared())

@@ -7,28 +7,6 @@ import pytest
 from attention_jax.nn import ModelConfig
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"max_wavelength": 0.5}, "max_wavelength must be at least min_wavelength 1.0; got 0.5"),
-        (
-            {"architecture": "decoder", "attention": "coverage"},
-            "attention must be global with architecture 'decoder'; got 'coverage'",
-        ),
-        ({"architecture": "decoder", "encoder_layers": 3}, "encoder_layers must be 0 or 1 with"),
-        ({"mask_padding": "x"}, "mask_padding must be one of True, False; got 'x'"),
-        ({"self_attention_score": "x"}, "self_attention_score is not valid: score must be one of"),
-        (
-            {"self_attention_normalizer": "x"},
-            "self_attention_normalizer is not valid: normalizer must",
-        ),
-    ],
-)
-def test_bad_settings(settings, message):
-    with pytest.raises(ValueError, match=message):
-        ModelConfig(**settings)
-
-
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
 @pytest.mark.parametrize("anchor", ["start", "end", "both"])
 def test_sizes_that_can_be_encoded(positions, anchor):

@@ -239,6 +239,3 @@ def test_samples_have_their_probabilities_and_end():
     by_first = greedy_search(chain, state, **numbers | {"sos": first})
     assert np.all(np.asarray(by_first)[::2] == cold[0])
     assert np.any(np.asarray(by_first)[1] != cold[0])
-    # Other wrong arguments are in test_wrong_calls.py.
-    with pytest.raises(ValueError, match="temperature must be above 0"):
-        sample_search(chain, state, jax.random.key(0), **numbers, temperature=0.0)

@@ -36,7 +36,7 @@ def functions():
         given, own = (source, lengths), model(bias)
         return {
             "greedy": own.greedy_decode(*given, **ENDS, sos=jnp.array(FIRST), return_weights=True),
-            "beams": own.beam_decode(*given, **ENDS, sos=SOS, beams=3, length_penalty=0.6),
+            "beams": own.beam_decode(*given, **ENDS, sos=FIRST, beams=B, length_penalty=0.6),
             "samples": own.sample_decode(*given, rng, **ENDS, sos=SOS, temperature=2.0),
         }
 
@@ -80,7 +80,7 @@ def test_searches_are_naive_loops(bias):
         for hypothesis, score, log, length in zip(*beams, strict=True):
             answer = hypothesis[:length].tolist()
             assert answer[-1] == EOS or length == T
-            log_p = log_probabilities(forward, row, answer)[0]
+            log_p = log_probabilities(forward, row, answer, FIRST[row])[0]
             assert log == pytest.approx(log_p[np.arange(length), answer].sum(), abs=2e-4)
             assert score == pytest.approx(log / ((5 + length) / 6) ** 0.6, abs=1e-4)
             kept.add(tuple(answer))
@@ -90,3 +90,23 @@ def test_searches_are_naive_loops(bias):
     if bias < 0:
         assert {len(answer) for answer in answers} == {T}
         assert np.any(found["samples"] != tokens)
+
+
+def test_arguments_of_other_kinds_are_the_same_arguments():
+    """Lists, NumPy numbers, lengths left out, and a PAD that is no token."""
+    model = Model(ModelConfig("decoder", dim=8, hidden_dim=0), V, rngs=nnx.Rngs(0))
+    source, ends = SOURCES[:, :3], {"max_length": 4, "sos": SOS, "eos": EOS, "pad": -1}
+    others = {name: np.int16(number) for name, number in ends.items()} | {"sos": [SOS] * B}
+    calls = {
+        "greedy": lambda *given, **ends: model.greedy_decode(*given, return_weights=True, **ends),
+        "beams": lambda *given, **ends: model.beam_decode(*given, beams=np.int64(2), **ends),
+        "samples": lambda *given, **ends: model.sample_decode(
+            *given, jax.random.key(0), temperature=np.float32(1.5), **ends
+        ),
+        "logits": lambda *given, **ends: model(*given, source),
+    }
+    for name, call in calls.items():
+        expected = call(source, jnp.full(B, 3), **ends)
+        for given in ((source.tolist(), None), (jnp.asarray(source), [3] * B)):
+            jax.tree.map(np.testing.assert_array_equal, call(*given, **others), expected)
+        assert np.all(np.isfinite(jax.tree.leaves(expected)[-1])), name

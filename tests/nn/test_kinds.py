@@ -97,22 +97,6 @@ def test_a_kind_is_its_function_with_its_parameters(kind):
         assert np.all([np.any(np.abs(random[0] - x) > 1e-3) for x in (random[1], expected.output)])
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [
-        ("local-m", {"alignment": "sideways"}, "alignment must be .*; got 'sideways'"),
-        ("local-m", {"dropout_rate": 1.5}, "dropout_rate"),
-        ("local-m", {"radius": -1}, "radius must be at least 0"),
-        ("monotonic", {"key_dim": 4}, "key_dim must be 3 to match score"),
-    ],
-)
-def test_bad_settings(kind, changes, message):
-    made, own, _ = KINDS[kind]
-    options = {"score": "dot", "query_dim": 3, "key_dim": 3, **own, **changes}
-    with pytest.raises(ValueError, match=message):
-        made(**options, rngs=nnx.Rngs(0))
-
-
 # --- in a decoder ---
 
 

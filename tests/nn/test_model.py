@@ -178,11 +178,16 @@ def test_the_gradient_sees_neither_later_tokens_nor_padding():
     np.testing.assert_array_equal(touched[:, source[0]], [[True] * 3 + [False]] * T)
 
 
-def test_position_ids_that_are_too_few():
-    model, _ = make(config_of())
-    source, lengths = tokens(S, 4), jnp.array(LENGTHS)
-    with pytest.raises(ValueError, match=r"position_ids must be \[P\], P at least 7 .*; got \[6\]"):
-        model(source, lengths, tokens(T, 5), position_ids=jnp.arange(6))
+@pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
+def test_an_id_outside_the_vocabulary_makes_its_example_nan(architecture):
+    """Where ids are traced; those that are known are refused, see test_wrong_calls.py."""
+    model, _ = make(config_of(architecture=architecture))
+    inputs, source = tokens(T, 5), tokens(S, 4)
+    inputs[0, 2], source[1, 3] = -1, V
+    missing = np.isnan(jax.jit(model)(source, jnp.full(B, S), inputs))
+    assert missing[0, 2:].all()
+    assert missing[1].all()
+    assert not missing[2].any()
 
 
 # --- random position ids ---

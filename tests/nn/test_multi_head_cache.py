@@ -17,7 +17,7 @@ N, K, D = 6, 2, 4
 LENGTHS = [3, 5]
 TABLE = np.random.default_rng(3).random((B, ROOM, ROOM)) < 0.8
 TABLE[:, 2, :] = False  # a query that may attend to nothing
-STORED = normal(N, ROOM, ROOM, seed=4)
+STORED = normal(1, N, ROOM, ROOM, seed=4)
 
 
 def make(score, **options):
@@ -30,7 +30,7 @@ def pairs(length):
     mask = padding_mask(jnp.array(LENGTHS)) & local_mask(2, None) & TABLE[:, :length, :length]
     return {
         "mask": mask,
-        "bias": alibi_bias(alibi_slopes(N)) + jnp.asarray(STORED[:, :length, :length]),
+        "bias": alibi_bias(alibi_slopes(N)) + jnp.asarray(STORED[..., :length, :length]),
     }
 
 
@@ -80,6 +80,20 @@ def test_token_by_token_is_one_call_with_all():
         np.testing.assert_allclose(one, other, atol=1e-5 * np.max(np.abs(other)))
         assert np.any(other)
     np.testing.assert_array_equal(found[1][:, 2], 0)  # nothing to attend to
+
+
+def test_an_offset_of_all_tokens_costs_no_digits():
+    """A bias that all queries and keys share changes no distance."""
+    module, _ = make("l2", use_bias=True)
+
+    def outputs(offset, attend):
+        for side in (module.query, module.key):
+            side.bias[...] = jnp.full_like(side.bias[...], offset)
+        return attend(module, normal(B, T, DIM))
+
+    at_once = outputs(0.0, lambda module, x: jax.jit(module)(x, mask=causal_mask()))
+    step_by_step = outputs(100.0, lambda module, x: jax.jit(token_by_token)(module, x))
+    np.testing.assert_allclose(step_by_step, at_once, atol=1e-4 * np.max(np.abs(at_once)))
 
 
 def test_a_chunk_is_one_call_and_beyond_the_room_there_is_no_number():

@@ -12,13 +12,23 @@ from numpy_model import run_jit
 from oracles import normal
 from quick_compilation import quick_jit
 
-from attention_jax.nn import Attention, Block, Model, ModelConfig, MultiHeadAttention
+from attention_jax.nn import (
+    Attention,
+    Block,
+    CrossAttention,
+    LocalMAttention,
+    Model,
+    ModelConfig,
+    MonotonicAttention,
+    MultiHeadAttention,
+)
 from attention_jax.pairwise.dropout import drop_features
 
 B, T, S, D, V = 2, 5, 7, 12, 11
 BLOCK = ModelConfig(dim=D, hidden_dim=13, dropout_rate=0.5)
 RATE = {"dropout_rate": 0.5}
 QUERY, MEMORY = normal(B, T, D), normal(B, S, D, seed=3)
+IDS = ([[3, 4, 5], [6, 7, 8]], None, [[1, 3], [1, 4]])
 # name: (how the module is made, the arguments of a call)
 MODULES = {
     "attention": (functools.partial(Attention, "scaled", D, D, **RATE), (QUERY, MEMORY)),
@@ -76,6 +86,32 @@ def test_as_flaxs_layers(name):
     plain.train()
     with pytest.raises(ValueError, match="dropout_rng must be given"):
         plain(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        (functools.partial(Block, BLOCK), (QUERY,)),
+        (functools.partial(CrossAttention, BLOCK), (QUERY, MEMORY)),
+        (functools.partial(LocalMAttention, "dot", D, D, radius=1, **RATE), (QUERY, MEMORY)),
+        (functools.partial(MonotonicAttention, "dot", D, D), (QUERY, MEMORY)),
+        (functools.partial(Model, BLOCK, V), IDS),
+        (functools.partial(Model, ModelConfig(dim=D, position_draw="subset"), V), IDS),
+    ],
+    ids=lambda part: getattr(getattr(part, "func", None), "__name__", ""),
+)
+def test_training_needs_a_key(make, arguments):
+    module = make(rngs=nnx.Rngs(0))
+    before = jax.tree.leaves(module(*arguments))[0]
+    module.train()
+    with pytest.raises(ValueError, match=r"^rng must be given"):
+        module(*arguments)
+    drawn = jax.tree.leaves(module(*arguments, rng=jax.random.key(0)))[0]
+    assert np.any(drawn != before)
+    if isinstance(module, Model):  # decoding is never random
+        module.greedy_decode(IDS[0], None, max_length=2, sos=1, eos=2, pad=0)
+    module.eval()
+    np.testing.assert_array_equal(jax.tree.leaves(module(*arguments))[0], before)
 
 
 def test_which_streams_there_must_be():

@@ -14,26 +14,10 @@ import pytest
 from flax import nnx
 
 from attention_jax.nn import ModelConfig, PositionEncoding
-from attention_jax.nn.positions import random_position_ids, rotary, sinusoidal_encoding
 
 
 def make(**settings):
     return PositionEncoding(ModelConfig(dim=12, **settings), rngs=nnx.Rngs(0))
-
-
-def test_what_cannot_be_encoded_rotated_or_drawn():
-    with pytest.raises(ValueError, match=r"dim must be even.*; got 7"):
-        sinusoidal_encoding(jnp.arange(3), 7)
-    with pytest.raises(ValueError, match=r"x must have an even number of features .*; got 3"):
-        rotary(jnp.ones((5, 3)), jnp.arange(5))
-    of_x = r"position_ids must be \[5\], or \[\*B, 5\] .* of x \[2, 5, 4\]; got "
-    for shape in ((), (4,), (3, 5), (5, 2), (1, 5), (2, 5, 5)):
-        expected = of_x + rf"\[{', '.join(map(str, shape))}\]"
-        with pytest.raises(ValueError, match=expected):
-            rotary(jnp.ones((2, 5, 4)), jnp.zeros(shape, jnp.int32))
-    for count in (0, 8):
-        with pytest.raises(ValueError, match=rf"count must be from 1 to 7, .*; got {count}"):
-            random_position_ids(jax.random.key(0), count, 7)
 
 
 def test_ids_that_are_not_random_begin_at_0():

@@ -113,7 +113,7 @@ class SearchedSoftmax(aj.Normalizer):
         return jnp.log(weight)
 
 
-@pytest.mark.parametrize("name", ["sparsemax", "entmax", "entmax(alpha=1.1)", "entmax(alpha=2.5)"])
+@pytest.mark.parametrize("name", ["sparsemax", "entmax", "entmax(alpha=1.1)", "entmax(alpha=10)"])
 def test_thresholds_of_hard_rows(name):
     """Equal logits, one key, logits of 1e4, and ten thousand keys at slowly falling logits."""
     n, random = 10_000, np.random.default_rng(0)
@@ -133,13 +133,70 @@ def test_thresholds_of_hard_rows(name):
     weights_of = quick_jit(lambda rows: normalizer({}, rows))
     with jax.enable_x64(True):
         weights = np.asarray(weights_of(rows))
-    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-12 if normalizer.convex else 1e-6)
+    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-12)
     if name == "sparsemax":
         for row, got in zip(rows, weights, strict=True):
             finite = np.isfinite(row)
             expected = sparsemax_by_sorting(row[finite][None])[0]
             np.testing.assert_allclose(got[finite], expected, atol=1e-12)
     np.testing.assert_allclose(weights_of(rows.astype(np.float32)), weights, atol=3e-6)
+
+
+def test_every_alpha():
+    """Rows sum to 1; weights and gradients are as in float64, those of small weights too."""
+    logits = np.concatenate([np.zeros((1, 9)), np.round(normal(40, 9, dtype=np.float64), 1)])
+    cotangents = normal(41, 9, seed=1, dtype=np.float64)
+
+    @functools.partial(quick_jit, static_argnums=0)
+    def weights_and_gradients(alphas, logits, cotangents):
+        return {
+            alpha: (weights, pull_back(cotangents)[0])
+            for alpha in alphas
+            for weights, pull_back in [jax.vjp(lambda x, a=alpha: aj.Entmax(a)({}, x), logits)]
+        }
+
+    alphas = (1.0001, 4.0, 10.0, 100.0, 1e6)
+    narrow = weights_and_gradients(alphas, *map(jnp.float32, (logits, cotangents)))
+    with jax.enable_x64(True):
+        wide = jax.tree.map(np.asarray, weights_and_gradients(alphas, logits, cotangents))
+    for alpha in alphas:
+        (weights, gradient), (expected, exact) = narrow[alpha], wide[alpha]
+        np.testing.assert_allclose(expected.sum(1), 1, atol=1e-12, err_msg=str(alpha))
+        np.testing.assert_allclose(weights.sum(1), 1, atol=1e-6, err_msg=str(alpha))
+        if alpha <= 10:
+            np.testing.assert_allclose(weights, expected, atol=1e-6, err_msg=str(alpha))
+        if alpha <= 4:
+            tolerance = 1e-5 if alpha <= 2 else 1e-2
+            np.testing.assert_allclose(gradient, exact, tolerance, tolerance, err_msg=str(alpha))
+
+
+@pytest.mark.parametrize("keys", [1, S])
+def test_a_score_of_minus_infinity(keys):
+    """As a bias of -inf."""
+
+    def score(query, key):
+        logits = query @ key.T
+        return jnp.where(logits < 0.5, -jnp.inf, logits)
+
+    query, key, value = arrays()
+    bias = np.where(QUERY @ KEY[:keys].T < 0.5, -np.inf, 0).astype(np.float32)
+
+    @functools.partial(quick_jit, static_argnums=(0, 1))
+    def value_and_gradients(implementation, score, bias):
+        def loss(query, key, value, params):
+            output = aj.attention(
+                query, key, value, score=score, bias=bias, normalizer="ssmax",
+                normalizer_params=params, implementation=implementation,
+            )  # fmt: skip
+            return jnp.sum(jnp.sin(output))
+
+        params = {"scale": jnp.ones(()), "normalizer": {}}
+        return jax.value_and_grad(loss, (0, 1, 2, 3))(query, key[:keys], value[:keys], params)
+
+    expected = value_and_gradients("reference", "dot", bias)
+    for implementation in ("reference", "tiled"):
+        got = value_and_gradients(implementation, score, None)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
 
 
 # --- dtypes, batches, rings ---

@@ -8,7 +8,7 @@ from conformance import ALL_IMPLEMENTATIONS, DK, DV, S, T, quick_jit
 from oracles import assert_leaves_close, normal
 from score_cases import slow_unless
 
-from attention_jax import attention, padding_mask
+from attention_jax import attention, monotonic_attention, padding_mask
 from attention_jax.pairwise.dropout import drop_features, keep_mask
 
 RNG = jax.random.key(13)
@@ -129,3 +129,20 @@ def test_same_rng_same_result_and_examples_differ():
     raw = jax.random.key_data(RNG)
     np.testing.assert_array_equal(first, run(raw))
     np.testing.assert_array_equal(first, run(np.asarray(raw)))
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_an_example_is_dropped_alike_whoever_shares_the_batch(generator):
+    """XLA's own generator draws for a whole batch from the key of its first example."""
+    tokens, keys = normal(3, T, DK), jax.random.split(jax.random.key(5, impl=generator), 3)
+
+    @jax.vmap
+    def run(tokens, rng):
+        call = {"dropout_rate": 0.5, "dropout_rng": rng}
+        noisy = monotonic_attention(*(tokens,) * 3, score="dot", noise_rng=rng)
+        return attention(*(tokens,) * 3, **call), noisy, drop_features(tokens, rng, 0.5)
+
+    found = quick_jit(run)(tokens, keys), quick_jit(run)(tokens[1:], keys[1:])
+    for whole, shared in zip(*map(jax.tree.leaves, found), strict=True):
+        np.testing.assert_array_equal(whole[1:], shared)
+    assert not np.array_equal(found[1][2][0] == 0, found[1][2][1] == 0)

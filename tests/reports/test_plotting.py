@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from attention_jax.reports import plotting
+from attention_jax.reports.setting_figure import Panel, results_by_setting
 
 
 def test_heatmaps_show_weights_between_zero_and_one_with_letters_on_the_axes():
@@ -57,3 +58,25 @@ def test_a_saved_figure_has_the_colors_that_were_drawn(tmp_path):
     colors, expected = (matplotlib.image.imread(path)[..., :3] for path in (saved, everything))
     np.testing.assert_allclose(colors, expected, atol=12 / 255)
     assert saved.stat().st_size < everything.stat().st_size / 1.5
+
+
+@pytest.mark.parametrize("text", ["a $\\foo$ b", "a $x_$ b", "$a_$", "5 $", "_a^b", "😀 שלום"])
+def test_what_users_wrote_can_be_drawn(text):
+    pairs = np.array([[0.25, 0.75]])
+    plotting.png(plotting.weight_heatmaps({text: (pairs, [text], [text, "\x1b[2J"])}))
+    values = {(text, text): [1.0, 3.0], ("dot", "b"): [2.0]}
+    plotting.png(results_by_setting([Panel(text, values)]))
+
+
+def test_dollars_are_letters_and_powers_of_ten_are_formulas():
+    def drawn(text, **options):
+        figure, (axes, bars) = plotting.new_figure(4, 3, columns=2, **options)
+        axes.semilogy([1, 1000], label=text)
+        axes.set(title=text, xlabel=text)
+        bars.set_xticks([0, 1], [text, "b"])
+        figure.legend()
+        return plotting.png(figure)
+
+    literal = drawn("$a_1$ b")
+    assert literal == drawn(r"\$a_1\$ b", formulas=True)
+    assert literal != drawn("$a_1$ b", formulas=True)

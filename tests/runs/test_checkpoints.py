@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from saved_files import assert_bits_equal, fsynced, snapshot
 
-from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.checkpoints import Checkpoints, Restored
 
 
 def state(seed=0):
@@ -81,6 +81,23 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
         Checkpoints(tmp_path).save(1, saved)
         assert_bits_equal(restored(tmp_path, like=lambda: saved).state, saved)
         assert_bits_equal(Checkpoints(tmp_path).restore(saved).state, saved)
+
+
+def test_letters_of_patterns_in_a_folder_lose_no_array(tmp_path):
+    folder = tmp_path / "[v1] *?" / "checkpoints"
+    Checkpoints(folder).save(1, state(1))
+    assert_good(folder, 1)
+
+
+@pytest.mark.parametrize(
+    "inner", [{"a": {"b": 1}}, {"a": Restored(1, 2)._replace(step={"b": 1})}, {"a": {"b": [2]}}]
+)
+def test_two_leaves_with_one_name_are_refused(tmp_path, inner):
+    """Orbax joins names by dots, and would write both to one file."""
+    tree = jax.tree.map(jnp.asarray, {"a.b": 1, "a.b.0": 2, "a.step.b": 3, **inner})
+    with pytest.raises(ValueError, match="'a"):
+        Checkpoints(tmp_path).save(1, tree)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -136,7 +136,7 @@ def test_kill_9_again_and_again(start, folder, undisturbed):
     assert {path.name for path in (folder / "checkpoints").iterdir()} == {"145", "150"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_saves(start, folder, undisturbed, number):
     process = start(folder)
     wait_until_saved(process, folder)
@@ -144,6 +144,14 @@ def test_a_signal_saves(start, folder, undisturbed, number):
     assert stop(process, number) == (128 + number, line)
     assert steps_lost(folder) == 0
     assert end(start(folder, "--resume")) == (0, "")
+    assert result(folder) == undisturbed
+
+
+def test_nobody_reads_what_it_prints(start, folder, undisturbed):
+    process = start(folder)
+    process.stdout.close()
+    assert process.wait(timeout=600) == 141
+    assert process.stderr.read() == ""
     assert result(folder) == undisturbed
 
 

@@ -1,22 +1,26 @@
 """Signals: the first asks to stop, the second ends the process."""
 
+import concurrent.futures
 import os
 import signal
 
 import pytest
+from toy_task import toy, train_toy
 
 from attention_jax.runs.interruption import Interruption
 
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_asks_in_one_line(number, status, capfd):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+@pytest.mark.parametrize("number", ASKING)
+def test_the_first_signal_asks_in_one_line(number, capfd):
+    before = {number: signal.getsignal(number) for number in ASKING}
     with Interruption() as interruption:
         assert interruption.requested is None
         assert interruption.exit_status == 0
         os.kill(os.getpid(), number)
         assert interruption.requested == number
-        assert interruption.exit_status == status
+        assert interruption.exit_status == 128 + number
     for either, handler in before.items():
         assert signal.getsignal(either) is handler
     out, err = capfd.readouterr()
@@ -25,6 +29,8 @@ def test_the_first_signal_asks_in_one_line(number, status, capfd):
 
 
 def test_a_second_signal_ends_the_process_although_nobody_read_the_answer_to_the_first(monkeypatch):
+    """A shell repeats the SIGHUP of its terminal: the second one ends nothing."""
+
     def broken(*_):
         raise BrokenPipeError
 
@@ -33,3 +39,23 @@ def test_a_second_signal_ends_the_process_although_nobody_read_the_answer_to_the
         os.kill(os.getpid(), signal.SIGTERM)
         for number in (signal.SIGINT, signal.SIGTERM):
             assert signal.getsignal(number) is signal.SIG_DFL
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_under_nohup_a_hang_up_stays_ignored(monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interruption() as interruption:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interruption.requested is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    monkeypatch.delattr(signal, "SIGHUP")  # as on Windows
+    with Interruption():
+        assert callable(signal.getsignal(signal.SIGTERM))
+
+
+def test_a_thread_trains_without_signals(tmp_path):
+    task = toy(steps=2, log_every=1, checkpoint_every=2)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        assert thread.submit(train_toy, task, tmp_path).result().step == 2

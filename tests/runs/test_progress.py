@@ -1,11 +1,13 @@
-"""What the user sees of a run."""
+"""What the user sees of a run, and that nobody sees it."""
 
+import io
+import sys
 import types
 
 import pytest
 
 from attention_jax.runs import progress as progress_module
-from attention_jax.runs.progress import Progress
+from attention_jax.runs.progress import Progress, end_of_output, say, warn
 
 
 @pytest.fixture
@@ -59,3 +61,37 @@ def test_seeds_that_diverge_are_reported_once(clock, capsys):
         " rate may help",
         "dot: step 9/9, loss nan, 9 steps/s, 0 s left",
     ]
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_lines_that_cannot_be_printed_are_lost_and_the_first_error_is_told_at_the_end(
+    monkeypatch, name
+):
+    errors = [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")]
+
+    class Full(io.StringIO):
+        def write(self, text):
+            raise next(left)
+
+    left = iter(errors)
+    monkeypatch.setattr(sys, name, Full())
+    if name == "stdout":
+        Progress("dot", start=0, total=1, seeds=1).update(1, [1.0])
+        say("more")
+        assert end_of_output() is errors[0]
+    else:
+        warn("full")
+        say("more", error=True)
+    assert next(left, None) is None
+    assert end_of_output() is None
+
+
+def test_a_closed_output_or_an_encoding_without_a_letter_loses_nothing_else(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    say("0.5 ± 0.1 [red]")
+    assert out.buffer.getvalue() == b"0.5 ? 0.1 [red]\n"
+    for closed in (out, None):
+        out.close()
+        monkeypatch.setattr(sys, "stdout", closed)
+        say("more")

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import fcntl
+import importlib.util
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ import jax
 import pytest
 from saved_files import fsynced, snapshot
 
+from attention_jax.runs import run_folder
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import begun, check_begins, read_config, write_json
 
@@ -199,3 +201,15 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(fcntl, "flock", unsupported)
     begin(tmp_path)
     assert "cannot be locked (Operation not supported)" in capsys.readouterr().err
+
+
+def test_a_system_without_flock(tmp_path, monkeypatch, capsys):
+    """As on Windows: the library is imported, and runs are not locked."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    monkeypatch.delattr(os, "getloadavg")
+    spec = importlib.util.spec_from_file_location("without_flock", run_folder.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with module.begun(tmp_path, CONFIG, resume=False, check_same=same, files={}):
+        assert json.loads((tmp_path / "env.json").read_text())["load"] is None
+    assert capsys.readouterr().err.startswith(f"warning: workdir {tmp_path} cannot be locked")

@@ -1,5 +1,6 @@
 """Every score: values by hand, the formula and its derivatives, initialisation, options."""
 
+import dataclasses
 import functools
 import math
 
@@ -8,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import assert_close, named, quick_jit
-from oracles import assert_leaves_close, complex_step, normal
+from oracles import assert_leaves_close, complex_step, normal, softmax
 from products import product_dtypes
 from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, A, features_of, numpy_params
 
-from attention_jax import attention
+from attention_jax import attention, attention_weights, get_score
 from attention_jax.scores import (
     Additive,
     Cosine,
@@ -24,7 +25,7 @@ from attention_jax.scores import (
     SoftCap,
     WrappedScore,
 )
-from attention_jax.scores.literature import LITERATURE, Softplus
+from attention_jax.scores.literature import L2, LITERATURE, Softplus
 
 RNG = jax.random.key(3)
 T, S = 5, 7
@@ -174,18 +175,56 @@ def test_a_cosine_of_zeros():
         assert not np.any(dkey[3])
 
 
-@pytest.mark.parametrize("shift", [0.0, 10.0, 100.0])
-def test_rounding_of_the_distance_is_as_documented(shift):
-    """Where the three terms cancel: eps scale (|q|^2 + |k|^2), and no more than a few of those."""
-    query, key = (x + np.float32(shift) for x in tokens())
+@pytest.mark.parametrize("offset", [0.0, 10.0, 100.0, 1000.0])
+def test_rounding_of_the_distance_is_as_documented(offset):
+    """eps scale (|q - c|^2 + |k - c|^2), and no more than a few of those."""
+    query, key = (x + np.float32(offset) for x in tokens())
     q, k = np.float64(query)[:, None], np.float64(key)[None]
     error = np.abs(np.float64(NegativeSquaredDistance(1.0)({}, query, key)) + ((q - k) ** 2).sum(2))
-    assert (error <= 2 * np.finfo(np.float32).eps * (q**2 + k**2).sum(2)).all()
+    squares = ((q - offset) ** 2 + (k - offset) ** 2).sum(2)
+    assert (error <= 3 * np.finfo(np.float32).eps * squares).all()
     narrow = [jnp.asarray(x, jnp.bfloat16) for x in (query, key)]  # computed in float32
     got, wide = (
         NegativeSquaredDistance(1.0)({}, *pair) for pair in (narrow, map(jnp.float32, narrow))
     )
     np.testing.assert_array_equal(got, wide)
+
+
+@pytest.mark.parametrize("score", ["l2", "distance", "elliptical"])
+@pytest.mark.parametrize(("size", "deviation"), [(64, 1), (128, 1), (128, 8)])
+def test_distances_of_near_tokens_in_bfloat16(score, size, deviation):
+    """The square of a token and the token itself are rounded together."""
+    near = 2.8**0.5 * size**-0.25
+    query = jnp.bfloat16(deviation * normal(32, size))
+    key = jnp.bfloat16(np.float32(query) + near * normal(32, size, seed=1))
+    params = numpy_params(get_score(score), size, size)
+    pairs = jnp.eye(32, dtype=bool)
+    _, statistics = attention(
+        query, key, key, score=score, params=params, mask=pairs, return_statistics=True
+    )
+    with jax.enable_x64(True):
+        wide = [np.float64(x) for x in (query, key)]
+        expected = np.diagonal(get_score(score)(jax.tree.map(np.float64, params), *wide))
+    bound = 2**-8 * deviation if score == "elliptical" else 2**-9
+    np.testing.assert_allclose(statistics.logsumexp, expected, atol=bound * abs(expected).max())
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+@pytest.mark.parametrize("size", [32, 128])
+def test_a_scale_rounds_no_16_bit_query_again(size, implementation):
+    """Logits are those of float32 arithmetic, and outputs as right as those of `jax.nn`."""
+    arrays = [jnp.bfloat16(x) for x in normal(3, 128, size) * np.float32([[[3]], [[3]], [[1]]])]
+    wide = [np.float64(x) for x in arrays]
+    for score in ("scaled", "softcap"):
+        output, statistics = attention(
+            *arrays, score=score, implementation=implementation, return_statistics=True
+        )
+        logits = wide[0] @ wide[1].T / size**0.5
+        logits = 50 * np.tanh(logits / 50) if score == "softcap" else logits
+        expected = np.log(np.exp(logits).sum(1))
+        np.testing.assert_allclose(statistics.logsumexp, expected, rtol=2e-6)
+        error = np.sqrt(np.mean((np.float64(output) - softmax(logits) @ wide[2]) ** 2))
+        assert error < 2e-3
 
 
 @pytest.mark.parametrize("inner", [Dot(), Cosine(1.0), NegativeSquaredDistance(), SoftCap()])
@@ -230,6 +269,38 @@ def test_a_new_pair_says_what_describes_it():
 
     tripled, plain = pull_back(*tokens(DQ))
     assert_leaves_close(tripled, jax.tree.map(lambda x: 3 * x, plain), rtol=1e-5, atol=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedProjection(L2):
+    """|W q - W k|^2, which is translation invariant as |q - k|^2 is."""
+
+    translation_invariant = True
+
+    def init(self, rng, query_dim, key_dim):
+        return {"kernel": jnp.eye(query_dim)}
+
+    def project_query(self, params, query):
+        return super().project_query(params, query @ params["kernel"])
+
+    def project_key(self, params, key):
+        return super().project_key(params, key @ params["kernel"])
+
+
+def test_translation_invariance_is_said_of_a_projection_and_a_pair():
+    query, key = (x + 100 for x in tokens())
+    params = numpy_params(SharedProjection(), DK, DK)
+    weights = attention_weights(query, key, score=SharedProjection(), params=params)
+    projected = [np.float64(x) @ np.float64(params["kernel"]) for x in (query, key)]
+    logits = -((projected[0][:, None] - projected[1]) ** 2).sum(-1) / DK**0.5
+    np.testing.assert_allclose(weights, softmax(logits), atol=3e-6)
+
+    moved = {"project_query": lambda self, params, query: query}
+    mixin = type("Mixin", (), moved)
+    for cls in (type("Moved", (L2,), moved), type("Mixed", (mixin, L2), {})):
+        assert not cls().translation_invariant
+    assert type("Same", (L2,), {})().translation_invariant
+    assert [SoftCap(score).translation_invariant for score in (L2(), Dot())] == [True, False]
 
 
 # --- of literature.py, where formulas are singular or cancel ---

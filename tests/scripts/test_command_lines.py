@@ -17,6 +17,7 @@ from command_lines import check_error, load
 from stand_in_training import run_of_two_seeds
 
 from attention_jax.analysis.attention_page.page_data import decoded_numbers
+from attention_jax.runs.progress import say
 from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.pages import cross_attention
 from attention_jax.training.settings import task_in
@@ -107,6 +108,42 @@ def test_good_words_and_help(run, monkeypatch):
     assert "--workdir PATH" in out
     assert max(map(len, out.splitlines())) <= 40
     assert run("--workdir", "run", "--dim", "10") == (0, "10\n", "from a module of the user\n")
+
+
+def test_cells_of_a_table_are_no_markup(capsys):
+    texts = ["[v1] :key:", "[/x]", ":key:", "runs/[v1]", "[red]3"]
+    command_line.print_table(texts[0], texts[1:3], [texts[3:]])
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (BrokenPipeError(32, "Broken pipe"), 141, ""),
+        (
+            OSError(28, "No space left"),
+            2,
+            "error: standard output cannot be written: No space left\n",
+        ),
+    ],
+)
+@pytest.mark.parametrize("words", [["--workdir", "run"], ["--help"]])
+def test_a_closed_or_full_output_is_a_status_and_one_line(
+    monkeypatch, capsys, words, error, status, line
+):
+    class Full(io.StringIO):
+        def write(self, text):
+            raise error
+
+    done = []
+    monkeypatch.setattr(sys, "argv", ["script.py", *words])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(SystemExit) as exited:
+        run_command(Arguments, lambda arguments: done.extend((say("first"), say("second"))))
+    assert (exited.value.code, capsys.readouterr().err) == (status, line)
+    assert len(done) == 2 or words == ["--help"]
 
 
 # --- mistakes of the user, and of ours ---
@@ -203,22 +240,3 @@ def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(
     assert cross["query_tokens"] == rows
     shown = decoded_numbers(cross["arrays"]["weights"])[0]
     np.testing.assert_allclose(shown, weights, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "named"),
-    [
-        ("evaluate", ["--workdir", "nowhere"], "nowhere"),
-        ("evaluate", ["--step", "2"], "step"),  # is not kept
-        ("evaluate", ["--out", "no/x"], "out"),
-        ("evaluate", ["--out", "RUN"], "out"),
-        ("answers", ["--figure", "a.jpg"], "a.jpg"),
-        ("answers", ["--html", "a.htm"], "a.htm"),
-        ("answers", ["--html", "no/a.html"], "no"),
-        ("answers", ["--all-steps"], "html"),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_2(name, words, named, workdir, command):
-    words = [workdir if word == "RUN" else word for word in words]
-    arguments = [] if "--workdir" in words else ["--workdir", workdir]
-    check_error(command(name, *arguments, *words), named)

@@ -22,7 +22,7 @@ from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training import run as training
 from attention_jax.training.loop import TrainState
-from attention_jax.training.run_results import finished_run
+from attention_jax.training.run import load_run
 from attention_jax.training.settings import settings_of, task_in
 
 sweep = load("scripts/sweep.py")
@@ -197,12 +197,12 @@ def test_an_interrupted_sweep_goes_on(tmp_path, run, trained, monkeypatch):
     arguments = [*COMBINATIONS, "--workdir", tmp_path, *SHORT]
     steps, signals = trained
 
-    def finish_and_signal(*arguments):
+    def load_and_signal(*arguments):
         os.kill(os.getpid(), signal.SIGTERM)  # between two runs
-        return finished_run(*arguments)
+        return load_run(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(load("scripts/sweep.py"), "finished_run", finish_and_signal)
+        patch.setattr(training, "load_run", load_and_signal)
         status, _, err = run(*arguments)
     assert (status, "the same command goes on from here" in err) == (143, True)
     assert steps == []
@@ -273,48 +273,6 @@ def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
 # --- mistakes ---
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
-        (["--set", "dim=8,7"], "combination dot, 7: dim"),
-        (["--set", "dim=8,wide"], "combination dot, wide: --dim must be INT"),
-        (["--scores", "dot", "adit"], "'additive'"),
-        (["--set", "learning_rat=1"], "--learning-rate"),
-        (["--set", "workdir=a,b"], "set"),
-        (["--set", "resume=true"], "set"),
-        (["--set", "score=dot"], "score"),
-        (["--set", "dim"], "set"),
-        (["--set", "dim=8,,4"], "set"),
-        (["--set", "dim=8", "model.dim=4"], "dim"),
-        (["--set", "mask_padding=maybe"], "maybe"),
-        (["--set", "self_attention_score=f(a=1,b=(2,3)),dot"], "f(a=1,b=(2,3))"),
-        (["--set", "learning_rate=1e-3,0.001"], "set"),
-        (["--set", "dim=8", "--dim", "4"], "dim"),
-        (["--score", "dot"], "score"),
-        (["--bogus", "3"], "--bogus"),
-        (["--set", "keep=1,2", "--mesh", "seed=4096"], "mesh"),
-        (["--task", "translation", "--lengths", "3"], "lengths"),
-        (["--set", 'positions="learned'], "positions"),
-        (["--set", "attention=local-p", "--normalizer", "entmax"], "normalizer"),
-        (["--task", "reversl"], "task"),
-        (["--table", "runs", "--steps", "3"], "table"),
-        (["--table", "nowhere"], "table"),
-    ],
-)
-def test_one_line_for_a_mistake_before_anything_trains(
-    run, tmp_path, monkeypatch, arguments, named
-):
-    monkeypatch.chdir(tmp_path)
-    scores = [] if "--scores" in arguments or "--table" in arguments else ["--scores", "dot"]
-    status, out, err = run("--workdir", "sweep", *scores, *arguments)
-    assert (status, out) == (2, "")
-    *warnings, line = err.splitlines()
-    assert line.startswith("error: ")
-    assert named in line
-    assert all(warning.startswith("warning: left out of the table: ") for warning in warnings)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_the_workdir_must_be_given_and_no_run(workdir, run):
     assert run()[2].startswith("error: workdir ")
     status, _, err = run("--scores", "dot", "--workdir", workdir / NAMES[0], *SHORT)
@@ -336,7 +294,6 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     task, other, unfinished = task_in(workdir / NAMES[0]), tmp_path / "by_hand", tmp_path / "longer"
     for copy, changes in ((other, {"batch_size": 3}), (unfinished, {"steps": 6})):
         shutil.copytree(workdir / NAMES[0], copy)
-        (copy / "results.json").unlink()
         changed = dataclasses.replace(task, train=dataclasses.replace(task.train, **changes))
         (copy / "config.json").write_text(json.dumps(settings_of(changed)))
     (tmp_path / "empty").mkdir()
@@ -354,17 +311,11 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     assert varying == [("dot", "3"), ("scaled", "5")]
     assert "learning_rate" not in rows[0]
     assert str(tmp_path / "sweep.png") in out
-    # The results are kept, and computed again for another step only.
-    kept = other / "results.json"
-    content = json.loads(kept.read_text())
-    content["results"][""]["training loss"]["by_seed"] = [7.0, None]
-    kept.write_text(json.dumps(content))
+    # A seed that diverged has no number.
+    (other / "metrics.jsonl").write_text('{"step": 4, "loss": [7.0, null]}\n')
     assert run("--table", other)[0] == 0
     assert records(tmp_path)[1]["by_seed"] == [7.0, None]
     assert records(tmp_path)[1]["mean"] is None
-    kept.write_text(json.dumps({**content, "step": 2}))
-    assert run("--table", other)[0] == 0
-    assert records(tmp_path)[1]["by_seed"] == read_lines(other / "metrics.jsonl")[-1]["loss"]
 
 
 def test_runs_of_the_same_settings_are_told_apart_by_their_folders(workdir, tmp_path, run):

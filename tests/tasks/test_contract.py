@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from unittest import mock
 
 import jax
@@ -18,8 +19,8 @@ from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_an
 from attention_jax.tasks.pages import answers_view, cross_attention
 from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask
 from attention_jax.training.run import train_run
-from attention_jax.training.run_results import finished_run
-from attention_jax.training.task import TrainConfig
+from attention_jax.training.run_results import finished_run, results_of
+from attention_jax.training.task import Result, TrainConfig
 
 NAMES = (*TASKS, "user_tasks:Rotate")
 SIZES = {
@@ -42,7 +43,7 @@ def small(name, folder):
     """A task with sizes that compile quickly."""
     cls = task_of(name)
     if name == "translation":
-        return run_task(write_text(folder / "text"), train=FEW)
+        return run_task(write_text(folder / "text"), train={**FEW, "accumulate": 5})
     if name == "text":
         (folder / "text").write_text("The quick brown fox jumps over the lazy döner. " * 20)
         sizes = {"dim": 8, "hidden_dim": 7, "num_heads": 2, "decoder_layers": 1}
@@ -138,7 +139,7 @@ def test_a_batch_from_the_host_depends_on_seed_and_step_alone(scaled):
 # --- a trained model ---
 
 
-def test_results_are_kept_and_read_back(trained, monkeypatch):
+def test_results_have_a_number_per_seed_and_are_those_of_the_task_as_it_is(trained, monkeypatch):
     task, run = trained
     lengths = [3] if task.by_length else []
     finished = finished_run(run.workdir, lengths)
@@ -147,8 +148,10 @@ def test_results_are_kept_and_read_back(trained, monkeypatch):
     for result in finished.results.values():
         assert len(result.by_seed) == task.train.seeds
         assert all(np.array(result.by_seed) >= result.low)
-    monkeypatch.setattr(type(task), "evaluate", None)
-    assert finished_run(run.workdir, lengths).results == finished.results
+    new = Result([2.0, 3.0], larger_is_better=True)
+    monkeypatch.setattr(type(task), "evaluate", lambda *_, **__: {"new": new})
+    assert finished_run(run.workdir).results.keys() == {"new", "training loss"}
+    assert results_of(run) == {"new": new}
     if not task.by_length:
         with pytest.raises(ValueError, match="lengths must be left out"):
             finished_run(run.workdir, [3])
@@ -195,6 +198,22 @@ def test_a_page_shows_every_attention_to_the_answers(scaled):
     names = [attention["name"] for attention in captures[0]["attentions"]]
     kind = "self" if task.model.architecture == "decoder" else "cross"
     assert f"decoder_0/{kind}_attention" in names
+
+
+@pytest.mark.parametrize("scaled", tasks("recall"), indirect=True)
+@pytest.mark.parametrize("name", ["vocabulary_size", "subwords_sha256"])
+def test_ids_of_another_vocabulary_are_not_compared(scaled, name, tmp_path):
+    task, run = scaled
+    answers = task.answers(run.params_of(0), folder=run.workdir)
+    other = shutil.copytree(run.workdir, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, name: 17}))
+    found = dataclasses.replace(run, task=task_in(other), workdir=other)
+    with (
+        mock.patch("attention_jax.tasks.pages.load_run", return_value=found),
+        pytest.raises(ValueError, match=r"^compare must .*other has another"),
+    ):
+        answers_view(run, answers, compare=[other])
 
 
 # reports/test_gradient_report.py analyses a task from sequence to sequence.

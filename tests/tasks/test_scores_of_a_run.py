@@ -10,6 +10,8 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
+from stand_in_training import scaled_at_each_step
+from user_tasks import Rotate
 
 from attention_jax import Entmax, LogScaled, Score, Softmax, nn
 from attention_jax.nn.config import ModelConfig
@@ -17,6 +19,7 @@ from attention_jax.scores import Additive, SoftCap
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import train_run
 from attention_jax.training.settings import settings_of, task_in
+from attention_jax.training.task import TrainConfig
 
 OLD, NEW = "Temperature(temperature=4.0)", "Temperature(temperature=2.0)"
 CHANGE = re.escape(f"'my_scores:MINE' was {OLD}") + ".* and is " + re.escape(NEW) + ".*; restore"
@@ -43,9 +46,9 @@ def mine(monkeypatch):
     return change
 
 
-def begun(folder, **scores):
+def begun(folder, cls=Reversal, **scores):
     """A run folder with the config.json that `train_run` writes."""
-    task = Reversal(ModelConfig(**scores))
+    task = cls(model=ModelConfig(**scores))
     (folder / "config.json").write_text(json.dumps(settings_of(task)))
     return task
 
@@ -133,3 +136,73 @@ def test_another_name_is_one_difference(mine, tmp_path):
         train_run(other, tmp_path, resume=True)
     assert "another configuration: model.score was 'my_scores:MINE'," in str(raised.value)
     assert "scores." not in str(raised.value)
+
+
+def softplus(q, k):
+    return jax.nn.softplus(q @ k.T)
+
+
+def softplus_rewritten(q, k):
+    return jnp.log(1 + jnp.exp(k @ q.T)).T
+
+
+@pytest.mark.parametrize("cls", [Reversal, Rotate])  # the program of Rotate is known, too
+def test_a_renamed_or_rewritten_score_is_read_by_its_new_name(cls, mine, tmp_path, monkeypatch):
+    mine(softplus)
+    names = {"score": "my_scores:MINE", "self_attention_score": "my_scores:MINE"}
+    task = begun(tmp_path, cls, **names)
+    monkeypatch.setitem(sys.modules, "my_scores", None)
+    with pytest.raises(ValueError, match=r"score 'my_scores:MINE'.* new name as score$"):
+        task_in(tmp_path)
+    new = types.ModuleType("new_scores")
+    monkeypatch.setitem(sys.modules, "new_scores", new)
+    new.SAME, new.REWRITTEN, new.OTHER = softplus, softplus_rewritten, formula(1.0)
+    read = functools.partial(task_in, tmp_path)
+
+    def renamed(score):
+        scores = dict.fromkeys(names, score)
+        return dataclasses.replace(task, model=dataclasses.replace(task.model, **scores))
+
+    assert read(score="new_scores:SAME") == renamed("new_scores:SAME")
+    with pytest.warns(UserWarning, match="the same numbers"):
+        assert read(score="new_scores:REWRITTEN") == renamed("new_scores:REWRITTEN")
+    for other in ("new_scores:OTHER", "dot"):
+        with pytest.raises(ValueError, match=rf"score '{other}' was "):
+            read(score=other)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for description in config["scores"].values():
+        del description["numbers"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert read(score="new_scores:SAME") == renamed("new_scores:SAME")
+    with pytest.raises(ValueError, match="earlier version, without numbers"):
+        read(score="new_scores:REWRITTEN")
+    del config["scores"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="score must be left out"):
+        read(score="new_scores:SAME")
+
+
+def test_a_renamed_score_is_resumed_and_its_name_recorded(mine, tmp_path, monkeypatch):
+    mine(softplus)
+    sizes = {"dim": 8, "hidden_dim": 8, "encoder_layers": 0, "decoder_self_attention": False}
+    train = TrainConfig(seeds=1, steps=6, schedule="constant", log_every=2, checkpoint_every=2)
+    task = Reversal(ModelConfig(score="my_scores:MINE", **sizes), train)
+    monkeypatch.setattr("attention_jax.training.run.train", scaled_at_each_step)
+    train_run(task, tmp_path)
+    monkeypatch.setitem(sys.modules, "my_scores", None)
+    new = types.ModuleType("new_scores")
+    new.MINE, new.OTHER = softplus_rewritten, formula(1.0)
+    monkeypatch.setitem(sys.modules, "new_scores", new)
+
+    def resumed(score):
+        model = dataclasses.replace(task.model, score=score)
+        longer = dataclasses.replace(train, steps=8)
+        return train_run(
+            dataclasses.replace(task, model=model, train=longer), tmp_path, resume=True
+        )
+
+    with pytest.raises(ValueError, match=r"score 'new_scores:OTHER' was .* gives other numbers"):
+        resumed("new_scores:OTHER")
+    with pytest.warns(UserWarning, match="the same numbers"):
+        resumed("new_scores:MINE")
+    assert task_in(tmp_path).model.score == "new_scores:MINE"  # and no warning: the new program

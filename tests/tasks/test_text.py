@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from attention_jax.tasks.text import MODEL, Text
-from attention_jax.training.settings import settings_of
+from attention_jax.training.run import check_run
+from attention_jax.training.settings import settings_of, task_in
 
 SENTENCE = "The quick brown fox jumps over the lazy döner. "
 
@@ -40,6 +42,23 @@ def test_examples_are_asked_with_whole_characters(tmp_path, monkeypatch):
     path.write_text("ä" * 300)
     answers = Text(path, length=19).answers(None)
     assert [text for text, _, _ in answers.texts] == ["ä" * 9] * 2
+
+
+def test_the_digest_of_the_text_decides_wherever_its_file_lies(tmp_path, monkeypatch):
+    folders = run, here, there = [tmp_path / name for name in ("run", "here", "there")]
+    for folder in folders:
+        folder.mkdir()
+    monkeypatch.chdir(here)
+    Path("text").write_text(SENTENCE * 20)
+    task = Text(Path("text"), length=19, model=dataclasses.replace(MODEL, dim=8, hidden_dim=8))
+    (run / "config.json").write_text(json.dumps(settings_of(task, task.feed(run))))
+    monkeypatch.chdir(there)
+    assert task_in(run).parts(run) == task_in(run).parts()
+    (here / "text").rename("moved")
+    check_run(dataclasses.replace(task, text=Path("moved")), run, resume=True)
+    Path("moved").write_text(SENTENCE * 21)
+    with pytest.raises(ValueError, match="text_sha256 was "):
+        check_run(dataclasses.replace(task, text=Path("moved")), run, resume=True)
 
 
 def test_learned_positions_must_hold_the_answers(tmp_path):

@@ -197,24 +197,6 @@ def test_few_logits_are_computed_at_the_published_size():
 # --- errors ---
 
 
-@pytest.mark.parametrize(
-    ("task", "settings", "message"),
-    [
-        (Recall, {"pairs": 9}, "pairs must be from 1 to 8, a quarter of length; got 9"),
-        (Recall, {"vocabulary_size": 9}, "vocabulary_size must be at least 10 for 4 pairs; got 9"),
-        (Recall, {"length": 129}, "position_limit must hold 129 tokens"),
-        (NoisyRecall, {"length": 15}, "length must be even, for whole pairs; got 15"),
-        (NoisyRecall, {"noise": 1.5}, "noise must be"),
-        (SelectiveCopy, {"copied": 16}, "copied must be from 1 to 15, less than half of length"),
-        (Regression, {"points": 0}, "points must be at least 1; got 0"),
-        (Regression, {"model": ModelConfig()}, "architecture must be decoder"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(task, settings, message):
-    with pytest.raises(ValueError, match=message):
-        task(**settings)
-
-
 def test_an_input_is_a_sequence_of_tokens():
     task = SIZES["recall"]
     for inputs in (["2 8 17"], ["2 a"], [""]):

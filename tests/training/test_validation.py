@@ -158,6 +158,18 @@ def test_a_stop_on_the_way_is_not_measured(tmp_path, straight, stop, reached, li
     assert kept(tmp_path) == kept(straight[1])
 
 
+@pytest.mark.parametrize(
+    "result", [None, {"score": [1.0]}, {"score": 1.0}, {"other": [1.0, 2.0]}, {"step": [1.0, 2.0]}]
+)
+def test_an_error_of_the_task_loses_no_step(tmp_path, monkeypatch, result, straight):
+    monkeypatch.setattr(Counting, "validate", lambda *_: result)
+    with pytest.raises(ValueError, match="validate\\(params, folder\\)"):
+        run(tmp_path)
+    assert kept(tmp_path) == ([2], None)
+    monkeypatch.undo()
+    assert_bits_equal(run(tmp_path).state, straight[0].state)
+
+
 # --- the best checkpoint ---
 
 

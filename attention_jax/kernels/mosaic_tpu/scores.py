@@ -24,11 +24,17 @@ def on_tpu(score: Score) -> Score:
 
 @dataclasses.dataclass(frozen=True)
 class DotOnTpu(Dot):
-    """The tiles of `Dot`, without the barriers of its gradient, which Mosaic cannot lower."""
+    """The tiles of a dot product, without barriers in its gradient: Mosaic cannot lower them."""
+
+    score: Dot = Dot()
+
+    def logit_factor(self, num_features: int) -> float:
+        return self.score.logit_factor(num_features)
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
+        dlogits = self._scaled(dlogits, q_features)
         dk_features = transposed_product(q_features, dlogits)  # first: fewer instructions
         dq_features = einsum("ts,sd->td", dlogits, k_features)
         return jax.tree.map(jnp.zeros_like, params), dq_features, dk_features
@@ -52,7 +58,7 @@ class AdditiveOnTpu(Score):
 
 @on_tpu.register
 def _(score: Dot) -> Score:
-    return DotOnTpu()
+    return DotOnTpu(score)
 
 
 @on_tpu.register

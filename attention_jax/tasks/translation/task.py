@@ -33,6 +33,7 @@ from attention_jax.training.task import (
     Task,
     TrainConfig,
     Validation,
+    check_instances,
 )
 
 Array = jax.Array
@@ -109,6 +110,7 @@ class Translation(Task):
     validation_metric: ValidationMetric = "bleu"
 
     def __post_init__(self) -> None:
+        check_instances(self, source=Path, target=Path, model=ModelConfig, train=TrainConfig)
         if (self.validation_source is None) != (self.validation_target is None):
             raise ValueError(
                 "validation_source and validation_target must be given together; got"

@@ -7,12 +7,12 @@ words, learned from the text by sentencepiece; they can spell any text.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from attention_jax.core.checks import optional_package
 from attention_jax.core.programs import one_line
 from attention_jax.tasks.files import read_text
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, up_to_eos
@@ -94,7 +94,9 @@ class Subwords:
 
     def __init__(self, model: bytes):
         self.model = model
-        self._processor = optional_package("sentencepiece", "translation").SentencePieceProcessor()
+        self._processor = optional_package(
+            "sentencepiece", "translation", extra="translate"
+        ).SentencePieceProcessor()
         self._processor.LoadFromSerializedProto(model)
 
     @classmethod
@@ -108,7 +110,7 @@ class Subwords:
         Raises:
             ValueError: the text has fewer pieces than `size`, or more letters.
         """
-        sentencepiece = optional_package("sentencepiece", "translation")
+        sentencepiece = optional_package("sentencepiece", "translation", extra="translate")
         written = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.Train(
@@ -146,14 +148,3 @@ class Subwords:
     def labels(self, ids: Sequence[int]) -> list[str]:
         """The label of each id in figures: the piece, with ▁ where a word begins."""
         return [str(self._processor.IdToPiece(int(token))) for token in ids]
-
-
-def optional_package(module: str, purpose: str) -> Any:
-    """A module that this purpose needs; ValueError if its package is not installed."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(
-            f"{purpose} needs the package {module.partition('.')[0]}:"
-            " .venv/bin/pip install -e '.[translate]'"
-        ) from error

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from attention_jax.core.checks import check_integer
+from attention_jax.core.checks import check_integer, optional_package
 from attention_jax.tasks.evaluation import best_answers
-from attention_jax.tasks.translation.text import Subwords, optional_package
+from attention_jax.tasks.translation.text import Subwords
 from attention_jax.tasks.vocabulary import EOS, padded_rows, up_to_eos
 
 Array = jax.Array
@@ -183,4 +183,4 @@ def score_translations(translations: Sequence[str], references: Sequence[str]) -
 
 def require_sacrebleu() -> Any:
     """The metrics of sacrebleu; raises ValueError unless it is installed."""
-    return optional_package("sacrebleu.metrics", "BLEU")
+    return optional_package("sacrebleu.metrics", "BLEU", extra="translate")

@@ -1,0 +1,84 @@
+"""The class of a task, which a text names: "module:Name"."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from typing import Any
+
+from attention_jax.core.names import imported
+from attention_jax.core.programs import is_of_this_package
+from attention_jax.training.task import Task
+
+# Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
+_RESERVED = {"task", "workdir", "resume", "log_gradients", "mesh", "help"}
+_RESERVED |= {"scores", "normalizers", "program", "jax", "run", "seconds"}
+
+
+def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Task]:
+    """The class of the task that a text names: one of `names`, or "module:Name".
+
+    Raises:
+        ValueError: in one line: the name does not exist, or does not name a task whose fields can
+            be options of a command line and settings in config.json.
+    """
+    known = names or {}
+    found: Any = known.get(text) or imported(text, text, "task", known)
+    is_task = isinstance(found, type) and issubclass(found, Task)
+    params = getattr(found, "__dataclass_params__", None)
+    if not is_task or not getattr(params, "frozen", False):
+        raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
+    _check_class(f"task {text!r}", found)
+    return typing.cast(type[Task], found)
+
+
+def _check_class(task: str, cls: Any) -> None:
+    """Raises ValueError unless a class has the fields of a task, each with a name of its own."""
+    if not isinstance(getattr(cls, "name", None), str):
+        raise ValueError(f"{task} must have a class variable name; got none")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if missing := {"model", "train"} - fields.keys():
+        raise ValueError(f"{task} must have a field {min(missing)}; got none")
+    for name, field in fields.items():
+        # Without an annotation the value of a subclass is no field, and nobody reads it.
+        value = getattr(cls, name, dataclasses.MISSING)
+        if value is not field.default and not isinstance(value, types.MemberDescriptorType):
+            raise ValueError(f"{task} must give {name} an annotation ({name}: ... = {value!r})")
+    for base in cls.__mro__:
+        if not is_of_this_package(base) and "__dataclass_fields__" not in vars(base):
+            annotations = inspect.get_annotations(base)
+            lost = [name for name, kind in annotations.items() if "ClassVar" not in str(kind)]
+            if lost:
+                raise ValueError(
+                    f"{task} must have @dataclasses.dataclass(frozen=True) above class"
+                    f" {base.__name__}, whose {lost[0]} is no field without it"
+                )
+    try:
+        names = _option_names(cls)
+    except NameError as error:
+        raise ValueError(f"{task} must have annotations that can be read; got {error}") from error
+    for name in names:
+        if name in _RESERVED or names.count(name) > 1:
+            raise ValueError(
+                f"{task} must have another name for the field {name}, which is an option, a"
+                " setting or a column already"
+            )
+
+
+def _option_names(cls: Any) -> list[str]:
+    """The names of all fields of a task and of the dataclasses in it: the options of train.py."""
+    hints, names = typing.get_type_hints(cls), []
+    for field in dataclasses.fields(cls):
+        inner = hints[field.name]
+        names += _option_names(inner) if dataclasses.is_dataclass(inner) else [field.name]
+    return names
+
+
+def name_of(cls: type[Task]) -> str:
+    """The name "module:Name" of a task, from which `task_class` finds it."""
+    module = cls.__module__
+    if is_of_this_package(cls):
+        module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
+    return f"{module}:{cls.__qualname__}"

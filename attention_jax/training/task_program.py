@@ -1,0 +1,120 @@
+"""The program of a user's task: of its batch, its loss and its own optimiser."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import typing
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.programs import Part, is_of_this_package
+from attention_jax.runs.checkpoints import named_leaves
+from attention_jax.runs.run_folder import JSON
+from attention_jax.training.task import Feed, Task, check_metrics
+from attention_jax.training.task_class import name_of
+
+
+def part_of(task: Task) -> Part:
+    """The words for errors of a user's task."""
+    return Part("task", name_of(type(task)), "make it a field of the task")
+
+
+def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
+    """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
+
+    Scores and normalisers that a user wrote are not part of it: config.json describes each of them,
+    and a rewritten one may give the same numbers.
+
+    Args:
+        task: the task.
+        feed_of: returns its feed, or None; not called for a task of this library.
+
+    Raises:
+        ValueError: in one line: a method fails, breaks its contract, or computes something else
+            in each trace.
+    """
+    if is_of_this_package(type(task)):
+        return {}
+    task = _with_parts_of_library(task)
+    part = part_of(task)
+    part.check_signatures(task)
+    feed = feed_of()
+    batch = None
+    if feed is not None:
+        draw_fed = functools.partial(part.call, "feed(folder).batch(seed, step)", feed.batch)
+        batch = jax.eval_shape(lambda: draw_fed(task.train.first_seed, 0))
+
+    def first_loss(rng: Any, fed: Any) -> Any:
+        params, batch = part.call("init(rng)", task.init, rng), fed
+        named_leaves(params)  # checkpoints need their names
+        if feed is None:
+            size = typing.cast(int, task.train.batch_size)
+            draw = functools.partial(task.batch, size=size)
+            batch = part.call(f"batch(rng, size={size})", draw, rng)
+        result = part.call("loss(params, batch, rng)", task.loss, params, batch, rng)
+        contract = "loss(params, batch, rng) must return (float [], {name: float []})"
+        is_pair = isinstance(result, tuple) and [*map(type, result[1:])] == [dict]
+        part.require(is_pair, contract)
+        check_metrics(part.name, "loss(params, batch, rng)", result[1], "loss", "gradient_norm")
+        for name, value in {"loss": result[0], **result[1]}.items():
+            is_scalar = not jnp.shape(value) and jnp.issubdtype(
+                jnp.result_type(value), jnp.floating
+            )
+            part.require(is_scalar, f"{contract}: {name}", value)
+        if type(task).optimizer is Task.optimizer:
+            return batch, result
+        optimizer = part.call("optimizer()", task.optimizer)
+        state = part.call("optimizer().init(params)", optimizer.init, params)
+        arguments = params, state, params  # gradients are like parameters
+        update = part.call("optimizer().update(gradients, ...)", optimizer.update, *arguments)
+        return batch, result, state, update
+
+    rng = jax.eval_shape(lambda: jax.random.key(0))
+    digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
+    part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
+    return {"program": digests.pop(), "jax": jax.__version__}
+
+
+def check_program(task: Task, stored: JSON, now: JSON) -> None:
+    """Raises ValueError if a user's task is another program than the run was trained with.
+
+    Args:
+        task: the task.
+        stored: the content of config.json.
+        now: from `program_of`.
+    """
+    if stored.get("program") == now.get("program"):
+        return
+    then = str(stored.get("program"))[:12]
+    text = (
+        f"task {name_of(type(task))} was program {then} when this run was trained, and is"
+        f" {str(now.get('program'))[:12]} now"
+    )
+    if stored.get("jax") != now.get("jax"):
+        versions = f"jax was {stored.get('jax')} then, and is {now.get('jax')} now"
+        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
+        return
+    source = getattr(sys.modules.get(type(task).__module__), "__file__", None)
+    raise ValueError(
+        f"{text}; restore {source or 'the task'}, or train a new run in another folder"
+    )
+
+
+def _with_parts_of_library(task: Task) -> Task:
+    """The task with the usual scores and normalisers in place of those that a user wrote."""
+    model = task.model
+    if not hasattr(model, "describe_parts"):
+        return task
+    names = ("score", "self_attention_score", "normalizer", "self_attention_normalizer")
+    usual = {
+        field.name: field.default
+        for field in dataclasses.fields(model)
+        if field.name in names and ":" in str(getattr(model, field.name))
+    }
+    return dataclasses.replace(task, model=dataclasses.replace(model, **usual))  # type: ignore[type-var]
