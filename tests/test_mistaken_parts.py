@@ -1,8 +1,10 @@
 """Parts of a user that break their contract: one line names the part, the method and the cure."""
 
 import dataclasses
+import functools
 import inspect
 import re
+from pathlib import Path
 from typing import ClassVar
 
 import jax
@@ -358,32 +360,35 @@ def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, c
     check_error(found, f"score Wrong(size=64): {LINE.format(64)} line 11)")
     assert not (wrong_module / "run").exists()
     model = dataclasses.replace(Translation.model, score="wrong_scores:Wrong(size=32)")
-    task = Translation(source="nowhere", target="nowhere", model=model)
+    task = Translation(source=Path("nowhere"), target=Path("nowhere"), model=model)
     refused(re.escape(LINE.format(32)), lambda: check_run(task, wrong_module / "run"))
 
 
+@dataclasses.dataclass(frozen=True)
+class Constant(TokenTask):
+    name: ClassVar[str] = "mine"
+    vocabulary_size: ClassVar[int] = 5
+    token: int = 1
+    answer: int = 1
+
+    def tokens(self, rng):
+        return jnp.full(self.length, self.token)
+
+    def targets(self, tokens):
+        return self.answer + 0 * tokens
+
+
 def test_a_task_of_tokens_outside_its_vocabulary(tmp_path):
-    @dataclasses.dataclass(frozen=True)
-    class Mine(TokenTask):
-        name: ClassVar[str] = "mine"
-        vocabulary_size: ClassVar[int] = 5
-        token: int = 1
-        answer: int = 1
-
-        def tokens(self, rng):
-            return jnp.full(self.length, self.token)
-
-        def targets(self, tokens):
-            return self.answer + 0 * tokens
-
     for name, ids in (
         ("tokens", {"token": 5}),
         ("tokens", {"token": -1}),
         ("targets", {"answer": 5}),
     ):
-        task = dataclasses.replace(Mine(), **ids)
-        refused(f"^task .*Mine: {name} must ", lambda task=task: check_run(task, tmp_path / "run"))
-    Mine().check_numbers()
+        run = functools.partial(check_run, Constant(**ids), tmp_path / "run")
+        refused(
+            f"^task .*Constant: {name} must ", lambda task=task: check_run(task, tmp_path / "run")
+        )
+    Constant().check_numbers()
 
 
 # --- normalisers that break the contract ---
