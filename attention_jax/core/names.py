@@ -18,7 +18,14 @@ from typing import Any
 
 import jax
 
-from attention_jax.core.programs import ADDRESS, Known, is_of_this_package, one_line, users_line
+from attention_jax.core.digests import ADDRESS
+from attention_jax.core.programs import (
+    Known,
+    is_of_this_package,
+    one_line,
+    same_numbers,
+    users_line,
+)
 
 JSON = dict[str, Any]
 _COLON = "ː"  # Python counts this character as a letter, so it reads moduleːName as one name
@@ -141,7 +148,10 @@ def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
 
 
 def describe(part: Any) -> JSON:
-    """The class and fields of a score or normaliser; of a user's, also the digest of its program.
+    """The class and fields of a score or normaliser; of a user's, also its program.
+
+    The program is a digest, which knows it exactly, and numbers that it gives, by which a program
+    that was written anew is compared.
 
     Args:
         part: a part of this library, or a user's that is `Known`.
@@ -150,6 +160,10 @@ def describe(part: Any) -> JSON:
     >>> describe(get_score("scaled(scale=0.5)"))
     {'class': 'attention_jax.scores.ScaledDot', 'fields': 'ScaledDot(scale=0.5)'}
     """
+    return _identity(part) | ({"numbers": part.sample()} if type(part) is Known else {})
+
+
+def _identity(part: Any) -> JSON:
     cls = part.__class__
     module = str(cls.__module__)
     if is_of_this_package(cls):
@@ -164,25 +178,33 @@ def describe(part: Any) -> JSON:
 def check_description(setting: str, part: Any, stored: JSON) -> None:
     """Raises ValueError unless `part` is what `describe` made `stored` of.
 
-    A part of a user is the same if its program is, whatever its class and fields are called.
-    Programs cannot be compared between versions of JAX: a difference is a warning then.
+    A part of a user is the same if its program is, whatever its class and fields are called. It
+    counts as the same, with a warning, if its program is another and gives the same numbers. Where
+    config.json is of a version that stored none, another program of another version of JAX is
+    a warning, too.
 
     Args:
         setting: how the part was named, for the error.
         part: as in `describe`.
         stored: from config.json.
     """
-    now = describe(part)
+    now = _identity(part)
     changed = {name for name in now if stored.get(name) != now[name]}
     if not changed or ("program" in now and "program" not in changed):
         return
     text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
-    if changed != {"program", "jax"}:
-        raise ValueError(
-            f"{text}; restore what the run was trained with, or train a new run in another folder"
-        )
-    versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
-    warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
+    if "numbers" in stored and "program" in now:
+        if same_numbers(stored["numbers"], part.sample()):
+            warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
+            return
+        text += ", which gives other numbers"
+    elif changed == {"program", "jax"}:
+        versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
+        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
+        return
+    raise ValueError(
+        f"{text}; restore what the run was trained with, or train a new run in another folder"
+    )
 
 
 def _words(description: JSON) -> str:
