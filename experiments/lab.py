@@ -285,9 +285,9 @@ def _settings(config: Any) -> Row:
     return settings
 
 
-def program_of(score: str) -> str:
-    """What identifies a score besides its name: its fields, or the program of a user's score."""
-    known = known_score(get_score(score), None, 16, 16)
+def program_of(score: str, dim: int) -> str:
+    """What identifies a score of tokens [T, dim] besides its name: its fields, or its program."""
+    known = known_score(get_score(score), None, dim, dim, with_init=True)
     return known.digest if isinstance(known, Known) else repr(known)
 
 

@@ -3,8 +3,13 @@
 Scores, functions as scores, masks, biases and normalisers, as they are written in notebooks.
 """
 
+import copy
 import dataclasses
 import functools
+import gc
+import hashlib
+import time
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +20,7 @@ from oracles import softmax
 
 import attention_jax as aj
 from attention_jax import attention, interop
+from attention_jax.scores import known_score
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 NUMBERS = (0.1, 3.0)
@@ -136,6 +142,41 @@ def test_a_traced_array_that_is_no_parameter_is_refused(kind):
         ) as error:
             derivative(1.0)
         assert "\n" not in str(error.value)
+
+
+def test_large_constants_cost_no_time_and_are_not_kept():
+    large = jnp.ones(20_000_000)
+
+    def score_of(factor):
+        return lambda q, k: factor[0] * (q @ k.T)
+
+    def seconds(call):
+        """The fewest of a few runs."""
+        times = []
+        for _ in range(4):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    score = score_of(large)
+    of_call = seconds(lambda: close(attention(X, X, X, score=score), 1.0))
+    assert of_call < 0.3 * seconds(functools.partial(hashlib.sha256, np.asarray(large)))
+    kept = [weakref.ref(each) for each in (score, large)]
+    del score, large
+    jax.clear_caches()
+    gc.collect()
+    assert [each() for each in kept] == [None, None]
+    of_numpy = np.ones(2, np.float32)
+    score = score_of(of_numpy)
+    for temperature in NUMBERS:
+        of_numpy[:] = temperature  # NumPy's arrays can change
+        close(attention(X, X, X, score=score), temperature)
+
+
+def test_a_copy_of_a_known_score_is_equal():
+    known = known_score(aj.get_score(by_global), None, 8, 8)
+    assert copy.copy(known) == known == copy.deepcopy(known)
 
 
 # --- callable pytrees ---
@@ -299,3 +340,28 @@ def test_a_change_before_the_derivative_is_refused():
                 late()
         NOW[part] = 1
     np.testing.assert_array_equal(pull_back(1.0)[0], jax.grad(loss)(X))
+
+
+SETTINGS = {
+    "precision": lambda: jax.default_matmul_precision("highest"),
+    "promotion": lambda: jax.numpy_dtype_promotion("standard"),
+    "mesh": lambda: jax.set_mesh(
+        jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,), devices=jax.devices()[:1])
+    ),
+    "leaks": jax.checking_leaks,
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_of_jax_may_change_before_the_derivative(setting):
+    parts = {"mask": Near(), "bias": Slope(), "normalizer": Hotter()}
+
+    def call(tokens):
+        score = functools.partial(product, 1.0)
+        return attention(tokens, X, X, score=score, implementation="tiled", **parts)
+
+    with SETTINGS[setting]():
+        output, pull_back = jax.vjp(call, jnp.asarray(X))
+    (got,) = pull_back(output)
+    (expected,) = jax.vjp(call, jnp.asarray(X))[1](output)
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)

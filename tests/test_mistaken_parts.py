@@ -13,6 +13,7 @@ from flax import nnx
 
 import attention_jax as aj
 from attention_jax import attention
+from attention_jax.pairwise.masks import TileStatus
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.training.run import check_run
 
@@ -71,6 +72,38 @@ def test_a_mask_that_reads_a_traced_array():
     refused(r"mask Mine must not use the traced .*array_field\(\)", lambda: jax.grad(loss)(1.0))
 
 
+WRONG_STATUSES = {
+    "empty": (lambda i, j: j[-1] > i[0], lambda i, j: j[-1] <= i[0]),
+    "full": (lambda i, j: j[0] > i[-1], lambda i, j: j[0] <= i[0]),
+    "an array": (lambda i, j: j[0] >= i[-1], lambda i, j: j[-1] <= i[0]),  # off by one
+}
+
+
+@pytest.mark.parametrize("kind", ["right", *WRONG_STATUSES])
+def test_a_wrong_tile_status(kind):
+    right = (lambda i, j: j[0] > i[-1], lambda i, j: j[-1] <= i[0])
+    empty, full = WRONG_STATUSES.get(kind, right)
+
+    @aj.mask_dataclass
+    class Mine(aj.Mask):
+        shift: jax.Array = aj.array_field()
+
+        def allowed(self, i, j):
+            return j[None] <= i[:, None] + self.shift
+
+        def tile_status(self, i, j):
+            return TileStatus(empty(i + self.shift, j), full(i + self.shift, j))
+
+    def call(shift):
+        return attention(X, X, X, mask=Mine(shift))
+
+    if kind == "right":
+        np.testing.assert_allclose(call(0), attention(X, X, X, mask=aj.causal_mask()), rtol=1e-5)
+    else:
+        refused("^mask Mine: tile_status must agree with allowed", lambda: call(0))
+    jax.jit(call)(0)  # without the numbers of its arrays, nothing is compared
+
+
 @aj.bias_dataclass
 class Slope(aj.Bias):
     rate: jax.Array = aj.array_field()
@@ -109,6 +142,10 @@ def test_a_wrong_bias():
     for wrong, message in (
         (lambda _, i, j: j > i, r"bias Mine: values .* raised TypeError"),
         (lambda _, i, j: j[None] > i[:, None], "bias Mine: values must return floats .*got bool"),
+        (
+            lambda _, i, j: jnp.zeros((len(i), len(j)), jnp.bfloat16),
+            r"bias Mine: values must return float32 .*got bfloat16 \[3, 5\]",
+        ),
     ):
         bias = aj.bias_dataclass(type("Mine", (aj.Bias,), {"values": wrong}))()
         refused(message, lambda bias=bias: attention(X, X, X, bias=bias))
@@ -124,6 +161,7 @@ WRONG_FUNCTIONS = [
     (lambda q, k: q @ k.T / len(k), "on other tokens"),
     (lambda q, k: k @ (q**2).T, r"pair must return float logits .*got float32 \[5, 3\]"),
     (lambda q, k: (q @ k.T).astype(int), "pair must return float logits .*got int32"),
+    (lambda q, k: (q @ k.T).astype(jnp.float16), "pair must return float32 .*got float16"),
     (lambda q, k: None, "pair must return float logits .*got None"),
     (lambda q, k: (q @ k.T, k), r"pair must return float logits .*got float32 \[3, 5\] and"),
     (lambda q, k: q @ k, "pair .* raised TypeError.*pair must give logits"),
@@ -160,7 +198,11 @@ class Wrong(aj.Score):
 
     def project_query(self, params, query):
         self._fail("project_query")
-        return query.T if self.method == "transposed" else query @ params["kernel"]
+        if self.method == "narrow":
+            query = query.astype(jnp.bfloat16)
+        if self.method == "transposed":
+            return query.T
+        return query @ params["kernel"].astype(query.dtype)
 
     def project_key(self, params, key):
         self._fail("project_key")
@@ -197,6 +239,30 @@ class WrongTileParams(aj.Score):
         return {**params, "scale": 2.0}
 
 
+class NarrowVjp(WrongVjp):
+    def pair_vjp(self, params, q, k, dlogits):
+        exact = aj.Score.pair_vjp(self, params, q, k, dlogits)
+        return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), exact)
+
+
+@pytest.mark.parametrize(
+    ("score", "method"),
+    [(lambda q, k: (q @ k.T).astype(jnp.float32), "pair"), (NarrowVjp(), "pair_vjp")],
+)
+def test_float32_of_float64(score, method):
+    with jax.enable_x64(True):
+        for dtype in (np.float64, np.float32):
+            x = X.astype(dtype)
+
+            def call(x=x):
+                return attention(x, x, x, score=score, implementation="reference")
+
+            if dtype == np.float64:
+                refused(f"{method} must return float64", call)
+            else:
+                call()
+
+
 @pytest.mark.parametrize("method", ["project_query", "project_key", "pair"])
 def test_the_line_of_a_method_that_raises(method):
     lines, first = inspect.getsourcelines(Wrong)
@@ -214,6 +280,7 @@ def test_projections_and_derivatives():
         return lambda: attention(X, X, X, score=score, params=params)
 
     refused("project_query must return one row per token", call(Wrong("transposed"), params))
+    refused("project_query must return float32 .*got bfloat16", call(Wrong("narrow"), params))
     refused("on other tokens", call(Wrong("centred"), params))
     for kind in ("factor", "no cotangent", "two"):
         for score in (WrongVjp(kind), aj.SoftCap(WrongVjp(kind))):
@@ -305,6 +372,8 @@ WRONG_NORMALIZERS = [
      "transform that is elementwise"),
     (normalizer(sigmoid, transform=lambda _, p, x, n: x - jnp.log(n)),
      "transform raised TypeError.*: set uses_num_keys = True"),
+    (normalizer(lambda _, p, x: jax.nn.sigmoid(x).astype(jnp.float16)),
+     "weight must return float32 .*got float16"),
     (normalizer(lambda _, p, x: jax.nn.softmax(x)), "weight that is elementwise"),
     (normalizer(lambda _, p, x: jnp.exp(x).sum(1)), "weight must be elementwise"),
     (normalizer(sigmoid, sums_to_one=True, inverse=lambda _, p, w: jnp.log(w) - jnp.log1p(-w)),

@@ -104,6 +104,7 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
         leaves, structure = jax.tree.flatten(varying_as(arrays, arrays))
 
         def on_leaves(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)  # its program names the caller's file
             def of_leaves(*leaves: Any) -> Any:
                 arrays = zip(places, jax.tree.unflatten(structure, leaves), strict=True)
                 arguments = static | dict(arrays)

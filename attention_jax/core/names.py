@@ -18,8 +18,8 @@ from typing import Any
 
 import jax
 
+from attention_jax.core.digests import ADDRESS
 from attention_jax.core.programs import (
-    ADDRESS,
     Known,
     is_of_this_package,
     one_line,

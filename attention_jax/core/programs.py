@@ -8,33 +8,26 @@ equal only if their programs are, including the numbers in them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import functools
-import hashlib
 import inspect
 import os
-import re
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
-from jax.interpreters.partial_eval import dce_jaxpr
 
-Numbers = dict[str, list[float | None]]  # as JSON holds them: None for NaN and infinities
+from attention_jax.core.arrays import cast_floats
+from attention_jax.core.digests import LIBRARY, NotKnownError, digest_of
 
-ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
+Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
 
-_LIBRARY = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-_JAX = os.path.join(os.path.dirname(jax.__file__), "")
 _INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-_NOT_OF_A_USER = ("<frozen ", _LIBRARY, *(os.path.join(folder, "") for folder in _INSTALLED))
-_NO_MESH = jax.sharding.AbstractMesh((), ())
+_NOT_OF_A_USER = ("<frozen ", LIBRARY, *(os.path.join(folder, "") for folder in _INSTALLED))
+_SEEN: set[tuple[str, str]] = set()  # what has been checked on numbers
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
     (jax.errors.TracerBoolConversionError, "use jnp.where in place of a branch on an array"),
@@ -114,41 +107,43 @@ class Part:
             result = f"; got {shapes_in_words(*got)}" if got else ""
             raise ValueError(f"{self.name}: {contract}{result}")
 
+    def require_width(self, name: str, result: Any, dtype: Any) -> None:
+        """Raises ValueError if a method returns floats narrower than the dtype that it is given."""
+        bits = (
+            jnp.finfo(leaf.dtype).bits
+            for leaf in jax.tree.leaves(result)
+            if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+        )
+        self.require(
+            min(bits, default=64) >= jnp.finfo(dtype).bits,
+            f"{name} must return {jnp.dtype(dtype)} where it is given {jnp.dtype(dtype)}, or digits"
+            " would be lost",
+            result,
+        )
+
+    def check_once(self, digest: str, check: Callable[[], None]) -> None:
+        """Calls `check` unless a part with this name and program has passed it before."""
+        if (self.name, digest) not in _SEEN:
+            check()
+            _SEEN.add((self.name, digest))
+
     def trace(self, program: Callable[..., Any], *arguments: Any) -> str:
         """Traces a function on shapes; nothing is computed and nothing is compiled.
 
-        Returns the digest of its operations and of all numbers in them. Where the user's code has
-        a rule for derivatives (`jax.custom_jvp`, `jax.custom_vjp`), the programs of the first and
-        second derivative count too. The digest holds for one version of JAX.
+        Returns the digest of the program, see `digests.py`.
 
         Args:
             program: takes pytrees of arrays, returns one, and calls the user's code.
             arguments: pytrees of `jax.ShapeDtypeStruct`.
 
         Raises:
-            ValueError: the program uses a traced array of its enclosing scope.
+            ValueError: the program uses a traced array of its enclosing scope, or a Python function
+                whose result it reads.
         """
-        # JAX remembers traces by function, so the lambda is a new function. Without a mesh, the
-        # digest is that of any mesh.
-        with jax.sharding.use_abstract_mesh(_NO_MESH):
-            closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
-            programs = [closed, *_derivatives(closed, orders=2)]
-        digest = hashlib.sha256()
-        for closed in programs:
-            # The first trace of a function that fills a cache has operations without effect.
-            jaxpr, _ = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
-            digest.update(ADDRESS.sub("", str(jaxpr)).encode())
-            inner = _with_inner(closed)
-            for constant in (array for each in inner for array in getattr(each, "consts", ())):
-                if isinstance(constant, jax.core.Tracer):
-                    raise ValueError(
-                        f"{self.name} must not use the traced array {constant.aval.str_short()} of"
-                        f" its enclosing scope, which would get no gradient: {self.remedy}"
-                    )
-                if jnp.issubdtype(constant.dtype, jax.dtypes.prng_key):
-                    constant = jax.random.key_data(constant)
-                digest.update(np.asarray(constant).tobytes())
-        return digest.hexdigest()
+        try:
+            return digest_of(program, arguments, self.remedy)
+        except NotKnownError as error:
+            raise ValueError(f"{self.name} must not {error}") from None
 
 
 class Known:
@@ -162,7 +157,6 @@ class Known:
     Args:
         part: the part.
         trace: gives the digest of the part's program as it is now.
-        check: runs the program on numbers; called when the program is seen for the first time.
         sample: gives numbers by which a changed program is compared; see `sample_numbers`.
     """
 
@@ -170,14 +164,14 @@ class Known:
         self,
         part: Any,
         trace: Callable[[], str],
-        check: Callable[[], None] = lambda: None,
-        sample: Callable[[], Numbers] = dict,
+        sample: Callable[[], Numbers] = list,
     ):
-        self.part, self._trace, self._check, self.sample = part, trace, check, sample
+        self.part, self._trace, self.sample = part, trace, sample
         self.digest = trace()
-        _check_numbers(self)
 
     def __getattr__(self, name: str) -> Any:
+        if "part" not in vars(self):  # while it is copied
+            raise AttributeError(name)
         value = getattr(self.part, name)
         if callable(value) and name not in ("init", "param_shapes"):  # not in the program
             check_unchanged(repr(self.part), self.digest, self._trace())
@@ -203,11 +197,6 @@ class Known:
             return self.part is other.part or bool(self.part == other.part)
         except (TypeError, ValueError):  # a field holds an array
             return False
-
-
-@functools.lru_cache(maxsize=512)
-def _check_numbers(known: Known) -> None:
-    known._check()
 
 
 def check_unchanged(name: str, before: str, now: str) -> None:
@@ -296,99 +285,37 @@ def sample_numbers(
 ) -> Numbers:
     """Values and gradients of `function(params, *arrays)` on fixed numbers in float32.
 
-    They are equal up to rounding for a function that is written in another way, on every device and
-    with every version of JAX. config.json holds them.
+    A function that is written in another way has the same up to rounding, on every device and with
+    every version of JAX. They are those of initial params and of random ones. Of each param and of
+    each gradient there is one number, a sum with random coefficients.
 
     Args:
         function: returns a float array.
         init: makes the params of a PRNG key.
         shapes: of the arrays.
-
-    Returns:
-        "initial": a sum of the entries of each initial param, with fixed random coefficients.
-        "values": those of the function, with the initial params and with random ones.
-        "gradients": likewise, a sum for each param and array.
     """
     random = np.random.default_rng(0)
 
-    def normal(shape: tuple[int, ...]) -> np.ndarray:
-        return random.standard_normal(shape).astype(np.float32)
+    def drawn(like: Any) -> np.ndarray:
+        numbers = random.standard_normal(np.shape(like))
+        return (numbers + np.copysign(0.5, numbers)).astype(np.float32)  # none is near 0
 
-    def sums(tree: Any) -> jax.Array:
-        leaves = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
-        return jnp.array([jnp.sum(leaf * normal(leaf.shape)) for leaf in leaves])
-
-    def values(params: Any, *arrays: Any) -> tuple[jax.Array, ...]:
-        result, pull_back = jax.vjp(function, params, *arrays)
-        return jnp.ravel(result), sums(pull_back(normal(result.shape).astype(result.dtype)))
+    def numbers(*arguments: Any) -> tuple[jax.Array, ...]:
+        values, pull_back = jax.vjp(function, *arguments)
+        leaves = jax.tree.leaves((arguments, pull_back(jnp.asarray(drawn(values), values.dtype))))
+        return jnp.ravel(values), jnp.stack([jnp.sum(leaf * drawn(leaf)) for leaf in leaves])
 
     with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
-        initial = on_numbers(lambda: init(jax.random.key(0, impl="threefry2x32")))
-        initial = jax.tree.map(lambda leaf: leaf.astype(np.float32), initial)
-        positive = jax.tree.map(lambda leaf: 0.1 + abs(0.3 * normal(leaf.shape)), initial)
-        arrays = [normal(shape) for shape in shapes]
-        both = [on_numbers(values, params, *arrays) for params in (initial, positive)]
-        of_init = on_numbers(sums, initial)
-    groups = {
-        "initial": of_init,
-        "values": np.concatenate([values for values, _ in both]),
-        "gradients": np.concatenate([gradients for _, gradients in both]),
-    }
-    return {
-        name: [float(f"{x:.8g}") if np.isfinite(x) else None for x in numbers]
-        for name, numbers in groups.items()
-    }
+        key = jax.random.key(0, impl="threefry2x32")
+        initial = on_numbers(lambda: cast_floats(init(key), jnp.dtype(jnp.float32)))
+        others = jax.tree.map(lambda leaf: abs(0.3 * drawn(leaf)), initial)
+        arrays = [drawn(np.empty(shape)) for shape in shapes]
+        results = [on_numbers(numbers, params, *arrays) for params in (initial, others)]
+    flat = np.concatenate(jax.tree.leaves(results)).tolist()
+    return [float(f"{number:.8g}") if np.isfinite(number) else None for number in flat]
 
 
 def same_numbers(left: Numbers, right: Numbers) -> bool:
-    """Whether two results of `sample_numbers` are equal up to rounding; {} equals nothing."""
-    pairs = [(np.array(left.get(name), float), np.array(right[name], float)) for name in right]
-    return bool(pairs) and all(close(*pair) for pair in pairs)
-
-
-def _with_inner(program: ClosedJaxpr | Jaxpr) -> Iterator[ClosedJaxpr | Jaxpr]:
-    """A program, and all programs in it, in the order of its operations."""
-    yield program
-    for equation in program.eqns:
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else (value,):
-                if isinstance(inner, ClosedJaxpr | Jaxpr):
-                    yield from _with_inner(inner)
-
-
-def _has_own_rule(program: ClosedJaxpr) -> bool:
-    """Whether a function in it has a rule for derivatives that is neither JAX's nor this library's.
-
-    The text of a program names a rule, and does not show what it computes.
-    """
-    sources = [
-        str(equation.params["call_jaxpr"].jaxpr.debug_info.func_src_info).partition(" at ")[2]
-        for each in _with_inner(program)
-        for equation in each.eqns
-        if equation.primitive.name in ("custom_jvp_call", "custom_vjp_call")
-    ]
-    return any(not source.startswith((_LIBRARY, _JAX)) for source in sources)
-
-
-def _derivatives(closed: ClosedJaxpr, orders: int) -> list[ClosedJaxpr]:
-    """The programs of the derivatives up to an order, as long as the user has a rule for the next.
-
-    They are of reverse mode, or of forward mode where the rule defines no other. An error in a rule
-    is left to JAX, which raises it where the derivative is taken.
-    """
-    if orders == 0 or not _has_own_rule(closed):
-        return []
-    function = jaxpr_as_fun(closed)
-
-    def pull(primals: Any, cotangents: Any) -> Any:
-        return jax.vjp(function, *primals)[1](cotangents)
-
-    def push(primals: Any, tangents: Any) -> Any:
-        return jax.jvp(function, primals, tangents)[1]
-
-    for derive, avals in ((pull, closed.out_avals), (push, closed.in_avals)):
-        with contextlib.suppress(Exception):
-            directions = [aval.to_tangent_aval() for aval in avals]
-            derivative = jax.make_jaxpr(derive)(closed.in_avals, directions)
-            return [derivative, *_derivatives(derivative, orders - 1)]
-    return []
+    """Whether two results of `sample_numbers` are equal up to rounding."""
+    pairs = zip(np.array(left, float), np.array(right, float), strict=False)
+    return len(left) == len(right) and all(close(*pair) for pair in pairs)

@@ -131,7 +131,7 @@ def checked_call(
     for name, function in positions.items():
         if function is not None:
             function.check(batch, target_length, source_length)
-            positions[name] = known_positions(function)
+            positions[name] = known_positions(function, (target_length, source_length), dtype)
     rate, rng = _checked_dropout(dropout_rate, dropout_rng, batch)
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")

@@ -315,8 +315,11 @@ def _checked_heads(
     params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
     if bias is not None:
         bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
-    known_bias = None if bias is None else known_positions(jax.tree.map(jnp.asarray, bias))
-    return score, _Heads(query, key, value, params, known_bias, [*map(known_positions, masks)])
+    known = functools.partial(
+        known_positions, lengths=(query.shape[-3], key.shape[-3]), dtype=dtype
+    )
+    known_bias = None if bias is None else known(jax.tree.map(jnp.asarray, bias))
+    return score, _Heads(query, key, value, params, known_bias, [*map(known, masks)])
 
 
 def _grouped_call(score: Score, heads: _Heads, **options: Any) -> Call:

@@ -296,7 +296,9 @@ class ModelConfig:
         }
         return {
             "scores": {
-                name: known_score(get_score(text), None, self.dim // heads, self.dim // heads)
+                name: known_score(
+                    get_score(text), None, self.dim // heads, self.dim // heads, with_init=True
+                )
                 for name, (text, heads) in scores.items()
             },
             "normalizers": {

@@ -52,6 +52,7 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
         result = part.call(name, method, params, array, *others, cure=cure)
         fits = is_array(result, jnp.floating) and result.shape == array.shape
         part.require(fits, contract, result)
+        part.require_width(name, result, dtype)
         return result
 
     def program(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
@@ -61,6 +62,8 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
         results = [transformed, elementwise("weight", family.weight, params, logits)]
         if num_visits(family, dtype):
             results.append(elementwise("inverse", family.inverse, params, weights))
+        if type(normalizer).init is not Normalizer.init:
+            results.append(normalizer.init(jax.random.key(0)))
         return results
 
     shapes = part.call("init", normalizer.param_shapes)
@@ -69,11 +72,11 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     known: Any = Known(
         normalizer,
         trace=lambda: part.trace(program, *arguments),
-        check=lambda: _check_weights(part, normalizer, dtype),
         sample=lambda: part.call(
             "its derivative", sample_numbers, normalizer, normalizer.init, (3, 4)
         ),
     )
+    part.check_once(known.digest, lambda: _check_weights(part, normalizer, dtype))
     return known
 
 

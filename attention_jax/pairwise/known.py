@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.core.programs import (
     Part,
     check_unchanged,
     is_array,
     is_of_this_package,
+    on_numbers,
 )
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, mask_dataclass
@@ -66,23 +68,34 @@ class KnownBias(_KnownPart, Bias):
     values = _KnownPart.at
 
 
-def known_positions(function: Any) -> Any:
+def known_positions(function: Any, lengths: tuple[int, int], dtype: Any = jnp.float32) -> Any:
     """A mask or bias in which each part that a user wrote is traced and known by its program.
+
+    The `tile_status` of a mask that was not seen before is compared with its `allowed` on small
+    tiles of the call, unless an array of the mask is traced.
 
     Args:
         function: a `Mask` or `Bias` that has been checked. Its arrays may have batch axes.
+        lengths: T and S.
+        dtype: float32 or float64, in which attention computes.
 
     Raises:
         ValueError: `allowed` or `values` fails or does not return an array of the right kind,
-            or the part uses a traced array that is no field.
+            the part uses a traced array that is no field, or a `tile_status` is wrong.
     """
 
     def is_users(part: Any) -> bool:
         return isinstance(part, PositionFunction) and not is_of_this_package(type(part))
 
-    def known(part: Any) -> Any:
-        kind = KnownMask if isinstance(part, Mask) else KnownBias
-        return kind(_digest(part), part) if is_users(part) else part
+    def known(function: Any) -> Any:
+        if not is_users(function):
+            return function
+        part, digest = _part_of(function), _digest(function, dtype)
+        if not isinstance(function, Mask):
+            return KnownBias(digest, function)
+        if _has_status(function) and not any(map(_is_traced, jax.tree.leaves(function))):
+            part.check_once(digest, lambda: _check_status(part, function, lengths))
+        return KnownMask(digest, function)
 
     def is_whole(part: Any) -> bool:
         return is_users(part) or isinstance(part, _KnownPart)
@@ -90,9 +103,21 @@ def known_positions(function: Any) -> Any:
     return jax.tree.map(known, function, is_leaf=is_whole)
 
 
-def _digest(function: PositionFunction) -> str:
+def _part_of(function: PositionFunction) -> Part:
+    return Part(function.kind, type(function).__name__, "make it a field made by array_field()")
+
+
+def _is_traced(leaf: Any) -> bool:
+    return isinstance(leaf, jax.core.Tracer)
+
+
+def _has_status(mask: Mask) -> bool:
+    return type(mask).tile_status is not Mask.tile_status
+
+
+def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
     """Traces the methods of a user's mask or bias on a small tile, and checks their results."""
-    part = Part(function.kind, type(function).__name__, "make it a field made by array_field()")
+    part = _part_of(function)
     part.check_signatures(function)
     is_mask = isinstance(function, Mask)
     name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
@@ -111,10 +136,41 @@ def _digest(function: PositionFunction) -> str:
         entries = part.call(name, getattr(function, name), *positions, of=positions, cure=contract)
         fits = is_array(entries, kind) and broadcasts(entries.shape, _TILE)
         part.require(fits, contract, entries)
-        if not is_mask or type(function).tile_status is Mask.tile_status:
+        if not is_mask:
+            part.require_width(name, entries, dtype)
+        if not is_mask or not _has_status(function):
             return entries
         return entries, part.call("tile_status", function.tile_status, *positions, of=positions)
 
     example = jax.tree.map(without_batch, function, function.core_ndims())
     positions = [jax.ShapeDtypeStruct((size,), jnp.arange(0).dtype) for size in _TILE]
     return part.trace(program, example, *positions)
+
+
+def _check_status(part: Part, mask: Mask, lengths: tuple[int, int]) -> None:
+    """Raises ValueError if a tile of the first example is not as `tile_status` says."""
+    if 0 in lengths or any(np.size(leaf) == 0 for leaf in jax.tree.leaves(mask)):
+        return
+    example = jax.tree.map(
+        lambda leaf, ndim: np.asarray(leaf)[(0,) * (np.ndim(leaf) - ndim)], mask, mask.core_ndims()
+    )
+    for sizes in ((2, 3), (8, 5)):
+        sizes = [*map(min, sizes, lengths)]
+        last = np.subtract(lengths, sizes)
+        starts = [np.unique([*range(min(n, 24)), *np.linspace(0, n, 9).astype(int)]) for n in last]
+        tiles = np.stack(np.meshgrid(*starts), -1).reshape(-1, 2)
+
+        def contents(mask: Any, tile: Array, sizes: Any = sizes) -> Any:
+            positions = [start + jnp.arange(size) for start, size in zip(tile, sizes, strict=True)]
+            allowed = jnp.broadcast_to(mask.allowed(*positions), sizes)
+            return TileStatus(~allowed.any(), allowed.all()), mask.tile_status(*positions)
+
+        actual, status = on_numbers(jax.vmap(contents, (None, 0)), example, tiles)
+        for name, is_so, claimed in zip(TileStatus._fields, actual, status, strict=True):
+            wrong = tiles[claimed & ~is_so]
+            (i, j), (t, s) = wrong[0] if len(wrong) else (0, 0), sizes
+            part.require(
+                not len(wrong),
+                "tile_status must agree with allowed; it calls the tile of queries"
+                f" {i} to {i + t - 1} and keys {j} to {j + s - 1} {name}",
+            )

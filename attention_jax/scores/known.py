@@ -25,7 +25,13 @@ _CONTRACT = "pair must give logits [t, s] of q_features [t, ...] and k_features 
 
 
 def known_score(
-    score: Score, params: Params | None, query_dim: int, key_dim: int, dtype: Any = jnp.float32
+    score: Score,
+    params: Params | None,
+    query_dim: int,
+    key_dim: int,
+    dtype: Any = jnp.float32,
+    *,
+    with_init: bool = False,
 ) -> Score:
     """The score, traced for tokens of these sizes; one of this library is returned unchanged.
 
@@ -40,6 +46,8 @@ def known_score(
         query_dim: Dq.
         key_dim: Dk.
         dtype: float32 or float64, in which the score computes.
+        with_init: whether `init` belongs to the program, as it does for a run. A call of attention
+            does not depend on it.
 
     Raises:
         ValueError: a method fails or breaks the contract of `Score`; one line names it.
@@ -49,15 +57,22 @@ def known_score(
     part = Part("score", score, "take it as a parameter, and give attention params=")
     part.check_signatures(score)
     try:
-        return _traced(part, score, params, query_dim, key_dim, dtype)
+        return _traced(part, score, params, query_dim, key_dim, dtype, with_init)
     except Exception:
         if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
-            known_score(score.score, params, query_dim, key_dim, dtype)  # names the part inside
+            # The error names the part inside.
+            known_score(score.score, params, query_dim, key_dim, dtype, with_init=with_init)
         raise
 
 
 def _traced(
-    part: Part, score: Score, params: Params, query_dim: int, key_dim: int, dtype: Any
+    part: Part,
+    score: Score,
+    params: Params,
+    query_dim: int,
+    key_dim: int,
+    dtype: Any,
+    with_init: bool,
 ) -> Score:
     # Transposed features and logits have other shapes.
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
@@ -73,10 +88,11 @@ def _traced(
         rows = [np.shape(leaf)[:1] == tokens.shape[:1] for leaf in jax.tree.leaves(features)]
         contract = f"{name} must return one row per token, [{len(tokens)}, ...]"
         part.require(all(rows), contract, features)
+        part.require_width(name, features, dtype)
         return features
 
-    def program(params: Any, query: Any, key: Any) -> Any:
-        """The logits, and what the other methods of the user make of them."""
+    def program(params: Any, query: Any, key: Any, *rngs: Any) -> Any:
+        """The logits, what the other methods of the user make of them, and initial params."""
         q_features = features_of("project_query", params, query)
         k_features = features_of("project_key", params, key)
         both = (q_features, k_features)
@@ -86,22 +102,24 @@ def _traced(
         )
         fits = is_array(logits, jnp.floating) and logits.shape == (target, source)
         part.require(fits, contract, logits)
+        part.require_width("pair", logits, dtype)
         others = [
             ("pair_vjp", (params, *both, logits)),
             ("tile_params", (params, q_features)),
             ("round", (q_features, "query", jnp.bfloat16)),
             ("round", (k_features, "key", jnp.bfloat16)),
         ]
-        return logits, [
+        results = [
             part.call(name, getattr(score, name), *given, of=both)
             for name, given in others
             if _is_users(score, name)
         ]
+        return logits, results, [score.init(rng, query_dim, key_dim) for rng in rngs]
 
+    rngs = [jax.eval_shape(lambda: jax.random.key(0))] if with_init else []
     known: Any = Known(
         score,
-        trace=lambda: part.trace(program, *arguments),
-        check=lambda: _check_pairs(part, score, *arguments),
+        trace=lambda: part.trace(program, *arguments, *rngs),
         sample=lambda: part.call(
             "its derivative",
             sample_numbers,
@@ -111,6 +129,7 @@ def _traced(
             (4, key_dim),
         ),
     )
+    part.check_once(known.digest, lambda: _check_pairs(part, score, *arguments))
     return known
 
 
@@ -169,6 +188,7 @@ def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) ->
         return score.pair_vjp(*arguments), Score.pair_vjp(score, *arguments)
 
     own, expected = on_numbers(derivatives, params, q_features, k_features, normal(5, 7))
+    part.require_width("pair_vjp", own, query.dtype)
     same = jax.tree.structure(own) == jax.tree.structure(expected)  # type: ignore[operator]
     part.require(
         same and all(map(close, jax.tree.leaves(own), jax.tree.leaves(expected))),

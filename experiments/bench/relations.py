@@ -223,7 +223,8 @@ def run(config: Config) -> list[Row]:
     for index, (base, name) in enumerate(cells):
         path = config.workdir / f"{score_folder(name)}_{base}.json"
         measure = functools.partial(_rows_of, config, name, base)
-        rows += lab.kept_rows(path, settings | {"score": lab.program_of(name)}, measure)
+        program = lab.program_of(name, config.dim)
+        rows += lab.kept_rows(path, settings | {"score": program}, measure)
         lab.say(f"{index + 1} of {len(cells)}: {name}, base {base}")
     return rows
 

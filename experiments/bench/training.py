@@ -100,7 +100,7 @@ def known_by(task: Any, factors: Sequence[float], rates: Sequence[float]) -> lis
     """What the row of a task is known by, for it to be kept: settings, data and the score."""
     feed = task.feed(Path())
     settings = [repr(task), [*factors], [*rates], dict(feed.digests) if feed else {}]
-    return [*settings, lab.program_of(task.model.score)]
+    return [*settings, task.model.known().digest]  # that of the score, init included
 
 
 def with_factor(params: Any, factor: float) -> Any:

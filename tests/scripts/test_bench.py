@@ -18,6 +18,17 @@ import jax.numpy as jnp
 def Mine(q, k):
     return -jnp.abs(q[:, None] - k[None]).sum(-1)
 """
+WITH_INIT = """
+import jax.numpy as jnp
+from attention_jax import Score
+
+class Mine(Score):
+    def init(self, rng, query_dim, key_dim):
+        return {"width": jnp.ones(())}
+
+    def pair(self, params, q, k):
+        return params["width"] * (q @ k.T)
+"""
 
 
 @pytest.fixture
@@ -71,17 +82,19 @@ def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
         file.write_text(text)
         sys.modules.pop("edited_to_bench", None)
         importlib.invalidate_caches()
-        program = lab.program_of("edited_to_bench:Mine")
+        program = lab.program_of("edited_to_bench:Mine", 16)
         return lab.kept_rows(kept, program, lambda: [{"found": found}])
 
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert rows(MINE, 1) == [{"found": 1}]
     assert rows(MINE, 2) == [{"found": 1}]
     assert rows(MINE.replace("-jnp", "-2 * jnp"), 3) == [{"found": 3}]
-    assert lab.program_of("dot") != lab.program_of("scaled")
+    assert rows(WITH_INIT, 4) == [{"found": 4}]
+    assert rows(WITH_INIT.replace("ones", "zeros"), 5) == [{"found": 5}]
+    assert lab.program_of("dot", 16) != lab.program_of("scaled", 16)
     kept.write_text("{")
     with pytest.raises(ValueError, match=r"kept\.json is damaged"):
-        rows(MINE, 4)
+        rows(MINE, 6)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from stand_in_training import scaled_at_each_step
 from user_tasks import Rotate
 
-from attention_jax import Entmax, LogScaled, Score, nn
+from attention_jax import Entmax, LogScaled, Score, Softmax, nn
 from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import Additive, SoftCap
 from attention_jax.tasks.reversal import Reversal
@@ -68,6 +68,24 @@ def elsewhere(temperature):
     return type("Temperature", (Temperature,), body)(temperature)
 
 
+class Shifted:
+    """A score or normaliser whose init is not seen in any number of given parameters."""
+
+    start = 0.0
+
+    def init(self, *rng_and_sizes):
+        return {"shift": jnp.full((), self.start)}
+
+    def pair(self, params, q_features, k_features):
+        return q_features @ k_features.T + params["shift"]
+
+    def transform(self, params, logits, num_keys):
+        return logits + params["shift"]
+
+
+COLD, WARM = ({"start": start} for start in (0.0, 3.0))
+COLD_SCORE, WARM_SCORE = (type("Mine", (Shifted, Score), start)() for start in (COLD, WARM))
+COLD_SOFTMAX, WARM_SOFTMAX = (type("Mine", (Shifted, Softmax), start)() for start in (COLD, WARM))
 BEFORE, AFTER = Temperature(4.0), Temperature(2.0)
 WIDE, NARROW = (LogScaled(Entmax(alpha), start=7) for alpha in (1.25, 1.5))
 
@@ -79,6 +97,8 @@ WIDE, NARROW = (LogScaled(Entmax(alpha), start=7) for alpha in (1.25, 1.5))
         ("self_attention_score", BEFORE, SoftCap(Additive(3)), r".*and is SoftCap\(score=Additive"),
         ("score", BEFORE, elsewhere(4.0), r".* was .*_run.Temperature.* is .*elsewhere.Temp"),
         ("score", formula(1.0), formula(2.0), ".* was .*program .* and is .*program .* now"),
+        ("score", COLD_SCORE, WARM_SCORE, ".* was .*program .* and is .* other numbers"),
+        ("normalizer", COLD_SOFTMAX, WARM_SOFTMAX, ".* was .*program .* and is .* other numbers"),
         ("normalizer", WIDE, NARROW, r".* was LogScaled\(.*\(alpha=1.25.* is .*\(alpha=1.5"),
         ("self_attention_normalizer", WIDE, NARROW, r".* was LogScaled\(.*\(alpha=1.25"),
     ],

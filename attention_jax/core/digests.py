@@ -1,0 +1,179 @@
+"""The digest of a program: of its operations, of the numbers in them, and of what a text hides.
+
+JAX gives the program of a function as text, a jaxpr. It does not show arrays, which count by their
+numbers, nor the rules of functions for derivatives and batches (`jax.custom_jvp`, `jax.custom_vjp`,
+`attention_jax.custom_vjp`, `custom_root`, `custom_vmap`, ...). Such a function is differentiated,
+twice, and the programs of its derivatives count too. A digest holds for one version of JAX.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
+
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
+
+LIBRARY = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+_JAX = os.path.join(os.path.dirname(jax.__file__), "")
+_NO_MESH = jax.sharding.AbstractMesh((), ())
+# Operations that do more than their text shows, and the parameter that is their function.
+_UNSHOWN = {
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vmap_call": "call",
+    "kept_call": "program",
+    "linear_call": None,
+    "call_hi_primitive": None,  # `custom_root`, from JAX 0.12 on
+    "pallas_call": None,
+}
+# Files of JAX with rules that call functions of the user: `custom_root`, `custom_gradient`.
+_OF_CALLERS = ("solves.py", "custom_derivatives.py")
+_HOST_CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
+_DIGESTS: dict[int, bytes] = {}  # of the JAX arrays with these ids, while they exist
+
+
+class NotKnownError(Exception):
+    """What a program must not do, because its digest would not see it."""
+
+
+def digest_of(program: Callable[..., Any], arguments: Any, remedy: str) -> str:
+    """Traces a function on shapes, and returns the digest of its program.
+
+    Args:
+        program: takes pytrees of arrays, and returns one.
+        arguments: pytrees of `jax.ShapeDtypeStruct`.
+        remedy: how the program gets a traced array, for the error.
+
+    Raises:
+        NotKnownError: the program uses a traced array of its enclosing scope, or a Python function.
+    """
+    # Without a mesh and a default precision, the digest is that of any: they may be others when
+    # a derivative is traced.
+    with jax.sharding.use_abstract_mesh(_NO_MESH), jax.default_matmul_precision(None):
+        # JAX remembers traces by function, so the lambda is a new function.
+        closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
+        programs, digest = [(closed, 2)], hashlib.sha256()
+        for closed, orders in programs:  # which grows
+            digest.update(_text_of(closed).encode())
+            for inner in _with_inner(closed):
+                for constant in getattr(inner, "consts", ()):
+                    if isinstance(constant, jax.core.Tracer):
+                        raise NotKnownError(
+                            f"use the traced array {constant.aval.str_short()} of its enclosing"
+                            f" scope, which would get no gradient: {remedy}"
+                        )
+                    digest.update(_numbers_of(constant))
+                for equation in inner.eqns:
+                    name = equation.primitive.name
+                    if name in _HOST_CALLBACKS and equation.outvars:
+                        raise NotKnownError(
+                            f"read the result of a Python function ({name}): use jax.numpy"
+                        )
+                    if name in _UNSHOWN:
+                        unshown = _unshown(equation, inner, orders)
+                        programs += [(each, orders - 1) for each in unshown]
+    return digest.hexdigest()
+
+
+def _numbers_of(array: Any) -> bytes:
+    """The digest of an array's numbers; of a JAX array, which cannot change, computed once."""
+    digest = _DIGESTS.get(id(array))
+    if digest is None:
+        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+        numbers = np.asarray(jax.random.key_data(array) if is_key else array)
+        digest = hashlib.sha256(numbers.tobytes()).digest()
+        if isinstance(array, jax.Array):
+            _DIGESTS[id(array)] = digest
+            weakref.finalize(array, _DIGESTS.pop, id(array), None)
+    return digest
+
+
+def _text_of(program: ClosedJaxpr) -> str:
+    """The text of a program, without addresses and without the mesh around its calls of `jit`."""
+    # The first trace of a function that fills a cache has operations without effect.
+    jaxpr, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars), instantiate=True)
+    text = ADDRESS.sub("", str(jaxpr))
+    return re.sub(r"\n +ctx_mesh=.*", "", text) if "ctx_mesh=" in text else text
+
+
+def _with_inner(program: ClosedJaxpr) -> list[ClosedJaxpr | Jaxpr]:
+    """A program, and all programs in it."""
+    programs: list[ClosedJaxpr | Jaxpr] = [program]
+    for each in programs:  # which grows
+        for equation in each.eqns:
+            for value in equation.params.values():
+                values = value if isinstance(value, tuple | list) else (value,)
+                programs += [inner for inner in values if isinstance(inner, ClosedJaxpr | Jaxpr)]
+    return programs
+
+
+def _unshown(equation: Any, program: ClosedJaxpr | Jaxpr, orders: int) -> list[ClosedJaxpr]:
+    """What an operation of a program does and its text does not show.
+
+    These are the index maps of a kernel's blocks, and what a rule of the user does: a batch, or a
+    derivative. It is of reverse mode, or of forward mode where the rule defines no other. An error
+    in a rule is left to JAX, which raises it where the derivative is taken.
+
+    Args:
+        equation: the operation, one of `_UNSHOWN`.
+        program: which contains it.
+        orders: how often to differentiate.
+    """
+    name, params = equation.primitive.name, equation.params
+    if name == "pallas_call":
+        return [block.index_map_jaxpr for block in params["grid_mapping"].block_mappings]
+    function = params.get(_UNSHOWN[name])
+    if orders == 0 or (function is not None and _is_fixed(function, name, orders)):
+        return []
+    jaxpr = getattr(program, "jaxpr", program)
+    alone = jaxpr.replace(
+        constvars=[],
+        invars=[*dict.fromkeys(v for v in equation.invars if not isinstance(v, Literal))],
+        outvars=[v for v in equation.outvars if type(v).__name__ != "DropVar"],
+        eqns=[equation],
+        debug_info=jaxpr.debug_info.with_unknown_names(),
+    )
+    call = jaxpr_as_fun(ClosedJaxpr(alone, ()))
+
+    def tangents(variables: list[Any]) -> list[Any]:
+        return [variable.aval.to_tangent_aval() for variable in variables]
+
+    def pull(primals: Any, cotangents: Any) -> Any:
+        return jax.vjp(call, *primals)[1](cotangents)
+
+    def push(primals: Any, tangents: Any) -> Any:
+        return jax.jvp(call, primals, tangents)[1]
+
+    types = [variable.aval for variable in alone.invars]
+    uses: list[tuple[Any, ...]] = [
+        (pull, types, tangents(alone.outvars)),
+        (push, types, tangents(alone.invars)),
+    ]
+    if name == "custom_vmap_call":
+        batch = [jax.ShapeDtypeStruct((2, *each.shape), each.dtype) for each in types]
+        uses = [(jax.vmap(call), *batch)]
+    for use, *arguments in uses:
+        with contextlib.suppress(Exception):
+            return [jax.make_jaxpr(use)(*arguments)]
+    return []
+
+
+def _is_fixed(function: ClosedJaxpr, name: str, orders: int) -> bool:
+    """Whether the rule of a function is JAX's or this library's, and calls nothing of the user."""
+    if name == "kept_call" and orders < 2:  # of a rule of the user
+        return False
+    source = str(function.jaxpr.debug_info.func_src_info).partition(" at ")[2]
+    # A batched `kept_call` has a function of JAX.
+    fixed = (LIBRARY,) if name == "kept_call" else (LIBRARY, _JAX)
+    return source.startswith(fixed) and not any(file in source for file in _OF_CALLERS)
