@@ -122,8 +122,7 @@ def _unshown(equation: Any, program: ClosedJaxpr | Jaxpr, orders: int) -> list[C
     """What an operation of a program does and its text does not show.
 
     These are the index maps of a kernel's blocks, and what a rule of the user does: a batch, or a
-    derivative. It is of reverse mode, or of forward mode where the rule defines no other. An error
-    in a rule is left to JAX, which raises it where the derivative is taken.
+    derivative. An error in a rule is left to JAX, which raises it where the derivative is taken.
 
     Args:
         equation: the operation, one of `_UNSHOWN`.
@@ -136,7 +135,7 @@ def _unshown(equation: Any, program: ClosedJaxpr | Jaxpr, orders: int) -> list[C
     function = params.get(_UNSHOWN[name])
     if orders == 0 or (function is not None and _is_fixed(function, name, orders)):
         return []
-    jaxpr = getattr(program, "jaxpr", program)
+    jaxpr: Any = getattr(program, "jaxpr", program)
     alone = jaxpr.replace(
         constvars=[],
         invars=[*dict.fromkeys(v for v in equation.invars if not isinstance(v, Literal))],
@@ -146,8 +145,7 @@ def _unshown(equation: Any, program: ClosedJaxpr | Jaxpr, orders: int) -> list[C
     )
     call = jaxpr_as_fun(ClosedJaxpr(alone, ()))
 
-    def tangents(variables: list[Any]) -> list[Any]:
-        return [variable.aval.to_tangent_aval() for variable in variables]
+    types, results = ([v.aval for v in group] for group in (alone.invars, alone.outvars))
 
     def pull(primals: Any, cotangents: Any) -> Any:
         return jax.vjp(call, *primals)[1](cotangents)
@@ -155,17 +153,12 @@ def _unshown(equation: Any, program: ClosedJaxpr | Jaxpr, orders: int) -> list[C
     def push(primals: Any, tangents: Any) -> Any:
         return jax.jvp(call, primals, tangents)[1]
 
-    types = [variable.aval for variable in alone.invars]
-    uses: list[tuple[Any, ...]] = [
-        (pull, types, tangents(alone.outvars)),
-        (push, types, tangents(alone.invars)),
-    ]
-    if name == "custom_vmap_call":
-        batch = [jax.ShapeDtypeStruct((2, *each.shape), each.dtype) for each in types]
-        uses = [(jax.vmap(call), *batch)]
-    for use, *arguments in uses:
-        with contextlib.suppress(Exception):
-            return [jax.make_jaxpr(use)(*arguments)]
+    with contextlib.suppress(Exception):
+        if name == "custom_vmap_call":
+            batch = [jax.ShapeDtypeStruct((2, *each.shape), each.dtype) for each in types]
+            return [jax.make_jaxpr(jax.vmap(call))(*batch)]
+        derive, avals = (push, types) if name == "custom_jvp_call" else (pull, results)
+        return [jax.make_jaxpr(derive)(types, [aval.to_tangent_aval() for aval in avals])]
     return []
 
 

@@ -178,9 +178,9 @@ def _identity(part: Any) -> JSON:
 def check_description(setting: str, part: Any, stored: JSON) -> None:
     """Raises ValueError unless `part` is what `describe` made `stored` of.
 
-    A part of a user is the same if its program is, whatever its class and fields are called. It
-    counts as the same, with a warning, if its program is another and gives the same numbers. Where
-    config.json is of a version that stored none, another program of another version of JAX is
+    A part of a user is the same if its program is, whatever its class and fields are called. If its
+    program is another and gives the same numbers, it counts as the same, with a warning. A program
+    of which an earlier version of this library stored no numbers cannot be compared: another one is
     a warning, too.
 
     Args:
@@ -193,20 +193,18 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     if not changed or ("program" in now and "program" not in changed):
         return
     text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
-    if "numbers" in stored and "program" in now:
-        if same_numbers(stored["numbers"], part.sample()):
-            warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
-            return
-        text += ", which gives other numbers"
-    elif changed == {"program", "jax"}:
-        versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
-        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
-        return
-    elif "program" in now and "program" in stored:
-        text += ", and config.json is of an earlier version, without numbers to compare them by"
-    raise ValueError(
-        f"{text}; restore what the run was trained with, or train a new run in another folder"
-    )
+    no_numbers = "an earlier version of this library stored no numbers to compare them"
+    if changed <= {"program", "jax"} and "numbers" not in stored:
+        reason = no_numbers
+    elif "program" in now and same_numbers(stored.get("numbers", []), part.sample()):
+        reason = "it gives the same numbers"
+    else:
+        if "numbers" not in stored and "program" in stored.keys() & now.keys():
+            text = f"{text}, and {no_numbers}"
+        raise ValueError(
+            f"{text}; restore what the run was trained with, or train a new run in another folder"
+        )
+    warnings.warn(f"{text}; {reason}", stacklevel=2)
 
 
 def _words(description: JSON) -> str:

@@ -91,11 +91,10 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any = jnp.fl
         if not is_users(function):
             return function
         part, digest = _part_of(function), _digest(function, dtype)
-        if not isinstance(function, Mask):
-            return KnownBias(digest, function)
-        if _has_status(function) and not any(map(_is_traced, jax.tree.leaves(function))):
+        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(function))
+        if _has_status(function) and not is_traced:
             part.check_once(digest, lambda: _check_status(part, function, lengths))
-        return KnownMask(digest, function)
+        return (KnownMask if isinstance(function, Mask) else KnownBias)(digest, function)
 
     def is_whole(part: Any) -> bool:
         return is_users(part) or isinstance(part, _KnownPart)
@@ -107,12 +106,8 @@ def _part_of(function: PositionFunction) -> Part:
     return Part(function.kind, type(function).__name__, "make it a field made by array_field()")
 
 
-def _is_traced(leaf: Any) -> bool:
-    return isinstance(leaf, jax.core.Tracer)
-
-
-def _has_status(mask: Mask) -> bool:
-    return type(mask).tile_status is not Mask.tile_status
+def _has_status(function: PositionFunction) -> bool:
+    return isinstance(function, Mask) and type(function).tile_status is not Mask.tile_status
 
 
 def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
@@ -138,7 +133,7 @@ def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
         part.require(fits, contract, entries)
         if not is_mask:
             part.require_width(name, entries, dtype)
-        if not is_mask or not _has_status(function):
+        if not _has_status(function):
             return entries
         return entries, part.call("tile_status", function.tile_status, *positions, of=positions)
 
@@ -154,8 +149,8 @@ def _check_status(part: Part, mask: Mask, lengths: tuple[int, int]) -> None:
     example = jax.tree.map(
         lambda leaf, ndim: np.asarray(leaf)[(0,) * (np.ndim(leaf) - ndim)], mask, mask.core_ndims()
     )
-    for sizes in ((2, 3), (8, 5)):
-        sizes = [*map(min, sizes, lengths)]
+    for at_most in ((2, 3), (8, 5)):
+        sizes = [*map(min, at_most, lengths)]
         last = np.subtract(lengths, sizes)
         starts = [np.unique([*range(min(n, 24)), *np.linspace(0, n, 9).astype(int)]) for n in last]
         tiles = np.stack(np.meshgrid(*starts), -1).reshape(-1, 2)

@@ -30,7 +30,6 @@ def known_score(
     query_dim: int,
     key_dim: int,
     dtype: Any = jnp.float32,
-    *,
     with_init: bool = False,
 ) -> Score:
     """The score, traced for tokens of these sizes; one of this library is returned unchanged.
@@ -46,8 +45,8 @@ def known_score(
         query_dim: Dq.
         key_dim: Dk.
         dtype: float32 or float64, in which the score computes.
-        with_init: whether `init` belongs to the program, as it does for a run. A call of attention
-            does not depend on it.
+        with_init: whether the numbers of `init` belong to the program, as they do for a run; a call
+            of attention does not depend on them.
 
     Raises:
         ValueError: a method fails or breaks the contract of `Score`; one line names it.
@@ -56,23 +55,17 @@ def known_score(
         return score
     part = Part("score", score, "take it as a parameter, and give attention params=")
     part.check_signatures(score)
+    arguments = (params, query_dim, key_dim, dtype, with_init)
     try:
-        return _traced(part, score, params, query_dim, key_dim, dtype, with_init)
+        return _traced(part, score, *arguments)
     except Exception:
         if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
-            # The error names the part inside.
-            known_score(score.score, params, query_dim, key_dim, dtype, with_init=with_init)
+            known_score(score.score, *arguments)  # names the part inside
         raise
 
 
 def _traced(
-    part: Part,
-    score: Score,
-    params: Params,
-    query_dim: int,
-    key_dim: int,
-    dtype: Any,
-    with_init: bool,
+    part: Part, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any, with_init: bool
 ) -> Score:
     # Transposed features and logits have other shapes.
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
@@ -82,6 +75,9 @@ def _traced(
         np.empty((source, key_dim)),
     )
     arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), arrays)
+
+    def init(rng: Any) -> Params:
+        return score.init(rng, query_dim, key_dim)
 
     def features_of(name: str, params: Any, tokens: Any) -> Any:
         features = part.call(name, getattr(score, name), params, tokens, of=(tokens,))
@@ -114,20 +110,15 @@ def _traced(
             for name, given in others
             if _is_users(score, name)
         ]
-        return logits, results, [score.init(rng, query_dim, key_dim) for rng in rngs]
+        return logits, results, [*map(init, rngs)]
 
-    rngs = [jax.eval_shape(lambda: jax.random.key(0))] if with_init else []
+    knows_init = with_init and jax.tree.leaves(arrays[0])
+    rngs = [jax.eval_shape(lambda: jax.random.key(0))] if knows_init else []
+    shapes = ((3, query_dim), (4, key_dim))
     known: Any = Known(
         score,
         trace=lambda: part.trace(program, *arguments, *rngs),
-        sample=lambda: part.call(
-            "its derivative",
-            sample_numbers,
-            score,
-            lambda rng: score.init(rng, query_dim, key_dim),
-            (3, query_dim),
-            (4, key_dim),
-        ),
+        sample=lambda: part.call("its derivative", sample_numbers, score, init, *shapes),
     )
     part.check_once(known.digest, lambda: _check_pairs(part, score, *arguments))
     return known

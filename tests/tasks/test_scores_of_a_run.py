@@ -97,8 +97,8 @@ WIDE, NARROW = (LogScaled(Entmax(alpha), start=7) for alpha in (1.25, 1.5))
         ("self_attention_score", BEFORE, SoftCap(Additive(3)), r".*and is SoftCap\(score=Additive"),
         ("score", BEFORE, elsewhere(4.0), r".* was .*_run.Temperature.* is .*elsewhere.Temp"),
         ("score", formula(1.0), formula(2.0), ".* was .*program .* and is .*program .* now"),
-        ("score", COLD_SCORE, WARM_SCORE, ".* was .*program .* and is .* other numbers"),
-        ("normalizer", COLD_SOFTMAX, WARM_SOFTMAX, ".* was .*program .* and is .* other numbers"),
+        ("score", COLD_SCORE, WARM_SCORE, ".* was .*program .* and is .*program .* now"),
+        ("normalizer", COLD_SOFTMAX, WARM_SOFTMAX, ".* was .*program .* and is .*program .* now"),
         ("normalizer", WIDE, NARROW, r".* was LogScaled\(.*\(alpha=1.25.* is .*\(alpha=1.5"),
         ("self_attention_normalizer", WIDE, NARROW, r".* was LogScaled\(.*\(alpha=1.25"),
     ],
@@ -174,7 +174,7 @@ def test_a_renamed_or_rewritten_score_is_read_by_its_new_name(cls, mine, tmp_pat
         del description["numbers"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read(score="new_scores:SAME") == renamed("new_scores:SAME")
-    with pytest.raises(ValueError, match="earlier version, without numbers"):
+    with pytest.raises(ValueError, match="stored no numbers"):
         read(score="new_scores:REWRITTEN")
     del config["scores"]
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -201,7 +201,7 @@ def test_a_renamed_score_is_resumed_and_its_name_recorded(mine, tmp_path, monkey
             dataclasses.replace(task, model=model, train=longer), tmp_path, resume=True
         )
 
-    with pytest.raises(ValueError, match=r"score 'new_scores:OTHER' was .* gives other numbers"):
+    with pytest.raises(ValueError, match=r"score 'new_scores:OTHER' was .*; restore"):
         resumed("new_scores:OTHER")
     with pytest.warns(UserWarning, match="the same numbers"):
         resumed("new_scores:MINE")
