@@ -152,7 +152,8 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     content = read_config(Path(workdir))
     try:
         task = _task_of(content, score)
-        check_program(task, content, program_of(task, lambda: task.feed(Path(workdir))))
+        feed_of = functools.partial(task.feed, Path(workdir))
+        check_program(task, content, program_of(task, feed_of), feed_of)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -267,8 +268,9 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
         paths = {name for name, value in values.items() if isinstance(value, Path)}
         different = [name for name in different if name not in paths or old.get(name) is None]
-    program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
-    check_program(earlier, stored, program)
+    feed_of = functools.partial(earlier.feed, folder)
+    program = program_of(earlier, feed_of) if different else settings
+    check_program(earlier, stored, program, feed_of)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
