@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -77,8 +77,8 @@ def results_of(run: TrainedRun, lengths: Sequence[int] = ()) -> dict[str, Result
     results: dict[str, Result] = {}
     for each in ((), tuple(lengths)) if lengths else ((),):
         found = task.evaluate(run.params, each, folder=run.workdir)
-        values = found.values() if isinstance(found, dict) else [None]
-        sizes = [np.shape(getattr(value, "by_seed", None)) for value in values]
+        values: Any = found.values() if isinstance(found, dict) else [None]
+        sizes = [np.shape(getattr(value, "by_seed", ())) for value in values]
         if any(size != (task.train.seeds,) for size in sizes):
             raise ValueError(
                 f"task {task.name}: evaluate(params, lengths) must return a dict of Result, each"
