@@ -34,6 +34,7 @@ from attention_jax.training.run_results import (
     finished_run,
     summary_of,
 )
+from attention_jax.training.settings import fields_of
 from attention_jax.training.task import Result
 
 
@@ -240,7 +241,8 @@ def train_combinations(combinations: Sequence[Combination]) -> int:
             title = f"combination {index + 1} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
                 finished = training.load_run(folder)
-                if finished.task == task and finished.step == task.train.steps:
+                same = fields_of(finished.task) == fields_of(task)
+                if same and finished.step == task.train.steps:
                     say(f"{title}: finished")
                     continue
             if interruption.requested is not None:

@@ -63,7 +63,7 @@ def check_task(task: Task) -> None:
     if task.validation is not None and cls.validate is Task.validate:
         task.validate(*arguments[:2])
     try:
-        read = _made(cls, _fields(task), name_of(cls))
+        read = _made(cls, fields_of(task), name_of(cls))
     except Exception as error:  # of the user's __post_init__, perhaps
         raise ValueError(
             f"task {name_of(cls)} cannot be made again from config.json: {one_line(error)}"
@@ -131,7 +131,7 @@ def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None)
     parts = describe_parts(task) if parts is None else parts
     return {
         "task": name_of(type(task)),
-        **_fields(task),
+        **fields_of(task),
         **parts,
         **digests,
         **program_of(task, lambda: feed),
@@ -152,7 +152,8 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     content = read_config(Path(workdir))
     try:
         task = _task_of(content, score)
-        check_program(task, content, program_of(task, lambda: task.feed(Path(workdir))))
+        feed_of = functools.partial(task.feed, Path(workdir))
+        check_program(task, content, program_of(task, feed_of), feed_of)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -259,7 +260,7 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     checked = ("scores", "normalizers", "program", "jax")
     old, new = (
         _flat({name: value for name, value in content.items() if name not in checked})
-        for content in ({**stored, **_fields(earlier)}, settings)
+        for content in ({**stored, **fields_of(earlier)}, settings)
     )
     different = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     if any(name.partition(".")[0].endswith("_sha256") for name in new):
@@ -267,8 +268,9 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
         paths = {name for name, value in values.items() if isinstance(value, Path)}
         different = [name for name in different if name not in paths or old.get(name) is None]
-    program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
-    check_program(earlier, stored, program)
+    feed_of = functools.partial(earlier.feed, folder)
+    program = program_of(earlier, feed_of) if different else settings
+    check_program(earlier, stored, program, feed_of)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
@@ -302,7 +304,7 @@ def _new_name_of_score(task: Task, stored: JSON) -> str | None:
     return task.model.score if is_new else None
 
 
-def _fields(task: Task) -> JSON:
+def fields_of(task: Task) -> JSON:
     """The settings of a task and of its model and training, as JSON gives them back.
 
     A relative path is of the current folder, and becomes absolute: another folder has other files.

@@ -88,7 +88,8 @@ class TrainConfig:
         check_choice("schedule", self.schedule, Schedule)
         for name in ("learning_rate", "clip_norm", "epsilon", "weight_decay"):
             value, may_be_0 = getattr(self, name), name == "weight_decay"
-            if not isinstance(value, numbers.Real) or not (value > 0 or (may_be_0 and value == 0)):
+            number = float(value) if isinstance(value, numbers.Real) else math.nan
+            if not (number > 0 or (may_be_0 and number == 0)):
                 least = "at least 0" if may_be_0 else "greater than 0"
                 raise ValueError(f"{name} must be a number {least}; got {value!r}")
         checked_fraction("beta2", self.beta2)

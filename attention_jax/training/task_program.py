@@ -25,7 +25,7 @@ def part_of(task: Task) -> Part:
     return Part("task", name_of(type(task)), "make it a field of the task")
 
 
-def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
+def program_of(task: Task, feed_of: Callable[[], Feed | None], *, own_parts: bool = False) -> JSON:
     """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
 
     Scores and normalisers that a user wrote are not part of it: config.json describes each of them,
@@ -34,6 +34,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     Args:
         task: the task.
         feed_of: returns its feed, or None; not called for a task of this library.
+        own_parts: include them, as earlier versions did.
 
     Raises:
         ValueError: in one line: a method fails, breaks its contract, or computes something else
@@ -41,7 +42,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     """
     if is_of_this_package(type(task)):
         return {}
-    task = _with_parts_of_library(task)
+    task = task if own_parts else _with_parts_of_library(task)
     part = part_of(task)
     part.check_signatures(task)
     feed = feed_of()
@@ -81,19 +82,22 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     return {"program": digests.pop(), "jax": jax.__version__}
 
 
-def check_program(task: Task, stored: JSON, now: JSON) -> None:
+def check_program(task: Task, stored: JSON, now: JSON, feed_of: Callable[[], Feed | None]) -> None:
     """Raises ValueError if a user's task is another program than the run was trained with.
 
     Args:
         task: the task.
         stored: the content of config.json.
         now: from `program_of`.
+        feed_of: as in `program_of`.
     """
-    if stored.get("program") == now.get("program"):
+    then = stored.get("program")
+    if then == now.get("program"):
         return
-    then = str(stored.get("program"))[:12]
+    if then == program_of(task, feed_of, own_parts=True).get("program"):
+        return
     text = (
-        f"task {name_of(type(task))} was program {then} when this run was trained, and is"
+        f"task {name_of(type(task))} was program {str(then)[:12]} when this run was trained, and is"
         f" {str(now.get('program'))[:12]} now"
     )
     if stored.get("jax") != now.get("jax"):
