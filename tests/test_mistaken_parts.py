@@ -385,9 +385,7 @@ def test_a_task_of_tokens_outside_its_vocabulary(tmp_path):
         ("targets", {"answer": 5}),
     ):
         run = functools.partial(check_run, Constant(**ids), tmp_path / "run")
-        refused(
-            f"^task .*Constant: {name} must ", lambda task=task: check_run(task, tmp_path / "run")
-        )
+        refused(f"^task .*Constant: {name} must ", run)
     Constant().check_numbers()
 
 
