@@ -177,7 +177,7 @@ def test_a_renamed_or_rewritten_score_is_read_by_its_new_name(cls, mine, tmp_pat
         del description["numbers"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert read(score="new_scores:SAME") == renamed("new_scores:SAME")
-    with pytest.raises(ValueError, match="stored no numbers"):
+    with pytest.raises(ValueError, match="without numbers"):
         read(score="new_scores:REWRITTEN")
     del config["scores"]
     (tmp_path / "config.json").write_text(json.dumps(config))
