@@ -109,20 +109,6 @@ class Part:
                 result = f"; got a {type(got[0]).__name__} of {shapes_in_words(*got)}"
             raise ValueError(f"{self.name}: {contract}{result}")
 
-    def require_width(self, name: str, result: Any, dtype: Any) -> None:
-        """Raises ValueError if a method returns floats narrower than the dtype that it is given."""
-        bits = (
-            jnp.finfo(leaf.dtype).bits
-            for leaf in jax.tree.leaves(result)
-            if jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
-        )
-        self.require(
-            min(bits, default=64) >= jnp.finfo(dtype).bits,
-            f"{name} must return {jnp.dtype(dtype)} where it is given {jnp.dtype(dtype)}, or digits"
-            " would be lost",
-            result,
-        )
-
     def check_once(self, digest: str, check: Callable[[], None]) -> None:
         """Calls `check` unless a part with this name and program has passed it before."""
         if (self.name, digest) not in _SEEN:
@@ -274,6 +260,12 @@ def shapes_in_words(tree: Any) -> str:
 def is_array(result: Any, kind: Any) -> bool:
     """Whether a result is an array whose dtype is of a kind, such as `jnp.floating`."""
     return isinstance(result, jax.Array | np.ndarray) and jnp.issubdtype(result.dtype, kind)
+
+
+def is_wide(array: Any, dtype: Any) -> bool:
+    """Whether an array has no float that is narrower than a dtype."""
+    own = jnp.result_type(array)
+    return not jnp.issubdtype(own, jnp.floating) or jnp.finfo(own).bits >= jnp.finfo(dtype).bits
 
 
 def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -15,6 +15,7 @@ from attention_jax.core.programs import (
     close,
     is_array,
     is_of_library,
+    is_wide,
     on_numbers,
     sample_numbers,
 )
@@ -51,13 +52,15 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     family = normalizer.family
 
     def elementwise(name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:
-        contract = f"{name} must be elementwise, {list(array.shape)} of {list(array.shape)}"
+        contract = (
+            f"{name} must be elementwise, {list(array.shape)} of {list(array.shape)}, in"
+            f" {jnp.dtype(dtype)} or more"
+        )
         blind = name == "transform" and not normalizer.uses_num_keys
         cure = _NUM_KEYS if blind else contract
         result = part.call(name, method, params, array, *others, cure=cure)
         fits = is_array(result, jnp.floating) and result.shape == array.shape
-        part.require(fits, contract, result)
-        part.require_width(name, result, dtype)
+        part.require(fits and is_wide(result, dtype), contract, result)
         return result
 
     def program(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:

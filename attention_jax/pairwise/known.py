@@ -13,6 +13,7 @@ from attention_jax.core.programs import (
     check_unchanged,
     is_array,
     is_of_this_package,
+    is_wide,
     on_numbers,
 )
 from attention_jax.pairwise.biases import Bias, bias_dataclass
@@ -116,9 +117,10 @@ def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
     part.check_signatures(function)
     is_mask = isinstance(function, Mask)
     name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
+    values = "booleans" if is_mask else f"floats of {jnp.dtype(dtype)} or more"
     contract = (
-        f"{name} must return {'booleans' if is_mask else 'floats'} that broadcast to"
-        f" {list(_TILE)} of {_TILE[0]} queries, {_TILE[1]} keys"
+        f"{name} must return {values} that broadcast to {list(_TILE)} of {_TILE[0]} queries,"
+        f" {_TILE[1]} keys"
     )
 
     def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
@@ -130,9 +132,7 @@ def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
     def program(function: Any, *positions: Array) -> Any:
         entries = part.call(name, getattr(function, name), *positions, of=positions, cure=contract)
         fits = is_array(entries, kind) and broadcasts(entries.shape, _TILE)
-        part.require(fits, contract, entries)
-        if not is_mask:
-            part.require_width(name, entries, dtype)
+        part.require(fits and is_wide(entries, dtype), contract, entries)
         if not _has_status(function):
             return entries
         return entries, part.call("tile_status", function.tile_status, *positions, of=positions)

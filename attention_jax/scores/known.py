@@ -15,6 +15,7 @@ from attention_jax.core.programs import (
     is_array,
     is_of_library,
     is_of_this_package,
+    is_wide,
     on_numbers,
     sample_numbers,
 )
@@ -68,16 +69,17 @@ def _traced(
         np.empty((source, key_dim)),
     )
     arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), arrays)
+    width = f"{jnp.dtype(dtype)} or more"
 
     def init(rng: Any) -> Params:
         return score.init(rng, query_dim, key_dim)
 
     def features_of(name: str, params: Any, tokens: Any) -> Any:
         features = part.call(name, getattr(score, name), params, tokens, of=(tokens,))
-        rows = [np.shape(leaf)[:1] == tokens.shape[:1] for leaf in jax.tree.leaves(features)]
-        contract = f"{name} must return one row per token, [{len(tokens)}, ...]"
+        contract = f"{name} must return one row per token, [{len(tokens)}, ...], in {width}"
+        leaves = jax.tree.leaves(features)
+        rows = [np.shape(leaf)[:1] == tokens.shape[:1] and is_wide(leaf, dtype) for leaf in leaves]
         part.require(all(rows), contract, features)
-        part.require_width(name, features, dtype)
         return features
 
     def program(params: Any, query: Any, key: Any) -> Any:
@@ -87,11 +89,11 @@ def _traced(
         both = (q_features, k_features)
         logits = part.call("pair", score.pair, params, *both, of=both, cure=_CONTRACT)
         contract = (
-            f"pair must return float logits {[target, source]} of {target} queries, {source} keys"
+            f"pair must return float logits {[target, source]} of {target} queries, {source} keys,"
+            f" in {width}"
         )
         fits = is_array(logits, jnp.floating) and logits.shape == (target, source)
-        part.require(fits, contract, logits)
-        part.require_width("pair", logits, dtype)
+        part.require(fits and is_wide(logits, dtype), contract, logits)
         others = [
             ("pair_vjp", (params, *both, logits)),
             ("tile_params", (params, q_features)),
@@ -177,10 +179,11 @@ def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) ->
         return score.pair_vjp(*arguments), Score.pair_vjp(score, *arguments)
 
     own, expected = on_numbers(derivatives, params, q_features, k_features, normal(5, 7))
-    part.require_width("pair_vjp", own, query.dtype)
     same = jax.tree.structure(own) == jax.tree.structure(expected)  # type: ignore[operator]
     part.require(
-        same and all(map(close, jax.tree.leaves(own), jax.tree.leaves(expected))),
+        same
+        and all(map(close, jax.tree.leaves(own), jax.tree.leaves(expected)))
+        and all(is_wide(leaf, query.dtype) for leaf in jax.tree.leaves(own)),
         "it must have a pair_vjp that is the derivative of its pair; this one gives other numbers,"
-        " or another structure",
+        f" narrower ones than {query.dtype}, or another structure",
     )
