@@ -23,7 +23,7 @@ import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.core.names import did_you_mean
-from attention_jax.core.programs import Part, is_of_this_package, one_line
+from attention_jax.core.programs import is_of_this_package, one_line
 from attention_jax.runs.checkpoints import named_leaves, saved_steps
 from attention_jax.runs.run_folder import JSON, read_config
 from attention_jax.training.task import (
@@ -33,8 +33,9 @@ from attention_jax.training.task import (
     Validation,
     check_instances,
     check_metrics,
+    undefined,
 )
-from attention_jax.training.task_class import name_of, task_class
+from attention_jax.training.task_class import name_of, part_of, task_class
 
 # --- a task as JSON ---
 
@@ -57,15 +58,14 @@ def check_task(task: Task) -> None:
             )
         if task_class(name) is not cls:
             raise ValueError(f"task {name!r} must be the class that its module has now")
-        _part(task).check_signatures(task)
+        part_of(task).check_signatures(task)
     check_instances(task, train=TrainConfig)
     if task.validation is not None:
         check_instances(task, validation=Validation)
-    arguments: Any = (None,) * 4
+        if cls.validate is Task.validate:
+            raise undefined(task, "validate(params, folder)")
     if cls.evaluate is Task.evaluate:
-        task.evaluate(*arguments[:1])  # raises that it must be defined
-    if task.validation is not None and cls.validate is Task.validate:
-        task.validate(*arguments[:2])
+        raise undefined(task, "evaluate(params, lengths=(), *, folder=None)")
     try:
         read = _made(cls, fields_of(task), name_of(cls))
     except Exception as error:  # of the user's __post_init__, perhaps
@@ -109,7 +109,7 @@ def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | No
     """
     if is_of_this_package(type(task)):
         return task.feed(folder, multiple_of=multiple_of)
-    part, read = _part(task), functools.partial(task.feed, multiple_of=multiple_of)
+    part, read = part_of(task), functools.partial(task.feed, multiple_of=multiple_of)
     feed = part.call("feed(folder, *, multiple_of=1)", read, folder)
     if feed is None:
         check_integer("batch_size", task.train.batch_size)
@@ -201,11 +201,6 @@ def _value(hint: Any, value: Any, owner: str) -> Any:
     return tuple(_value(None, each, owner) for each in value) if isinstance(value, list) else value
 
 
-def _part(task: Task) -> Part:
-    """The words for errors of a user's task."""
-    return Part("task", name_of(type(task)), "make it a field of the task")
-
-
 def describe_parts(task: Task) -> JSON:
     """The scores and normalisers that a model of this library names; {} for another model."""
     return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
@@ -227,7 +222,7 @@ def _program(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     """
     if is_of_this_package(type(task)):
         return {}
-    part = _part(task)
+    part = part_of(task)
     part.check_signatures(task)
     feed = feed_of()
     batch = None

@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 from attention_jax.core.names import imported
-from attention_jax.core.programs import is_of_this_package
+from attention_jax.core.programs import Part, is_of_this_package
 from attention_jax.training.task import Task
 
 # Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
@@ -82,3 +82,8 @@ def name_of(cls: type[Task]) -> str:
     if is_of_this_package(cls):
         module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
     return f"{module}:{cls.__qualname__}"
+
+
+def part_of(task: Task) -> Part:
+    """A user's task, with the words for errors about it."""
+    return Part("task", name_of(type(task)), "make it a field of the task")
