@@ -40,7 +40,7 @@ class TrainedRun:
         workdir: its folder, if it has one.
         seconds: wall time of this call of `train_run`, compilation included.
         steps_per_second: of all seeds together, compilation excluded.
-        interrupted: 130 or 143, the exit status, if a signal asked to stop; else 0.
+        interrupted: 130, 143 or 129, the exit status, if a signal asked to stop; else 0.
     """
 
     task: Any  # a `Task`

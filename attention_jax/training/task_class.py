@@ -59,8 +59,10 @@ def _check_class(task: str, cls: Any) -> None:
         names = _option_names(cls)
     except NameError as error:
         raise ValueError(f"{task} must have annotations that can be read; got {error}") from error
+    taken = [*_RESERVED, *names]
     for name in names:
-        if name in _RESERVED or names.count(name) > 1:
+        negates = name.startswith("no_") and name.removeprefix("no_") in taken  # --no-resume
+        if negates or taken.count(name) > 1:
             raise ValueError(
                 f"{task} must have another name for the field {name}, which is an option, a"
                 " setting or a column already"
