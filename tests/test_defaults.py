@@ -182,7 +182,6 @@ DEFAULTS = {  # public names -> what inspect finds
     "Checkpoints.restore": dict(step="newest"),
     "new_figure": dict(rows=1, columns=1, grid=False, formulas=False),
     "printable": dict(keep="\n\t"),
-    "program_of": dict(own_parts=False),
     "weight_heatmaps": dict(ylabel="query", xlabel="key", size=3.1),
     "draw_band": dict(log=False, limits=(-math.inf, math.inf), markersize=5),
 }

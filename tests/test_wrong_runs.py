@@ -142,7 +142,8 @@ TASKS = [
     (toys(*FIELDS[1:], base="Task"), "name"),
     # names that are taken
     *((toys(f"{name}: int = 3"), f" {name}")
-      for name in ("task", "workdir", "resume", "mesh", "help", "steps", "program", "seconds")),
+      for name in ("task", "workdir", "resume", "no_resume", "mesh", "help", "steps", "program",
+                   "seconds")),
     (sequences("dim: int = 3"), "dim"),
     # settings that config.json does not give back
     *((toys(f"mine: Any = {value}"), "mine")

@@ -28,9 +28,10 @@ from attention_jax.training.task import (
     TrainConfig,
     Validation,
     check_instances,
+    undefined,
 )
-from attention_jax.training.task_class import name_of, task_class
-from attention_jax.training.task_program import check_program, part_of, program_of
+from attention_jax.training.task_class import name_of, part_of, task_class
+from attention_jax.training.task_program import check_program, program_of
 
 # --- a task as JSON ---
 
@@ -57,11 +58,10 @@ def check_task(task: Task) -> None:
     check_instances(task, train=TrainConfig)
     if task.validation is not None:
         check_instances(task, validation=Validation)
-    arguments: Any = (None,) * 4
+        if cls.validate is Task.validate:
+            raise undefined(task, "validate(params, folder)")
     if cls.evaluate is Task.evaluate:
-        task.evaluate(*arguments[:1])  # raises that it must be defined
-    if task.validation is not None and cls.validate is Task.validate:
-        task.validate(*arguments[:2])
+        raise undefined(task, "evaluate(params, lengths=(), *, folder=None)")
     try:
         read = _made(cls, fields_of(task), name_of(cls))
     except Exception as error:  # of the user's __post_init__, perhaps
@@ -152,8 +152,7 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     content = read_config(Path(workdir))
     try:
         task = _task_of(content, score)
-        feed_of = functools.partial(task.feed, Path(workdir))
-        check_program(task, content, program_of(task, feed_of), feed_of)
+        check_program(task, content, program_of(task, lambda: task.feed(Path(workdir))))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -268,9 +267,8 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
         paths = {name for name, value in values.items() if isinstance(value, Path)}
         different = [name for name in different if name not in paths or old.get(name) is None]
-    feed_of = functools.partial(earlier.feed, folder)
-    program = program_of(earlier, feed_of) if different else settings
-    check_program(earlier, stored, program, feed_of)
+    program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
+    check_program(earlier, stored, program)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)

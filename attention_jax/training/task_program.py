@@ -13,19 +13,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.programs import Part, is_of_this_package
+from attention_jax.core.programs import is_of_this_package
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
 from attention_jax.training.task import Feed, Task, check_metrics
-from attention_jax.training.task_class import name_of
+from attention_jax.training.task_class import name_of, part_of
 
 
-def part_of(task: Task) -> Part:
-    """The words for errors of a user's task."""
-    return Part("task", name_of(type(task)), "make it a field of the task")
-
-
-def program_of(task: Task, feed_of: Callable[[], Feed | None], *, own_parts: bool = False) -> JSON:
+def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
 
     Scores and normalisers that a user wrote are not part of it: config.json describes each of them,
@@ -34,7 +29,6 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None], *, own_parts: boo
     Args:
         task: the task.
         feed_of: returns its feed, or None; not called for a task of this library.
-        own_parts: include them, as earlier versions did.
 
     Raises:
         ValueError: in one line: a method fails, breaks its contract, or computes something else
@@ -42,7 +36,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None], *, own_parts: boo
     """
     if is_of_this_package(type(task)):
         return {}
-    task = task if own_parts else _with_parts_of_library(task)
+    task = _with_parts_of_library(task)
     part = part_of(task)
     part.check_signatures(task)
     feed = feed_of()
@@ -82,19 +76,16 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None], *, own_parts: boo
     return {"program": digests.pop(), "jax": jax.__version__}
 
 
-def check_program(task: Task, stored: JSON, now: JSON, feed_of: Callable[[], Feed | None]) -> None:
+def check_program(task: Task, stored: JSON, now: JSON) -> None:
     """Raises ValueError if a user's task is another program than the run was trained with.
 
     Args:
         task: the task.
         stored: the content of config.json.
         now: from `program_of`.
-        feed_of: as in `program_of`.
     """
     then = stored.get("program")
     if then == now.get("program"):
-        return
-    if then == program_of(task, feed_of, own_parts=True).get("program"):
         return
     text = (
         f"task {name_of(type(task))} was program {str(then)[:12]} when this run was trained, and is"
