@@ -56,6 +56,11 @@ def check_task(task: Task) -> None:
             raise ValueError(f"task {name!r} must be the class that its module has now")
         part_of(task).check_signatures(task)
     check_instances(task, train=TrainConfig)
+    if task.train.steps % task.train.accumulate:  # earlier runs with such steps can be evaluated
+        raise ValueError(
+            f"steps must be a multiple of accumulate {task.train.accumulate}, for the last update"
+            f" to be made; got {task.train.steps}"
+        )
     if task.validation is not None:
         check_instances(task, validation=Validation)
         if cls.validate is Task.validate:

@@ -93,11 +93,6 @@ class TrainConfig:
                 least = "at least 0" if may_be_0 else "greater than 0"
                 raise ValueError(f"{name} must be a number {least}; got {value!r}")
         checked_fraction("beta2", self.beta2)
-        if self.steps % self.accumulate:
-            raise ValueError(
-                f"steps must be a multiple of accumulate {self.accumulate}, for the last update to"
-                f" be made; got {self.steps}"
-            )
         if self.checkpoint_every % self.log_every:
             raise ValueError(
                 f"checkpoint_every must be a multiple of log_every {self.log_every};"
@@ -115,7 +110,7 @@ class TrainConfig:
         Source: Vaswani et al. 2017, section 5.3, for "inverse-sqrt".
         """
         highest, warmup = self.learning_rate, self.warmup_steps
-        updates = self.steps // self.accumulate
+        updates = -(-self.steps // self.accumulate)
         if self.schedule == "inverse-sqrt":
 
             def inverse_sqrt(count: Array) -> Array:
