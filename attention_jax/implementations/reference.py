@@ -77,7 +77,7 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     features = projected(score, inputs, params, query, key)
     logits = pair_with_stand_ins(score, params, *features, mask, replacements).astype(dtype)
     if inputs.bias is not None:
-        logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)
+        logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape).astype(dtype)
     return logits, mask
 
 

@@ -116,13 +116,15 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
             not wrong.any(),
             f"weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}",
         )
+    if not searches:
+        return
     sums = on_numbers(
         lambda logits: undivided_weights_of_rows(normalizer, params, transform(logits)).sum(1),
         logits,
     )
     worst = np.argmax(np.abs(sums - 1))
     part.require(
-        not family.normalizer.sums_to_one or np.allclose(sums, 1, atol=1e-3),
+        np.allclose(sums, 1, atol=1e-3),
         f"it must have weights that sum to 1; a row sums to {sums[worst]:.4g}: inverse must be the"
         " inverse of weight, or set sums_to_one = False",
     )
