@@ -127,7 +127,7 @@ WRONG_FUNCTIONS = [
     (lambda q, k: k @ (q**2).T, r"pair must return float logits .*got float32 \[5, 3\]"),
     (lambda q, k: (q @ k.T).astype(int), "pair must return float logits .*got int32"),
     (lambda q, k: None, "pair must return float logits .*got None"),
-    (lambda q, k: (q @ k.T, k), r"pair must return float logits .*got a tuple of float32 \[3, 5\]"),
+    (lambda q, k: (q @ k.T, k), r"pair must return float logits .*got float32 \[3, 5\]"),
     (lambda q, k: [q @ k.T], r"pair must return float logits .*got a list of float32 \[3, 5\]"),
     (lambda q, k: q @ k, "pair .* raised TypeError.*pair must give logits"),
     (lambda q, k: np.dot(q, k.T), r"pair .* raised TracerArrayConv.*: use jax.numpy"),
