@@ -131,7 +131,7 @@ WRONG_FUNCTIONS = [
     (lambda q, k: (q @ k.T).astype(int), "pair must return float logits .*got int32"),
     (lambda q, k: (q @ k.T).astype(jnp.float16), "pair must return .* in float32 .*got float16"),
     (lambda q, k: None, "pair must return float logits .*got None"),
-    (lambda q, k: (q @ k.T, k), r"pair must return float logits .*got a tuple of float32 \[3, 5\]"),
+    (lambda q, k: (q @ k.T, k), r"pair must return float logits .*got float32 \[3, 5\]"),
     (lambda q, k: [q @ k.T], r"pair must return float logits .*got a list of float32 \[3, 5\]"),
     (lambda q, k: q @ k, "pair .* raised TypeError.*pair must give logits"),
     (lambda q, k: np.dot(q, k.T), r"pair .* raised TracerArrayConv.*: use jax.numpy"),

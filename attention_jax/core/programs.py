@@ -105,8 +105,8 @@ class Part:
         """Raises ValueError unless a contract holds, in words such as "pair must return ..."."""
         if not holds:
             result = f"; got {shapes_in_words(*got)}" if got else ""
-            if got and isinstance(got[0], list | tuple | dict):
-                result = f"; got a {type(got[0]).__name__} of {shapes_in_words(*got)}"
+            if got and isinstance(got[0], list):
+                result = f"; got a list of {shapes_in_words(*got)}"
             raise ValueError(f"{self.name}: {contract}{result}")
 
     def check_once(self, digest: str, check: Callable[[], None]) -> None:
