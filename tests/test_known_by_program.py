@@ -20,6 +20,7 @@ from oracles import softmax
 
 import attention_jax as aj
 from attention_jax import attention, interop
+from attention_jax.core.programs import Part
 from attention_jax.scores import known_score
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
@@ -148,7 +149,7 @@ def test_large_constants_cost_no_time_and_are_not_kept():
     large = jnp.ones(20_000_000)
 
     def score_of(factor):
-        return lambda q, k: factor[0] * (q @ k.T)
+        return lambda q, k: jnp.asarray(factor)[0] * (q @ k.T)
 
     def seconds(call):
         """The fewest of a few runs."""
@@ -167,11 +168,23 @@ def test_large_constants_cost_no_time_and_are_not_kept():
     jax.clear_caches()
     gc.collect()
     assert [each() for each in kept] == [None, None]
-    of_numpy = np.ones(2, np.float32)
-    score = score_of(of_numpy)
+
+    def score(q, k):
+        return of_numpy * (q @ k.T)
+
+    of_numpy = np.ones((1, 1), np.float32)
     for temperature in NUMBERS:
         of_numpy[:] = temperature  # NumPy's arrays can change
         close(attention(X, X, X, score=score), temperature)
+
+
+def test_an_array_in_the_place_of_one_that_was_deleted():
+    def place_and_digest(number):
+        array = jnp.full(3, number)
+        return id(array), Part("score", "mine", "").trace(lambda x: array * x, array)
+
+    places, digests = zip(*map(place_and_digest, range(50)), strict=True)
+    assert len(set(places)) < 50 == len(set(digests))
 
 
 def test_a_copy_of_a_known_score_is_equal():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from attention_jax.nn.parameters import (
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import Score, get_score
+from attention_jax.scores import Additive, ScaledDot, Score, get_score
 
 Array = jax.Array
 Carry = Any  # state that a call passes to the call with the next queries: [*B, S], a cache or None
@@ -273,9 +272,31 @@ class Attention(ScoreModule, DropoutModule):
         return self._dropped((attention, attention_weights), arguments, rng, return_weights)
 
 
-# The scores of the literature, by name; `hidden_dim` and `scale` go into the name of `Attention`:
-# "additive(hidden_dim=8)", "scaled(scale=1.0)".
-AdditiveAttention = functools.partial(Attention, "additive")  # Bahdanau, Cho and Bengio 2014
-DotAttention = functools.partial(Attention, "dot")  # Luong, Pham and Manning 2015
-GeneralAttention = functools.partial(Attention, "general")  # Luong, Pham and Manning 2015
-ScaledDotAttention = functools.partial(Attention, "scaled")  # Vaswani et al. 2017
+class AdditiveAttention(Attention):
+    """`Attention("additive")`, whose hidden size is `hidden_dim`: Bahdanau, Cho and Bengio 2014."""
+
+    def __init__(
+        self, query_dim: int, key_dim: int, *, hidden_dim: int | None = None, **options: Any
+    ):
+        super().__init__(Additive(hidden_dim), query_dim, key_dim, **options)
+
+
+class DotAttention(Attention):
+    """`Attention("dot")`: Luong, Pham and Manning 2015."""
+
+    def __init__(self, query_dim: int, key_dim: int, **options: Any):
+        super().__init__("dot", query_dim, key_dim, **options)
+
+
+class GeneralAttention(Attention):
+    """`Attention("general")`: Luong, Pham and Manning 2015."""
+
+    def __init__(self, query_dim: int, key_dim: int, **options: Any):
+        super().__init__("general", query_dim, key_dim, **options)
+
+
+class ScaledDotAttention(Attention):
+    """`Attention("scaled")`, whose factor is `scale`: Vaswani et al. 2017."""
+
+    def __init__(self, query_dim: int, key_dim: int, *, scale: float | None = None, **options: Any):
+        super().__init__(ScaledDot(scale), query_dim, key_dim, **options)

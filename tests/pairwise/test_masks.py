@@ -280,10 +280,11 @@ def test_a_wrong_tile_status(kind):
             return TileStatus(empty(i + self.shift, j), full(i + self.shift, j))
 
     def call(shift):
-        return aj.attention(x, x, x, mask=Mine(shift))
+        return aj.attention(*[np.stack([x, x])] * 3, mask=Mine(jnp.full(2, shift)))
 
     if kind == "right":
-        np.testing.assert_allclose(call(0), aj.attention(x, x, x, mask=aj.causal_mask()), rtol=1e-5)
+        expected = aj.attention(x, x, x, mask=aj.causal_mask())
+        np.testing.assert_allclose(call(0)[1], expected, rtol=1e-5)
     else:
         with pytest.raises(ValueError, match=r"^mask Mine: tile_status must agree with allowed"):
             call(0)
