@@ -50,6 +50,9 @@ class Arguments:
 
     def __post_init__(self) -> None:
         check_integer("beams", self.beams)
+        for text in self.inputs:
+            if text != text.encode(errors="replace").decode():
+                raise ValueError(f"inputs must be text in UTF-8; got {text!r}")
         if self.html is not None:
             check_page_file(self.html)
         elif self.compare or self.all_steps:

@@ -161,8 +161,9 @@ def command() -> str:
 def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     """Prints a table whose first column is text and whose others are numbers."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    text = io.StringIO()
     literal: Any = {"markup": False, "emoji": False}  # users write [v1] and :key:
-    console = rich.console.Console(file=io.StringIO(), force_terminal=is_terminal, **literal)
+    console = rich.console.Console(file=text, force_terminal=is_terminal, **literal)
     if not is_terminal:
         console.width = 1000  # a file has room for every column
     table = rich.table.Table(title=title)
@@ -171,7 +172,7 @@ def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]])
     for line in lines:
         table.add_row(*line)
     console.print(table)
-    say(console.file.getvalue().rstrip("\n"))
+    say(text.getvalue().rstrip("\n"))
 
 
 @contextlib.contextmanager

@@ -29,8 +29,8 @@ class Arguments:
     An experiment that has rows is not run again. If an experiment fails, or is left out because its
     data or a package is missing, the others still run. Ctrl-C stops, and the same command goes on.
     The page and the tables of the READMEs are written from the rows of all experiments. The exit
-    status is 1 if an experiment fails or is left out, or if a claim of an experiment that is named
-    or that ran is a MISS.
+    status is 1 if an experiment fails, if one that is named is left out, or if a claim of one that
+    is named or that ran is a MISS.
 
     Attributes:
         names: which experiments; none for all.
@@ -87,7 +87,7 @@ def main(arguments: Arguments) -> int:
         say(f"failed: {name}", error=True)
     for name, reason in left_out.items():
         say(f"left out: {name}: {reason}", error=True)
-    incomplete = bool(failed or left_out)
+    incomplete = bool(failed or left_out.keys() & {*arguments.names})
     if arguments.quick:  # claims are made for the default settings
         return status or int(incomplete)
     pages.write_pages()

@@ -34,6 +34,7 @@ from attention_jax.training.run_results import (
     finished_run,
     summary_of,
 )
+from attention_jax.training.settings import fields_of
 from attention_jax.training.task import Result
 
 
@@ -52,10 +53,10 @@ class Arguments:
     --steps 300. All combinations are checked before the first one trains.
 
     Each combination is a run of scripts/train.py, in a folder of its own in `workdir`. Ctrl-C or
-    SIGTERM stops after the steps in progress and exits with 130 or 143; the same command goes on
-    and ends bit-identical. Other scores or settings add combinations to `workdir`. With more
-    --steps, finished runs go on where the learning rate does not depend on the number of steps;
-    elsewhere they are another configuration, which is refused.
+    SIGTERM stops after the steps in progress and exits with 130 or 143, a closed terminal with 129;
+    the same command goes on and ends bit-identical. Other scores or settings add combinations to
+    `workdir`. With more --steps, finished runs go on where the learning rate does not depend on the
+    number of steps; elsewhere they are another configuration, which is refused.
 
     At the end come a table of all finished runs in `workdir`, with a row per combination (mean ±
     standard deviation over seeds and the worst seed), and the files table.csv, table.json and
@@ -240,7 +241,8 @@ def train_combinations(combinations: Sequence[Combination]) -> int:
             title = f"combination {index + 1} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
                 finished = training.load_run(folder)
-                if finished.task == task and finished.step == task.train.steps:
+                same = fields_of(finished.task) == fields_of(task)
+                if same and finished.step == task.train.steps:
                     say(f"{title}: finished")
                     continue
             if interruption.requested is not None:

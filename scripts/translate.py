@@ -70,6 +70,8 @@ class Arguments:
 
 
 def main(arguments: Arguments) -> int:
+    if arguments.out is None and sys.stdout is None:
+        raise ValueError("out must name a file where standard output is closed; got none")
     if not isinstance(task_in(arguments.workdir, score=arguments.score), Translation):
         raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
     run = load_run(arguments.workdir, arguments.step, score=arguments.score)

@@ -223,8 +223,8 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
         "softmax": aj.Softmax(),
         "sparsemax": aj.Entmax(alpha=2.0), "ssmax": aj.LogScaled(learned=True)},
     "Score.needs_equal_dims": False, "Score.tile_cost": "materialized", "Score.finite_slopes": None,
-    "Normalizer.sums_to_one": True, "Normalizer.convex": False, "Normalizer.uses_num_keys": False,
-    "Normalizer.is_softmax": False,
+    "Normalizer.sums_to_one": True, "Normalizer.convex": False, "Normalizer.steep": False,
+    "Normalizer.uses_num_keys": False, "Normalizer.is_softmax": False,
     "nn.ANY_LENGTH": ANY_LENGTH,
     "kernels.choice.TABLES": {
         "cpu": table((2**27, 2**27, 2**24), (2**10, 2**18, 2**16), (1024, 512, 512), 2**20),

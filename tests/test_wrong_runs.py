@@ -142,7 +142,8 @@ TASKS = [
     (toys(*FIELDS[1:], base="Task"), "name"),
     # names that are taken
     *((toys(f"{name}: int = 3"), f" {name}")
-      for name in ("task", "workdir", "resume", "mesh", "help", "steps", "program", "seconds")),
+      for name in ("task", "workdir", "resume", "no_resume", "mesh", "help", "steps", "program",
+                   "seconds")),
     (sequences("dim: int = 3"), "dim"),
     # settings that config.json does not give back
     *((toys(f"mine: Any = {value}"), "mine")
@@ -208,10 +209,6 @@ def renamed(**names):
     return type("Mine", (Toy,), names)()
 
 
-def trained(**settings):
-    return lambda folder: train_run(toy(**settings), folder)
-
-
 CALLS = [
     *((lambda folder, task=task: train_run(task, folder), "task")
       for task in ("reversal", Reversal, None, Toy.loss)),
@@ -223,13 +220,14 @@ CALLS = [
     (lambda folder: train_run(toy(NoStatistics), folder, log_gradients=25), "statistics"),
     (lambda folder: train_run(toy(), folder, mesh=MeshShape(data=4096)), "mesh"),
     (lambda folder: train_run(toy(), Path(__file__)), "workdir"),
+    (lambda folder: train_run(toy(steps=23, accumulate=4), folder), "accumulate"),
     (lambda folder: train_run(Text("text"), folder), "text"),
     *((lambda folder, name=name, value=value: TrainConfig(**{name: value}), name)
       for name, values in {
         "steps": (0, 2.5, "3", None), "seeds": (0,), "batch_size": (0, "3"), "keep": (0,),
         "first_seed": (2**31, -1), "checkpoint_every": (30,), "schedule": ("linear", 3),
         "learning_rate": (0.0, math.nan, "0.1", None), "clip_norm": (-1.0,), "epsilon": (0, 1j),
-        "weight_decay": (-0.1, "0"), "beta2": (1.0, "0.9"), "accumulate": (3, 0),
+        "weight_decay": (-0.1, "0"), "beta2": (1.0, "0.9"), "accumulate": (0,),
       }.items() for value in values),
     *((lambda folder, text=text: task_of(text), named)
       for text, named in {
@@ -300,7 +298,7 @@ WORDS = [
     *((("answers", "--workdir", "RUN", *words.split()), named)
       for words, named in {
         "--figure a.jpg": "a.jpg", "--html a.htm": "a.htm", "--html no/a.html": "no",
-        "--all-steps": "html"}.items()),
+        "--all-steps": "html", "--inputs a\udcff": "inputs"}.items()),
     *(((*SWEEP, *words.split()), named)
       for words, named in {
         "--set dim=8,7": "combination dot, 7: dim",

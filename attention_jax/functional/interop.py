@@ -183,9 +183,9 @@ def flax_attention_fn(
     caches of `decode`, grouped-query attention, dropout, and `sow_weights` (also of a layer of
     Linen), which stores the weights before dropout, and so materialises them. A mask with a single
     query and several keys is that of a step of a cache, where `is_causal` adds nothing to it.
-    `broadcast_dropout`
-    drops the same pairs in every example and head, as in Flax, but not the pairs that Flax drops.
-    `precision` has no effect: `jax.default_matmul_precision` sets that of float32 products.
+    `broadcast_dropout` drops the same pairs in every example and head, as in Flax, but not the
+    pairs that Flax drops. `precision` has no effect: `jax.default_matmul_precision` sets that of
+    float32 products.
 
     Args:
         score: a name in `SCORES`, "module:Name", a `Score`, or a function; Dq and Dk are the
@@ -333,9 +333,8 @@ def _checked_heads(
     params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
     if bias is not None:
         bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
-    known = functools.partial(
-        known_positions, lengths=(query.shape[-3], key.shape[-3]), dtype=dtype
-    )
+    sizes = query.shape[-3], key.shape[-3]
+    known = functools.partial(known_positions, lengths=sizes, dtype=dtype)
     known_bias = None if bias is None else known(jax.tree.map(jnp.asarray, bias))
     return score, _Heads(query, key, value, params, known_bias, [*map(known, masks)])
 

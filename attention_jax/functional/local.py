@@ -172,7 +172,11 @@ class GaussianBias(Bias):
         centers = jnp.where(jnp.isfinite(centers), centers, 0)
         keys, centers = same_rank(key_positions.astype(centers.dtype)[None, :], centers)
         distances, sigma = same_rank(keys - centers, self.sigma[..., None, None])
-        return -((distances / sigma) ** 2) / 2
+        # The slope distance^2 / sigma^3 of a weight that is 0 may overflow, and 0 * inf is NaN.
+        near = (jnp.abs(distances) <= 1e4 * sigma) & (sigma > 1e-15)
+        ratios = jnp.where(near, distances, 0) / jnp.where(near, sigma, 1)
+        far = jax.lax.stop_gradient(distances / sigma)
+        return -(jnp.where(near, ratios, far) ** 2) / 2
 
 
 def window_mask(centers: Array, radius: int) -> Mask:
@@ -236,6 +240,7 @@ def _checked_sigma(sigma: Any) -> Array:
     """Sigma as a float array; ValueError unless it is positive."""
     number = isinstance(sigma, numbers.Integral) and not isinstance(sigma, bool)
     array = float_array("sigma", float(sigma) if number else sigma)
-    if not isinstance(array, jax.core.Tracer) and not np.all(np.asarray(sigma) > 0):
+    least = np.finfo(np.float32).tiny  # XLA takes smaller floats for 0
+    if not isinstance(array, jax.core.Tracer) and not np.all(np.asarray(sigma) >= least):
         raise ValueError(f"sigma must be greater than 0, or None for no Gaussian; got {sigma!r}")
     return array

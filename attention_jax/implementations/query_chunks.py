@@ -19,19 +19,10 @@ from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.products import einsum
-from attention_jax.implementations import bias_tiles
+from attention_jax.implementations import bias_tiles, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.features import stand_in_features
 from attention_jax.implementations.tile_arrays import joined, positions
-from attention_jax.implementations.tiling import (
-    allowed_pairs,
-    make_plan,
-    make_schedule,
-    mask_with_padding,
-    tile_inputs,
-    used_tokens,
-)
 from attention_jax.scores import Params, Score
 from attention_jax.scores.stand_ins import pair_with_stand_ins
 
@@ -95,14 +86,10 @@ def attend_in_order(
     # JAX differentiates the loop: gradients of 16-bit arrays would be summed in 16 bits.
     inputs = cast_floats(inputs, inputs.compute_dtype)
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
-    plan = make_plan(Options(score, BlockSizes(size, lengths[1])), *lengths)
-    mask = mask_with_padding(plan, inputs.mask, lengths)
-    used: Any = (None, None)
-    if mask is not None:
-        used = used_tokens(plan, mask, make_schedule(plan.grid, mask))
-    arrays, integers = tile_inputs(plan, inputs, *used)
+    options = Options(score, BlockSizes(size, lengths[1]))
+    plan, arrays, constants = tiling.prepare(options, inputs)
+    mask, integers = constants.mask, constants.bias_integers
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
-    stand_ins = None if mask is None else stand_in_features(score, inputs)
     # The loop takes tables row by row. If it read a whole table, every step would add a gradient of
     # the size of the table.
     tables = [
@@ -121,9 +108,9 @@ def attend_in_order(
             keys=keys,
             values=values,
             bias=None if bias is None else jnp.broadcast_to(bias, shape),
-            allowed=None if mask is None else allowed_pairs(plan, mask, index, first_key),
+            allowed=None if mask is None else tiling.allowed_pairs(plan, mask, index, first_key),
             positions=positions(index, plan.tile.query),
-            stand_ins=stand_ins,
+            stand_ins=constants.stand_ins,
         )
         carry, weights, rows = compute_weights(chunk, carry)
         output = einsum("ts,sd->td", weights, values)

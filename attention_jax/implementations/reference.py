@@ -77,5 +77,5 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
     params, queries, keys, _ = projected_tokens(score, inputs, shape, used)
     logits = pair_with_stand_ins(score, params, queries, keys, mask, replacements).astype(dtype)
     if inputs.bias is not None:
-        logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape)
+        logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape).astype(dtype)
     return logits, mask

@@ -61,7 +61,7 @@ class Tile(NamedTuple):
         logits = logits.astype(arrays.compute_dtype)
         bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, *self.place)
         if bias is not None:
-            logits = logits + bias
+            logits = logits + bias.astype(logits.dtype)
         return logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
 
     def transformed(self, params: Any, logits: Array) -> Array:

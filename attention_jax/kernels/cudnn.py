@@ -217,7 +217,7 @@ def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]
     if even and lengths[1] % 2 and left is None and not padded:
         key_length = jnp.full([1] * batch_ndim, lengths[1], jnp.int32)
     features, key_length = _batched_alike((queries, keys, values), key_length)
-    scale *= score.logit_factor(queries.shape[-1])
+    scale *= score.factor(queries)
     return scale, (features, has_keys, key_length)
 
 

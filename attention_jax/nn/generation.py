@@ -126,7 +126,7 @@ class Generator(RandomModule):
         self,
         search: Callable[..., Any],
         source: Array,
-        source_lengths: Array,
+        source_lengths: Array | None,
         position_ids: Array | None,
         options: dict[str, Any],
         *rng: Array,

@@ -156,7 +156,7 @@ def transformed(
         num_keys = jnp.maximum(num_keys, 1)[:, None]
     masked = logits == -jnp.inf
     result = normalizer.transform(params, jnp.where(masked, 0, logits), num_keys)
-    return jnp.where(masked, -jnp.inf, result)
+    return jnp.where(masked, -jnp.inf, result.astype(logits.dtype))
 
 
 # --- rows that are materialised ---
@@ -187,7 +187,7 @@ def weights_of_rows(normalizer: Normalizer, params: Params, logits: Array) -> Ar
 
 
 def undivided_weights_of_rows(normalizer: Normalizer, params: Params, logits: Array) -> Array:
-    """The weights of a family that is no softmax, before a division by their sum."""
+    """The weights of a family other than softmax, before the division by their sum."""
     family, shifted = family_of(normalizer, params), logits
     if family.normalizer.sums_to_one:
         zeros = varying_as(jnp.zeros(len(logits), logits.dtype), logits, params)

@@ -57,11 +57,11 @@ class Family(NamedTuple):
             return self.normalizer.weight(self.params, shifted)
         masked = shifted == -jnp.inf
         weights = self.normalizer.weight(self.params, jnp.where(masked, 0, shifted))
-        return jnp.where(masked, 0, weights)
+        return jnp.where(masked, 0, weights.astype(shifted.dtype))
 
     def inverse(self, weight: Array) -> Array:
         """The shifted logits with these weights."""
-        return self.normalizer.inverse(self.params, weight)
+        return self.normalizer.inverse(self.params, weight).astype(weight.dtype)
 
     def weights_and_slopes(self, shifted: Array) -> tuple[Array, Array]:
         """The weights of shifted logits, and their derivatives."""

@@ -69,7 +69,7 @@ class KnownBias(_KnownPart, Bias):
     values = _KnownPart.at
 
 
-def known_positions(function: Any, lengths: tuple[int, int], dtype: Any = jnp.float32) -> Any:
+def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
     """A mask or bias in which each part that a user wrote is traced and known by its program.
 
     The `tile_status` of a mask that was not seen before is compared with its `allowed` on small

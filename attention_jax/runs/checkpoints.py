@@ -267,8 +267,12 @@ def saved_steps(folder: Path) -> list[int]:
 
 @contextlib.contextmanager
 def _path_for_orbax(folder: Path) -> Iterator[Path]:
-    """A path of the folder without [, * and ?, which Orbax reads as a pattern and loses arrays."""
-    if glob.escape(str(folder)) == str(folder):
+    """A path of the folder that Orbax can use.
+
+    Orbax reads [, * and ? as a pattern, and loses arrays. It takes no letters that UTF-8 lacks.
+    """
+    name = str(folder)
+    if glob.escape(name) == name.encode(errors="replace").decode():
         yield folder
         return
     with tempfile.TemporaryDirectory() as place:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from types import FrameType
 
@@ -54,8 +55,9 @@ class Interruption:
             " progress; a second signal ends at once\n"
         )
         # A handler may interrupt a print, and must not print itself.
-        with contextlib.suppress(OSError):  # standard output may be closed
-            os.write(1, line.encode())
+        with contextlib.suppress(OSError):  # nobody may read it
+            if sys.stdout is not None:  # else a file of the run may have its number
+                os.write(sys.stdout.fileno(), line.encode())
 
 
 def _signals() -> list[signal.Signals]:

@@ -10,7 +10,7 @@ import time
 import unicodedata
 
 _SECONDS_BETWEEN_LINES = 10.0
-_lost: list[OSError] = []  # the errors of standard output, which `say` leaves to the end
+_lost: list[OSError] = []  # the first error of standard output, which `say` leaves to the end
 
 
 class Progress:
@@ -86,8 +86,8 @@ def say(text: str, *, error: bool = False) -> None:
     try:
         print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
     except OSError as lost:
-        if not error:
-            _lost.append(lost)
+        if not error and not _lost:
+            _lost.append(lost.with_traceback(None))
 
 
 def end_of_output() -> OSError | None:

@@ -178,8 +178,11 @@ def _on_one_line(found: re.Match[str]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, which is never left half written."""
-    write_bytes(path, text.encode())
+    """Writes a file, which is never left half written.
+
+    A letter that UTF-8 lacks, from a file name of another encoding, is written as an escape.
+    """
+    write_bytes(path, text.encode(errors="backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -24,13 +24,14 @@ class NegativeSquaredDistance(WithScale):
 
     It is computed as a dot product of Dk + 4 features,
 
-        [2 scale q, a, a', 1, 1] . [k, 1, 1, b, b'],  a + a' = -scale |q|^2,  b + b' = -scale |k|^2,
+        f [p q, a, a', 1, 1] . [k, 1, 1, b, b'],  a + a' = -p |q|^2 / 2,  b + b' = -p |k|^2 / 2,
 
-    so that it costs as much as `Dot`. Before that, attention subtracts the mean c of the keys from
-    all tokens if it is far from 0 (`scores/origin.py`). The rounding error is that of the three
-    terms, of the order of eps scale (|q - c|^2 + |k - c|^2) with eps = 1.2e-7 in float32. It is
-    large relative to the logit only for tokens that are much closer to each other than to c.
-    e(q, q) may differ from 0 by this error, with either sign.
+    where f p = 2 scale, p is a power of two and 1 <= f < 2, so that it costs as much as `Dot`.
+    Before that, attention subtracts the mean c of the keys from all tokens if it is far from 0
+    (`scores/origin.py`). The rounding error is that of the three terms, of the order of
+    eps scale (|q - c|^2 + |k - c|^2) with eps = 1.2e-7 in float32. It is large relative to the
+    logit only for tokens that are much closer to each other than to c. e(q, q) may differ from 0
+    by this error, with either sign.
 
     Attributes:
         scale: the factor, any finite float; None for 1 / sqrt(8 Dk).
@@ -44,17 +45,21 @@ class NegativeSquaredDistance(WithScale):
     translation_invariant: ClassVar[bool] = True
 
     def project_query(self, params: Params, query: Array) -> Array:
-        scale = self._scale(query.shape[-1])
         query = query.astype(accumulator_dtype(query))  # the three terms may cancel
-        squares = -scale * jnp.sum(query * query, axis=-1, keepdims=True)
+        power = self._power(query.shape[-1])
+        squares = -power / 2 * jnp.sum(query * query, axis=-1, keepdims=True)
         ones = jnp.ones_like(squares)
-        return jnp.concatenate([2 * scale * query, *_two_parts(squares), ones, ones], axis=-1)
+        return jnp.concatenate([power * query, *_two_parts(squares), ones, ones], axis=-1)
 
     def project_key(self, params: Params, key: Array) -> Array:
         key = key.astype(accumulator_dtype(key))
-        squares = -self._scale(key.shape[-1]) * jnp.sum(key * key, axis=-1, keepdims=True)
+        power = self._power(key.shape[-1])
+        squares = -power / 2 * jnp.sum(key * key, axis=-1, keepdims=True)
         ones = jnp.ones_like(squares)
         return jnp.concatenate([key, ones, ones, *_two_parts(squares)], axis=-1)
+
+    def factor(self, q_features: Array) -> float:
+        return without_power_of_two(2 * self._scale(q_features.shape[-1] - 4))
 
     # A square rounded to bfloat16 may be wrong by more than the logit, so it is two features: its
     # rounded value and the remainder. It is the square of the rounded token: the logit is then that
@@ -65,22 +70,21 @@ class NegativeSquaredDistance(WithScale):
         if dtype != jnp.bfloat16 or features.dtype.itemsize == 2:
             return features
         tokens, squares, ones = features[:, :-4], features[:, -4:-2], features[:, -2:]
-        scale, factor = self._scale(tokens.shape[-1]), self.logit_factor(features.shape[-1])
-        unit = 1.0  # of the tokens
-        if side == "query":
-            unit = 2 * scale / factor or 1.0
-            tokens = tokens / factor
-        else:
+        if side == "key":
             squares, ones = ones, squares
+        power = self._power(tokens.shape[-1])
+        unit = power or 1.0 if side == "query" else 1.0  # that of the tokens
         rounded = _bfloat16(tokens)
         lost = jnp.sum((tokens - rounded) * (tokens + rounded), axis=-1, keepdims=True)
-        squares = jnp.sum(squares, axis=-1, keepdims=True) + scale / unit**2 * lost
-        parts = [*_two_parts(squares / factor), ones]
+        squares = jnp.sum(squares, axis=-1, keepdims=True) + power / 2 / unit**2 * lost
+        parts = [*_two_parts(squares), ones]
         rest = parts if side == "query" else [ones, *parts[:2]]
         return jnp.concatenate([rounded, *rest], axis=-1).astype(dtype)
 
-    def logit_factor(self, num_features: int) -> float:
-        return without_power_of_two(2 * self._scale(num_features - 4))
+    def _power(self, size: int) -> float:
+        """2 scale / factor, a power of two or 0: it rounds no token."""
+        scale = 2 * self._scale(size)
+        return scale / without_power_of_two(scale)
 
     def _scale(self, size: int) -> float:
         # A normal component of q - k has mean 0 and variance 2. Its square has variance

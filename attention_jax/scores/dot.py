@@ -30,13 +30,12 @@ class Dot(Score):
     tile_cost: ClassVar[TileCost] = "matmul"
     finite_slopes: ClassVar[bool | None] = True
 
-    def logit_factor(self, num_features: int) -> float:
-        """What multiplies the products of 16-bit features; `round` divides the query by it.
+    def factor(self, q_features: Array) -> float:
+        """What multiplies the products of features.
 
-        It is 1, or the part of a scale that is no power of two: times that, the query would be
-        rounded again.
+        A scale that is no power of two is a factor where it would round queries again.
         """
-        del num_features
+        del q_features
         return 1.0
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
@@ -52,13 +51,10 @@ class Dot(Score):
         return dparams, dq_features, dk_features
 
     def round(self, features: Array, side: Side, dtype: Any) -> Array:
-        if side == "query" and features.dtype.itemsize > 2:
-            features = features / self.logit_factor(features.shape[-1])
         return features.astype(dtype)
 
     def _scaled(self, logits: Array, q_features: Array) -> Array:
-        narrow = q_features.dtype.itemsize == 2
-        factor = self.logit_factor(q_features.shape[-1]) if narrow else 1.0
+        factor = self.factor(q_features)
         return logits if factor == 1 else logits * factor
 
 
@@ -77,7 +73,7 @@ class WithScale(Dot):
 
 
 def without_power_of_two(scale: float) -> float:
-    """scale / 2^n in [1, 2), without the sign; 1 for 0."""
+    """|scale| / 2^n in [1, 2); 1 for 0."""
     return 2 * abs(math.frexp(scale)[0]) or 1.0
 
 
@@ -100,8 +96,15 @@ class ScaledDot(WithScale):
     def project_query(self, params: Params, query: Array) -> Array:
         return query * self._scale(query.shape[-1])
 
-    def logit_factor(self, num_features: int) -> float:
-        return without_power_of_two(self._scale(num_features))
+    def factor(self, q_features: Array) -> float:
+        narrow = q_features.dtype.itemsize == 2
+        return without_power_of_two(self._scale(q_features.shape[-1])) if narrow else 1.0
+
+    def round(self, features: Array, side: Side, dtype: Any) -> Array:
+        rounded = super().round(features, side, dtype)
+        if side == "key" or rounded.dtype == features.dtype:
+            return rounded
+        return super().round(features / self.factor(rounded), side, dtype)
 
     def _scale(self, size: int) -> float:
         # Dq = Dk here, so the size of the query is that of the key.

@@ -26,7 +26,7 @@ import numpy as np
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer, checked_number
-from attention_jax.core.programs import Part, on_numbers
+from attention_jax.core.programs import on_numbers
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import accuracies, best_answers
@@ -55,7 +55,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import name_of
+from attention_jax.training.task_class import part_of
 
 __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabulary"]
 
@@ -154,7 +154,7 @@ class SequenceTask(Task):
 
     def pairs(self, rng: Array, lengths: Array, longest: int) -> Sequences:
         """`pair` for each of the lengths [B], with a leading axis B on every array."""
-        part = Part("task", name_of(type(self)), "make it a field of the task")
+        part = part_of(self)
         method = f"pair(rng, length, longest={longest})"
 
         def one(rng: Array, length: Array) -> Any:
@@ -171,7 +171,7 @@ class SequenceTask(Task):
         lengths = jnp.arange(self.min_length, self.max_length + 1)
         rng = jax.random.key(0)
         drawn = on_numbers(lambda: self.pairs(rng, lengths, self.max_length))
-        part = Part("task", name_of(type(self)), "make it a field of the task")
+        part = part_of(self)
         for name, (ids, counts) in zip(("source", "target"), drawn, strict=True):
             size, end = ids.shape[1], self.vocabulary.size
             counted = ids[np.arange(size) < counts[:, None]]

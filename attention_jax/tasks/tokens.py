@@ -31,7 +31,7 @@ import optax
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
-from attention_jax.core.programs import Part, on_numbers
+from attention_jax.core.programs import on_numbers
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
 from attention_jax.training.task import (
@@ -45,7 +45,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import name_of
+from attention_jax.training.task_class import part_of
 
 Array = jax.Array
 
@@ -142,7 +142,7 @@ class TokenTask(CausalTask):
     def check_numbers(self) -> None:
         """Draws a few examples; raises ValueError for ids outside of the vocabulary."""
         drawn = on_numbers(lambda: self.batch(jax.random.key(0), size=EXAMPLES))
-        part = Part("task", name_of(type(self)), "make it a field of the task")
+        part = part_of(self)
         for name, ids in (("tokens", drawn.target_inputs), ("targets", drawn.targets)):
             part.require(
                 ids.shape == (EXAMPLES, self.length)

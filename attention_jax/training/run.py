@@ -26,7 +26,7 @@ from attention_jax.training.settings import (
     task_in,
 )
 from attention_jax.training.sharding import Layout, MeshShape
-from attention_jax.training.task import Feed, Params, Task
+from attention_jax.training.task import Feed, Params, Task, undefined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TrainedRun:
         workdir: its folder, if it has one.
         seconds: wall time of this call of `train_run`, compilation included.
         steps_per_second: of all seeds together, compilation excluded.
-        interrupted: 130 or 143, the exit status, if a signal asked to stop; else 0.
+        interrupted: 130, 143 or 129, the exit status, if a signal asked to stop; else 0.
     """
 
     task: Any  # a `Task`
@@ -154,8 +154,7 @@ def _checked_start(
             f"log_gradients must be a positive multiple of log_every {every}; got {log_gradients}"
         )
     if log_gradients is not None and type(task).statistics is Task.statistics:
-        undefined: Any = (None,) * 4
-        task.statistics(*undefined)  # raises that it must be defined
+        raise undefined(task, "statistics(loss, params, batch, rng)")
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
     parts = describe_parts(task)  # before the data is read, which may take seconds
     feed = checked_feed(task, folder, multiple_of=mesh.data)

@@ -78,13 +78,17 @@ def results_of(run: TrainedRun, lengths: Sequence[int] = ()) -> dict[str, Result
     for each in ((), tuple(lengths)) if lengths else ((),):
         found = task.evaluate(run.params, each, folder=run.workdir)
         values = found.values() if isinstance(found, dict) else [None]
-        sizes = [np.shape(getattr(value, "by_seed", None)) for value in values]
-        if any(size != (task.train.seeds,) for size in sizes):
+        if not all(
+            isinstance(value, Result) and np.shape(value.by_seed) == (task.train.seeds,)
+            for value in values
+        ):
             raise ValueError(
                 f"task {task.name}: evaluate(params, lengths) must return a dict of Result, each"
                 f" with {task.train.seeds} numbers, one for each seed; got {found!r}"
             )
-        results |= found
+        for name, result in found.items():
+            by_seed = np.asarray(result.by_seed, np.float64).tolist()  # for JSON
+            results[name] = result._replace(by_seed=by_seed)
     return results
 
 

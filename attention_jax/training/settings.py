@@ -28,9 +28,10 @@ from attention_jax.training.task import (
     TrainConfig,
     Validation,
     check_instances,
+    undefined,
 )
-from attention_jax.training.task_class import name_of, task_class
-from attention_jax.training.task_program import check_program, part_of, program_of
+from attention_jax.training.task_class import name_of, part_of, task_class
+from attention_jax.training.task_program import check_program, program_of
 
 # --- a task as JSON ---
 
@@ -55,15 +56,19 @@ def check_task(task: Task) -> None:
             raise ValueError(f"task {name!r} must be the class that its module has now")
         part_of(task).check_signatures(task)
     check_instances(task, train=TrainConfig)
+    if task.train.steps % task.train.accumulate:  # earlier runs with such steps can be evaluated
+        raise ValueError(
+            f"steps must be a multiple of accumulate {task.train.accumulate}, for the last update"
+            f" to be made; got {task.train.steps}"
+        )
     if task.validation is not None:
         check_instances(task, validation=Validation)
-    arguments: Any = (None,) * 4
+        if cls.validate is Task.validate:
+            raise undefined(task, "validate(params, folder)")
     if cls.evaluate is Task.evaluate:
-        task.evaluate(*arguments[:1])  # raises that it must be defined
-    if task.validation is not None and cls.validate is Task.validate:
-        task.validate(*arguments[:2])
+        raise undefined(task, "evaluate(params, lengths=(), *, folder=None)")
     try:
-        read = _made(cls, _fields(task), name_of(cls))
+        read = _made(cls, fields_of(task), name_of(cls))
     except Exception as error:  # of the user's __post_init__, perhaps
         raise ValueError(
             f"task {name_of(cls)} cannot be made again from config.json: {one_line(error)}"
@@ -131,7 +136,7 @@ def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None)
     parts = describe_parts(task) if parts is None else parts
     return {
         "task": name_of(type(task)),
-        **_fields(task),
+        **fields_of(task),
         **parts,
         **digests,
         **program_of(task, lambda: feed),
@@ -259,7 +264,7 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     checked = ("scores", "normalizers", "program", "jax")
     old, new = (
         _flat({name: value for name, value in content.items() if name not in checked})
-        for content in ({**stored, **_fields(earlier)}, settings)
+        for content in ({**stored, **fields_of(earlier)}, settings)
     )
     different = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
     if any(name.partition(".")[0].endswith("_sha256") for name in new):
@@ -302,7 +307,7 @@ def _new_name_of_score(task: Task, stored: JSON) -> str | None:
     return task.model.score if is_new else None
 
 
-def _fields(task: Task) -> JSON:
+def fields_of(task: Task) -> JSON:
     """The settings of a task and of its model and training, as JSON gives them back.
 
     A relative path is of the current folder, and becomes absolute: another folder has other files.

@@ -88,15 +88,11 @@ class TrainConfig:
         check_choice("schedule", self.schedule, Schedule)
         for name in ("learning_rate", "clip_norm", "epsilon", "weight_decay"):
             value, may_be_0 = getattr(self, name), name == "weight_decay"
-            if not isinstance(value, numbers.Real) or not (value > 0 or (may_be_0 and value == 0)):
+            number = float(value) if isinstance(value, numbers.Real) else math.nan
+            if not (number > 0 or (may_be_0 and number == 0)):
                 least = "at least 0" if may_be_0 else "greater than 0"
                 raise ValueError(f"{name} must be a number {least}; got {value!r}")
         checked_fraction("beta2", self.beta2)
-        if self.steps % self.accumulate:
-            raise ValueError(
-                f"steps must be a multiple of accumulate {self.accumulate}, for the last update to"
-                f" be made; got {self.steps}"
-            )
         if self.checkpoint_every % self.log_every:
             raise ValueError(
                 f"checkpoint_every must be a multiple of log_every {self.log_every};"
@@ -114,7 +110,7 @@ class TrainConfig:
         Source: Vaswani et al. 2017, section 5.3, for "inverse-sqrt".
         """
         highest, warmup = self.learning_rate, self.warmup_steps
-        updates = self.steps // self.accumulate
+        updates = -(-self.steps // self.accumulate)
         if self.schedule == "inverse-sqrt":
 
             def inverse_sqrt(count: Array) -> Array:

@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 from attention_jax.core.names import imported
-from attention_jax.core.programs import is_of_this_package
+from attention_jax.core.programs import Part, is_of_this_package
 from attention_jax.training.task import Task
 
 # Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
@@ -59,8 +59,10 @@ def _check_class(task: str, cls: Any) -> None:
         names = _option_names(cls)
     except NameError as error:
         raise ValueError(f"{task} must have annotations that can be read; got {error}") from error
+    taken = [*_RESERVED, *names]
     for name in names:
-        if name in _RESERVED or names.count(name) > 1:
+        negates = name.startswith("no_") and name.removeprefix("no_") in taken  # --no-resume
+        if negates or taken.count(name) > 1:
             raise ValueError(
                 f"{task} must have another name for the field {name}, which is an option, a"
                 " setting or a column already"
@@ -82,3 +84,8 @@ def name_of(cls: type[Task]) -> str:
     if is_of_this_package(cls):
         module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
     return f"{module}:{cls.__qualname__}"
+
+
+def part_of(task: Task) -> Part:
+    """A user's task, with the words for errors about it."""
+    return Part("task", name_of(type(task)), "make it a field of the task")

@@ -13,16 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.programs import Part, is_of_this_package
+from attention_jax.core.programs import is_of_this_package
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
 from attention_jax.training.task import Feed, Task, check_metrics
-from attention_jax.training.task_class import name_of
-
-
-def part_of(task: Task) -> Part:
-    """The words for errors of a user's task."""
-    return Part("task", name_of(type(task)), "make it a field of the task")
+from attention_jax.training.task_class import name_of, part_of
 
 
 def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
@@ -89,11 +84,11 @@ def check_program(task: Task, stored: JSON, now: JSON) -> None:
         stored: the content of config.json.
         now: from `program_of`.
     """
-    if stored.get("program") == now.get("program"):
+    then = stored.get("program")
+    if then == now.get("program"):
         return
-    then = str(stored.get("program"))[:12]
     text = (
-        f"task {name_of(type(task))} was program {then} when this run was trained, and is"
+        f"task {name_of(type(task))} was program {str(then)[:12]} when this run was trained, and is"
         f" {str(now.get('program'))[:12]} now"
     )
     if stored.get("jax") != now.get("jax"):

@@ -91,7 +91,9 @@ def test_what_misses_data_or_a_package_is_listed(house, tmp_path, monkeypatch, c
     experiment = stand_in("second", house)
     experiment.missing = lambda config: reason
     install(experiment, monkeypatch)
-    assert run(monkeypatch=monkeypatch) == 1
+    assert run("second", monkeypatch=monkeypatch) == 1  # it is named
+    capsys.readouterr()
+    assert run(monkeypatch=monkeypatch) == 0
     assert [name for name, _ in house] == ["first", "third"]
     err = capsys.readouterr().err
     assert err.endswith(f"left out: second: {reason}\n")

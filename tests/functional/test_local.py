@@ -201,3 +201,7 @@ def test_centers_far_from_all_keys_see_nothing_and_send_nothing():
     expected, _ = gradient(1.3, np.array([1.5, -9.0, 2.0, 99.0], np.float32))
     np.testing.assert_allclose(dsigma, expected, rtol=1e-6)
     assert np.nonzero(np.asarray(dcenters))[0].tolist() == [0, 2]
+    # Nor does a Gaussian that is 0 at all keys but its center, where its slope overflows.
+    dsigma, dcenters = gradient(1e-20, np.array([1.5, 1.0, 2.0, 0.0], np.float32))
+    assert dsigma == 0
+    assert not np.any(dcenters)

@@ -80,6 +80,24 @@ def test_tokens_and_memories_of_16_bits_are_multiplied_in_16_bits(score, dtype):
 
 
 @dataclasses.dataclass(frozen=True)
+class Moved(NegativeSquaredDistance):
+    """Not translation invariant for what the library knows, so that features are remembered."""
+
+    def project_query(self, params, query):
+        return super().project_query(params, query)
+
+
+def test_wide_queries_and_a_memory_of_16_bits():
+    query, key, value = tokens(DK)
+    key = jnp.bfloat16(key)
+    memory = remember(Moved(), {}, key, value, query_dim=DK)
+    assert memory.keys.features.dtype == jnp.bfloat16
+    weights = attention_weights(query, memory.keys, score=Moved())
+    logits = SCORE_CASES["distance"].pair({}, *wide((query[:, :, None], key[:, None])))
+    np.testing.assert_allclose(weights, softmax(logits), atol=2e-5)
+
+
+@dataclasses.dataclass(frozen=True)
 class Halves(Score):
     """q . k, its features in two halves: no single array to remember."""
 

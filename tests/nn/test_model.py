@@ -180,7 +180,7 @@ def test_the_gradient_sees_neither_later_tokens_nor_padding():
 
 @pytest.mark.parametrize("architecture", ["encoder-decoder", "decoder"])
 def test_an_id_outside_the_vocabulary_makes_its_example_nan(architecture):
-    """Where ids are traced; those that are known are refused, see test_wrong_calls.py."""
+    """Where ids are traced; those that are known are refused, see test_wrong_modules.py."""
     model, _ = make(config_of(architecture=architecture))
     inputs, source = tokens(T, 5), tokens(S, 4)
     inputs[0, 2], source[1, 3] = -1, V

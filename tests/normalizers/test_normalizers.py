@@ -1,5 +1,6 @@
 """Every normaliser with every mask and implementation; identities; hard rows; derivatives."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_MASKS, check_conformance
-from normalizer_cases import NORMALIZER_CASES, sparsemax_by_sorting
+from normalizer_cases import NORMALIZER_CASES, OwnSoftplus, sparsemax_by_sorting
 from oracles import normal, softmax
 from quick_compilation import quick_jit
 
@@ -221,6 +222,51 @@ def test_narrow_dtypes(name, dtype, implementation):
     assert output.dtype == dtype
     assert not np.any(np.asarray(weights)[~TABLE])
     np.testing.assert_allclose(output.astype(np.float32), weights @ VALUE, atol=0.05)
+
+
+@dataclasses.dataclass(frozen=True)
+class WideTransform(aj.Softmax):
+    def transform(self, params, logits, num_keys):
+        return (2 * logits).astype(float)
+
+
+@dataclasses.dataclass(frozen=True)
+class WideWeight(OwnSoftplus):
+    def weight(self, params, shifted):
+        return super().weight(params, shifted).astype(float)
+
+    def inverse(self, params, weight):
+        return super().inverse(params, weight).astype(float)
+
+
+@aj.bias_dataclass
+class WideBias(aj.Bias):
+    rate: jax.Array = aj.array_field()
+
+    def values(self, query_positions, key_positions):
+        distances = query_positions[:, None] - key_positions[None]
+        return (-self.rate * distances.astype(self.rate.dtype)).astype(float)
+
+
+@pytest.mark.parametrize("normalizer", [WideTransform(), WideWeight()])
+def test_parts_of_a_user_that_compute_in_float64(normalizer):
+    """Gradients of float32 tokens, with x64, in tiles as in the reference implementation."""
+    params = normalizer.init(None)
+
+    @functools.partial(quick_jit, static_argnums=0)
+    def gradient(implementation, query, key, value):
+        return jax.vjp(
+            lambda query: aj.attention(
+                query, key, value, bias=WideBias(jnp.ones((), query.dtype)), normalizer=normalizer,
+                normalizer_params=params, implementation=implementation, block_sizes=BLOCKS,
+            ),
+            query,
+        )[1](value[:T])  # fmt: skip
+
+    with jax.enable_x64(True):
+        (got,), (expected,) = (gradient(name, *arrays()) for name in ("tiled", "reference"))
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
 def test_ring_attention():

@@ -20,7 +20,7 @@ from attention_jax import (
     segment_mask,
     token_mask,
 )
-from attention_jax.pairwise.mask_algebra import ShiftedMask, as_mask
+from attention_jax.pairwise.mask_algebra import ShiftedMask, TileStatus, as_mask
 from attention_jax.pairwise.position_functions import Shifts, array_field
 
 NAMED_MASKS = {name: as_mask(MASK_CASES[name].build()) for name in MASK_CASES if name != "none"}
@@ -254,3 +254,37 @@ def test_lengths_beyond_the_sequence(name, lengths):
         attend(lengths)
     jax.eval_shape(attend, lengths)  # values that are not known yet
     assert jax.jit(lambda length: padding_mask(length).materialize(T, S))(99).all()
+
+
+WRONG_STATUSES = {
+    "empty": (lambda i, j: j[-1] > i[0], lambda i, j: j[-1] <= i[0]),
+    "full": (lambda i, j: j[0] > i[-1], lambda i, j: j[0] <= i[0]),
+    "an array": (lambda i, j: j[0] >= i[-1], lambda i, j: j[-1] <= i[0]),  # off by one
+}
+
+
+@pytest.mark.parametrize("kind", ["right", *WRONG_STATUSES])
+def test_a_wrong_tile_status(kind):
+    right = (lambda i, j: j[0] > i[-1], lambda i, j: j[-1] <= i[0])
+    x = normal(2, 5, 8)
+    empty, full = WRONG_STATUSES.get(kind, right)
+
+    @aj.mask_dataclass
+    class Mine(aj.Mask):
+        shift: jax.Array = aj.array_field()
+
+        def allowed(self, i, j):
+            return j[None] <= i[:, None] + self.shift
+
+        def tile_status(self, i, j):
+            return TileStatus(empty(i + self.shift, j), full(i + self.shift, j))
+
+    def call(shift):
+        return aj.attention(x, x, x, mask=Mine(jnp.full(2, shift)))
+
+    if kind == "right":
+        np.testing.assert_allclose(call(0), aj.attention(x, x, x, mask=aj.causal_mask()), rtol=1e-5)
+    else:
+        with pytest.raises(ValueError, match=r"^mask Mine: tile_status must agree with allowed"):
+            call(0)
+    jax.jit(call)(0)  # without the numbers of its arrays, nothing is compared

@@ -83,8 +83,9 @@ def test_every_kind_of_leaf_comes_back_bit_by_bit(tmp_path):
         assert_bits_equal(Checkpoints(tmp_path).restore(saved).state, saved)
 
 
-def test_letters_of_patterns_in_a_folder_lose_no_array(tmp_path):
-    folder = tmp_path / "[v1] *?" / "checkpoints"
+@pytest.mark.parametrize("name", ["[v1] *?", "in Latin-1: \udcff", "grün"])
+def test_no_letter_in_the_name_of_a_folder_loses_an_array(tmp_path, name):
+    folder = tmp_path / name / "checkpoints"
     Checkpoints(folder).save(1, state(1))
     assert_good(folder, 1)
 

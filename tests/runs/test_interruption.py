@@ -39,7 +39,7 @@ def test_a_second_signal_ends_the_process_although_nobody_read_the_answer_to_the
         os.kill(os.getpid(), signal.SIGTERM)
         for number in (signal.SIGINT, signal.SIGTERM):
             assert signal.getsignal(number) is signal.SIG_DFL
-        os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 def test_under_nohup_a_hang_up_stays_ignored(monkeypatch):

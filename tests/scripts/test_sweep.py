@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from command_lines import call, load, users_settings
 from matplotlib.image import imread
+from toy_task import toy
 from user_tasks import Rotate
 
 from attention_jax.runs.metrics_file import read_lines
@@ -23,6 +24,7 @@ from attention_jax.tasks.reversal import Reversal
 from attention_jax.training import run as training
 from attention_jax.training.loop import TrainState
 from attention_jax.training.run import load_run
+from attention_jax.training.run_results import FinishedRun
 from attention_jax.training.settings import settings_of, task_in
 
 sweep = load("scripts/sweep.py")
@@ -316,6 +318,11 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     assert run("--table", other)[0] == 0
     assert records(tmp_path)[1]["by_seed"] == [7.0, None]
     assert records(tmp_path)[1]["mean"] is None
+
+
+def test_a_model_of_a_users_own_may_have_no_score():
+    runs = [FinishedRun(None, toy(steps=steps), steps, {}, 1.0, {}) for steps in (4, 6)]
+    assert [row.settings for row in sweep.rows_of(runs)] == [{"steps": 4}, {"steps": 6}]
 
 
 def test_runs_of_the_same_settings_are_told_apart_by_their_folders(workdir, tmp_path, run):

@@ -80,7 +80,7 @@ def test_training():
     content = json.loads(Path("run/config.json").read_text())
     assert content["task"] == "attention_jax.tasks:Translation"
     assert content["model"]["score"] == "additive"
-    assert content["validation_source"] == "validation.de"
+    assert content["validation_source"] == str(Path("validation.de").absolute())
 
 
 # What translate.py ends with on stderr.

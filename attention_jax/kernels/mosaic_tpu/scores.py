@@ -28,8 +28,8 @@ class DotOnTpu(Dot):
 
     score: Dot = Dot()
 
-    def logit_factor(self, num_features: int) -> float:
-        return self.score.logit_factor(num_features)
+    def factor(self, q_features: Array) -> float:
+        return self.score.factor(q_features)
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
