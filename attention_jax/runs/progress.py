@@ -111,7 +111,7 @@ def warn(text: str) -> None:
 
 
 def printable(text: str, keep: str = "\n\t") -> str:
-    """A text with an escape sequence for each control character, except those in `keep`.
+    r"""A text with an escape sequence for each control character, except those in `keep`.
 
     >>> printable("a\x1b[2J\u00e9")
     'a\\x1b[2Jé'
