@@ -46,17 +46,22 @@ def masks(empty_row):
     allowed = np.broadcast_to((np.arange(S) < KEYS[:, None])[:, None, :], (B, T, S)).copy()
     if empty_row:
         allowed[1, 2] = False
+        allowed[0, 1] = np.arange(S) == 3
     return allowed, np.arange(T) < QUERIES[:, None]
 
 
 def by_hand(params, query, key, allowed, counted):
-    """Row by row; of a row without keys there is nothing to say."""
+    """Row by row; rows of fewer than two keys, whose weights cannot change, do not count."""
     kernel, value = params["first"]["kernel"], params["second"]["value"]
     rows = {name: [] for name in (*OF_ANY, *OF_SOFTMAX)}
     total, dkernel, dvalue = 0.0, np.zeros((D, D)), np.zeros((S, DV))
     for b, i in np.ndindex(B, T):
         keys = np.flatnonzero(allowed[b, i])
         if not counted[b, i] or not keys.size:
+            continue
+        if keys.size == 1:
+            total += np.sum(value[keys] ** 2) / 2
+            dvalue[keys] += value[keys]
             continue
         logits = query[b, i] @ kernel @ key[b, keys].T
         weights = np.exp(logits - logits.max())

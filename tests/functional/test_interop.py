@@ -278,6 +278,8 @@ def test_the_models_state_holds_the_scores_parameters():
 
     state = nnx.jit(nnx.grad(lambda layer: (layer(x, y) ** 2).sum()))(layer)
     found = nnx.to_pure_dict(state)["attention_fn"]["params"]
+    shared = jax.tree.map(nnx.Param, params)  # with another module, which updates them
+    assert flax_attention_fn("additive", shared).params["v"] is shared["v"]
     assert found.keys() == params.keys()
     for name, leaf in jax.device_get(quick_jit(expected)(params)).items():
         assert_close(found[name], leaf, 2e-5, name)

@@ -9,6 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.kernels.windows import (
+    hides_tokens,
     padded_windows,
     ranges,
     tile_statuses,
@@ -53,6 +54,16 @@ def test_windows_are_those_of_the_table(parts):
     assert np.all(full <= tiles.all((2, 3)))
     if SEGMENTS not in parts:
         np.testing.assert_array_equal(full, tiles.all((2, 3)))
+
+
+@pytest.mark.parametrize(("t", "s"), [(7, 7), (7, 4), (4, 7), (1, 5)])
+def test_a_window_hides_tokens_exactly_where_the_table_does(t, s):
+    for left in (None, *range(t)):
+        for right in (None, *range(s)):
+            mask = aj.local_mask(left, right)
+            table = np.asarray(mask.materialize(t, s))
+            hidden = not (table.any(0).all() and table.any(1).all())
+            assert hides_tokens(mask, t, s) == hidden, (left, right)
 
 
 def test_ranges():

@@ -233,6 +233,11 @@ def test_samples_have_their_probabilities_and_end():
     np.testing.assert_array_equal(cold, greedy(state, batch_size=rows, max_length=3))
     expected = np.exp(log_softmax(table[0, SOS, SOS] / 2))
     np.testing.assert_allclose(np.bincount(samples[:, 0], minlength=V) / rows, expected, atol=0.04)
+    # The noise of two steps is independent: equally likely tokens repeat as often as by chance.
+    flat = np.where(np.arange(V) == EOS, -np.inf, np.zeros((rows, 1), np.float32))
+    tokens = sample_search(lambda state, _: (flat, state), (), jax.random.key(0), **numbers)
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        assert abs(np.mean(tokens[:, one] == tokens[:, other]) - 1 / (V - 1)) < 0.04
     ended = np.cumsum(samples == EOS, axis=1) - (samples == EOS) > 0
     assert np.all((samples == PAD) == ended)
     first = jnp.arange(rows) % 2 * 2  # a first token for each row

@@ -1,13 +1,19 @@
 """scripts/bench.py: a score's rows stand beside the committed ones; wrong words are one line."""
 
 import csv
+import dataclasses
 import importlib
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, NamedTuple
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from command_lines import call, load
 
+from attention_jax.training.task import Result, TrainConfig
 from experiments import lab
 from experiments.bench import learning, relations, training
 
@@ -109,6 +115,44 @@ def test_a_wrong_word_is_one_line(run, words, message):
     status, _, error = run(*words)
     assert (status, error.count("\n")) == (2, 1)
     assert message in error
+
+
+class Trained(NamedTuple):
+    params: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """A task whose loss is (factor - seed)^2 + (rate - seed)^2."""
+
+    name: ClassVar[str] = "chosen"
+    train: TrainConfig = TrainConfig(seeds=2, steps=40)
+
+    def evaluate(self, params):
+        return {"loss": Result(params["params"]["factor"].tolist(), False)}
+
+
+def test_one_more_seed_chooses_factor_and_rate_for_all(monkeypatch):
+    def initial_state(task):
+        seeds = jnp.arange(task.train.seeds, dtype=jnp.float32)
+        return Trained({"seed": seeds, "params": {"factor": jnp.ones_like(seeds)}})
+
+    def train_steps(task, steps, state):
+        assert steps == 2
+        seed, factor = state.params["seed"], state.params["params"]["factor"]
+        return state, {"loss": (factor - seed) ** 2 + (task.rate - seed) ** 2}
+
+    def at_rate(task, rate):
+        return SimpleNamespace(train=task.train, rate=rate)
+
+    for function in (initial_state, train_steps):
+        monkeypatch.setattr(training, function.__name__, function)
+    monkeypatch.setattr(training, "AtRate", at_rate)
+    row = training.learned(Chosen(), (0.0, 1.0, 2.0), (0.0, 1.0, 2.0))
+    assert (row["factor"], row["rate"], row["by_seed"]) == (2.0, 2.0, [2.0, 2.0])
+    # The middle rate for each factor, then each rate for the best of them.
+    assert row["trials"] == [[0, 1, 5], [1, 1, 2], [2, 1, 1], [2, 0, 4], [2, 2, 0]]
+    assert np.all(np.array(row["curve"]) == [8, 2])  # of the seeds 0 and 1
 
 
 def _table():

@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax.tasks.text import MODEL, Text
+from attention_jax.tasks.text import FIRST, MODEL, Text
 from attention_jax.training.run import check_run
 from attention_jax.training.settings import settings_of, task_in
 
@@ -59,6 +61,27 @@ def test_the_digest_of_the_text_decides_wherever_its_file_lies(tmp_path, monkeyp
     Path("moved").write_text(SENTENCE * 21)
     with pytest.raises(ValueError, match="text_sha256 was "):
         check_run(dataclasses.replace(task, text=Path("moved")), run, resume=True)
+
+
+def test_bits_are_per_character_of_all_held_out_windows(tmp_path, monkeypatch):
+    """A byte b costs 1 + b % 7 bits; the first byte and a last, shorter window are left out."""
+
+    def loss(self, params, batch, rng):
+        assert rng is None
+        return params * jnp.mean(1 + (batch.targets - FIRST) % 7) * math.log(2), {}
+
+    monkeypatch.setattr(Text, "loss", loss)
+    path = tmp_path / "text"
+    path.write_text(SENTENCE * 10 + "döner " * 10)
+    found = Text(path, length=19, held_out=0.15).bits_per_character(np.float32([1, 3]))
+    characters = path.read_text()
+    held_out = characters[len(characters) - int(0.15 * len(characters)) :].encode()
+    windows = (len(held_out) - 1) // 19
+    text = held_out[: 19 * windows + 1]
+    assert windows == 4
+    assert len(text.decode()) < len(text)
+    bits = sum(1 + byte % 7 for byte in text[1:]) / (len(text.decode()) - 1)
+    np.testing.assert_allclose(found, [bits, 3 * bits], rtol=1e-5)
 
 
 def test_learned_positions_must_hold_the_answers(tmp_path):

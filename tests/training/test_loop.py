@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from saved_files import assert_bits_equal, fsynced
-from toy_task import Toy, toy, train_toy
+from toy_task import Toy, numbers, toy, train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
@@ -207,6 +207,21 @@ def test_statistics_are_of_the_next_batch_and_change_nothing(tmp_path, cls):
             batch = task.batch(rng_of(seed, 7, "batch"), size=7)
         _, (line,) = descent(np.float64(logged.state.params["w"][seed]), [batch])
         np.testing.assert_allclose(lines[-1]["value"][seed], line["loss"], rtol=1e-4)
+
+
+class Dropped(Toy):
+    """Features are multiplied by noise."""
+
+    def loss(self, params, batch, rng):
+        return super().loss(params, batch | {"x": batch["x"] * (1 + numbers(rng, 1)[0])}, rng)
+
+
+def test_statistics_are_of_the_noise_of_the_next_step(tmp_path):
+    task = toy(Dropped, steps=2, log_every=1, checkpoint_every=100)
+    train_toy(task, tmp_path, log_gradients=1)
+    losses = [line["loss"] for line in read_lines(tmp_path / "metrics.jsonl")]
+    values = [line["value"] for line in read_lines(tmp_path / "gradients.jsonl")]
+    np.testing.assert_allclose(values[:2], losses, rtol=1e-5)
 
 
 def test_statistics_as_often_as_cannot_be(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from saved_files import assert_bits_equal, snapshot
 from toy_task import Toy, toy, train_toy
 
-from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.metrics_file import add_line, read_lines
 from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import TRAIN
@@ -112,6 +112,9 @@ def extended(tmp_path_factory):
     for steps in (6, 12):
         assert train_run(lettered(steps), folder, resume=True, log_gradients=2).step == steps
         assert task_in(folder).train.steps == steps
+        if steps == 6:  # as if it had gone on, and been killed before its next checkpoint
+            for name in ("metrics", "gradients"):
+                add_line(folder / f"{name}.jsonl", {"step": 8})
     return folder
 
 
@@ -224,12 +227,21 @@ def test_an_optimizer_is_a_part_of_the_program(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "warmup"),
-    [("constant", 4), ("inverse-sqrt", 0), ("inverse-sqrt", 4), ("cosine", 4)],
+    ("schedule", "warmup", "accumulate"),
+    [
+        ("constant", 4, 1),
+        ("inverse-sqrt", 0, 1),
+        ("inverse-sqrt", 4, 1),
+        ("cosine", 4, 1),
+        ("cosine", 0, 3),
+    ],
 )
-def test_rates(schedule, warmup):
-    """Vaswani et al. 2017, section 5.3, for the inverse square root."""
-    config = TrainConfig(steps=10, schedule=schedule, warmup_steps=warmup, learning_rate=0.5)
+def test_rates(schedule, warmup, accumulate):
+    """Of 10 updates. Vaswani et al. 2017, section 5.3, for the inverse square root."""
+    config = TrainConfig(
+        steps=10 * accumulate, accumulate=accumulate, schedule=schedule, warmup_steps=warmup,
+        learning_rate=0.5,
+    )  # fmt: skip
     found = jax.jit(jax.vmap(config.rate()))(np.arange(10))
     expected = []
     for count in range(10):
@@ -247,7 +259,8 @@ def test_rates(schedule, warmup):
 def test_one_update_for_several_batches_is_that_of_their_mean():
     config = TrainConfig(schedule="constant", learning_rate=0.5, accumulate=2, weight_decay=0.1)
     optimizer, single = config.optimizer(), dataclasses.replace(config, accumulate=1).optimizer()
-    params, gradients = np.ones(2, np.float32), np.float32([[3.0, -1.0], [1.0, 0.0]])
+    # The mean is not clipped, and has the size of epsilon: its double would be another update.
+    params, gradients = np.ones(2, np.float32), np.float32([[3e-8, -1e-8], [1e-8, 0.0]])
 
     @jax.jit
     def updates():
@@ -258,3 +271,16 @@ def test_one_update_for_several_batches_is_that_of_their_mean():
     first, second, expected = updates()
     assert np.all(np.asarray(first) == 0)
     np.testing.assert_allclose(second, expected, rtol=1e-6)
+
+
+def test_gradients_are_clipped_before_adam():
+    """Two updates of Adam: a gradient of norm 10, clipped to 2, then one of norm 1."""
+    config = TrainConfig(schedule="constant", learning_rate=0.5, clip_norm=2.0, beta2=0.9)
+    optimizer, params = config.optimizer(), np.zeros(2, np.float32)
+    state = optimizer.init(params)
+    for gradient in np.float32([[6.0, 8.0], [0.6, -0.8]]):
+        update, state = optimizer.update(gradient, state, params)
+    first, second = np.array([1.2, 1.6]), np.array([0.6, -0.8])
+    mean = (0.9 * 0.1 * first + 0.1 * second) / (1 - 0.9**2)
+    square = (0.9 * 0.1 * first**2 + 0.1 * second**2) / (1 - 0.9**2)
+    np.testing.assert_allclose(update, -0.5 * mean / np.sqrt(square), rtol=1e-5)
