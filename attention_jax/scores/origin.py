@@ -38,20 +38,19 @@ def origin_of(
         c [1, D].
     """
 
-    def total(rows: Array) -> Array:
-        local = rows.sum(axis=0)
+    def total(*rows: Array) -> list[Array]:
+        local = [row.sum(axis=0) for row in rows]
         return local if axis is None else jax.lax.psum(local, axis)
 
     key = jax.lax.stop_gradient(key)
     used = jnp.ones(key.shape[0], bool) if used is None else used
     key = jnp.where(used[:, None], key, 0)
     weights = used.astype(key.dtype)
-    weights = weights / jnp.maximum(total(weights), 1)
+    weights = weights / jnp.maximum(*total(weights), 1)
     # Queries and keys must lose the same vector. XLA may compute what follows the sum twice, once
     # for each side, also after a barrier, so nothing after it is rounded in more than one way.
-    means = jnp.concatenate([key, (key * key).sum(1, keepdims=True)], axis=1)
-    means = jax.lax.optimization_barrier(total(means * weights[:, None]))
-    mean, square = means[:-1], means[-1]
+    means = total(key * weights[:, None], (key * key).sum(1) * weights)
+    mean, square = jax.lax.optimization_barrier(means)
     if short:
         mean = jax.lax.reduce_precision(mean, exponent_bits=8, mantissa_bits=7)
     return jnp.where(2 * jnp.sum(mean * mean) > square, mean, 0)[None]
