@@ -321,14 +321,11 @@ class ModelConfig:
         """Raises ValueError if a part differs from the description stored in config.json.
 
         Args:
-            content: that of config.json; earlier versions stored no scores or no normalisers.
+            content: that of config.json.
         """
         for kind, parts in self.parts().items():
-            stored = content.get(kind, {})
-            if not isinstance(stored, Mapping):
-                raise TypeError(f"{kind} must be a JSON object; got {stored!r}")
-            for name in parts.keys() & stored.keys():
-                check_description(f"{name} {getattr(self, name)!r}", parts[name], stored[name])
+            for name, part in parts.items():
+                check_description(f"{name} {getattr(self, name)!r}", part, content[kind][name])
 
     def known(self, settings: Any = None) -> Any:
         """These settings, or settings that contain them, as a static argument of `jax.jit`.
