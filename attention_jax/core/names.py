@@ -21,7 +21,7 @@ import jax
 from attention_jax.core.digests import ADDRESS
 from attention_jax.core.programs import (
     Known,
-    is_of_this_package,
+    module_of,
     one_line,
     same_numbers,
     users_line,
@@ -168,11 +168,8 @@ def describe(part: Any) -> JSON:
 
 def _identity(part: Any) -> JSON:
     cls = part.__class__
-    module = str(cls.__module__)
-    if is_of_this_package(cls):
-        module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
     fields = ADDRESS.sub("", repr(part))
-    description = {"class": f"{module}.{cls.__qualname__}", "fields": fields}
+    description = {"class": f"{module_of(cls)}.{cls.__qualname__}", "fields": fields}
     if type(part) is Known:
         digests = {"program": part.digest, "init": part.trace_init()}
         description |= digests | {"jax": jax.__version__}

@@ -222,6 +222,11 @@ def is_of_this_package(cls: type) -> bool:
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
+def module_of(cls: type) -> str:
+    """The module of a class; of one of this library its room, because runs outlive a move in it."""
+    return ".".join(cls.__module__.split(".")[:2]) if is_of_this_package(cls) else cls.__module__
+
+
 # --- the words of errors ---
 
 

@@ -11,7 +11,6 @@ from attention_jax.core.checks import (
     check_integer,
     check_real,
     checked_fraction,
-    checked_rate,
 )
 from attention_jax.core.names import check_description, describe
 from attention_jax.core.programs import Known, identity, is_of_library
@@ -152,7 +151,7 @@ class ModelConfig:
         check_integer("radius", self.radius, least=int(self.attention == "local-p"))
         for name in ("max_wavelength", "min_wavelength", "position_scale"):
             check_real(name, getattr(self, name), above=0)
-        checked_rate(self.dropout_rate)
+        checked_fraction("dropout_rate", self.dropout_rate)
         if self.attention_dropout_rate is not None:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
         for kind, get in (("score", get_score), ("normalizer", get_normalizer)):

@@ -147,13 +147,15 @@ def make_folder(name: str, path: Path) -> None:
         raise ValueError(f"{name} {path} cannot be written")
 
 
-def check_output(path: Path | None) -> None:
-    """Raises ValueError unless `path` is None or a file that can be written."""
+def check_output(path: Path | None, suffix: str = "", *, name: str = "out") -> None:
+    """Raises ValueError unless `path` is None or a file with this suffix that can be written."""
     if path is None:
         return
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(f"out must be a file in a folder that can be written; got {path}")
+        raise ValueError(f"{name} must be a file in a folder that can be written; got {path}")
+    if suffix not in ("", path.suffix):
+        raise ValueError(f"{name} must be a file that ends in {suffix}; got {path}")
 
 
 @contextlib.contextmanager
