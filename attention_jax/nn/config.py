@@ -326,6 +326,15 @@ class ModelConfig:
             for name, part in parts.items():
                 check_description(f"{name} {getattr(self, name)!r}", part, content[kind][name])
 
+    def defaults_of_users_parts(self) -> dict[str, Any]:
+        """The default of each setting that names a score or normaliser of a user."""
+        names = ("score", "self_attention_score", "normalizer", "self_attention_normalizer")
+        return {
+            field.name: field.default
+            for field in dataclasses.fields(self)
+            if field.name in names and ":" in str(getattr(self, field.name))
+        }
+
     def known(self, settings: Any = None) -> Any:
         """These settings, or settings that contain them, as a static argument of `jax.jit`.
 
@@ -335,9 +344,7 @@ class ModelConfig:
         """
         settings = self if settings is None else settings
         parts = [part for parts in self.parts().values() for part in parts.values()]
-        names = ("score", "self_attention_score", "normalizer", "self_attention_normalizer")
-        is_fixed = not any(":" in str(getattr(self, name)) for name in names)
-        if is_fixed and all(map(is_of_library, parts)):
+        if not self.defaults_of_users_parts() and all(map(is_of_library, parts)):
             return settings
         digest = " ".join(map(identity, parts))
         return Known(settings, lambda: digest)

@@ -114,18 +114,22 @@ def read_config(folder: Path) -> JSON:
     Raises:
         ValueError: the folder holds no run, or its config.json is damaged.
     """
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+    if not (folder / "config.json").exists():
         raise ValueError(
             f"workdir must be the folder of a training run; {folder} has no config.json"
-        ) from None
+        )
+    return read_json(folder / "config.json")
+
+
+def read_json(path: Path) -> JSON:
+    """The JSON object in a file; raises ValueError if it cannot be read."""
+    try:
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} cannot be read: it must hold a JSON object; got {config!r}")
-    return config
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} cannot be read: it must hold a JSON object; got {content!r}")
+    return content
 
 
 # --- files and folders ---

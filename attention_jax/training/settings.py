@@ -296,11 +296,10 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
 
 
 def _new_name_of_score(task: Task, stored: JSON) -> str | None:
-    """The name in `task` of a user's score in config.json, if it is another one of a user."""
+    """The name in `task` of a user's score in config.json; None unless both are of a user."""
     if "program" not in stored.get("scores", {}).get("score", {}):
         return None
-    is_new = ":" in task.model.score and task.model.score != stored["model"]["score"]
-    return task.model.score if is_new else None
+    return task.model.score if ":" in task.model.score else None
 
 
 def fields_of(task: Task) -> JSON:
