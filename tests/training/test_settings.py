@@ -43,7 +43,7 @@ def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "reversal", "loop": {}}, "is of an earlier version of this library"),
+        ({"task": "reversal", "loop": {}}, "must name its task as module:Name"),
         ({"task": "nowhere:Task"}, "cannot import module 'nowhere'"),
         ({"task": "attention_jax.tasks:TASKS"}, "must be a subclass of Task"),
         ({"leters": 5}, "has the setting 'leters', which .* did you mean 'letters'"),
