@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import math
 import re
+import shutil
 import sys
 from pathlib import Path
 from unittest import mock
@@ -332,3 +333,38 @@ def test_a_command_line(tmp_path, monkeypatch, command, words, named):
     check_error((*found[:2], line), named)
     assert list(tmp_path.iterdir()) == []
     assert snapshot(run) == before
+
+
+# --- damaged folders of runs ---
+
+
+def flipped(run):
+    """Flips a bit of every file of every state."""
+    for path in (run / "checkpoints").glob("*/state/**/d/*"):
+        data, middle = path.read_bytes(), path.stat().st_size // 2
+        path.write_bytes(data[:middle] + bytes([data[middle] ^ 255]) + data[middle + 1 :])
+
+
+DAMAGED_SETTINGS = {
+    "unset": lambda run: (run / "config.json").unlink(),
+    "halved": lambda run: (run / "config.json").write_text('{"model": {}'),
+    "strange": lambda run: (run / "config.json").write_text('{"model": {"other": 1}}'),
+}
+DAMAGED_STATES = {"stateless": lambda run: shutil.rmtree(run / "checkpoints"), "flipped": flipped}
+BY_COMMAND = {  # the words of a command, and the damages that it meets before its work
+    "train": ("--resume", DAMAGED_SETTINGS),
+    "analyze_gradients": ("--out page.html", DAMAGED_SETTINGS),
+    "evaluate": ("--out out.json", DAMAGED_SETTINGS | DAMAGED_STATES),
+    "answers": ("--inputs abc --figure a.png", DAMAGED_SETTINGS | DAMAGED_STATES),
+}
+
+
+@pytest.mark.parametrize("name", BY_COMMAND)
+def test_a_damaged_run(tmp_path, monkeypatch, command, name):
+    monkeypatch.chdir(tmp_path)
+    words, damages = BY_COMMAND[name]
+    for kind, damage in damages.items():
+        damage(shutil.copytree(run_of_two_seeds(), Path(kind)))
+        before = snapshot(tmp_path)
+        check_error(command(name, "--workdir", kind, *words.split()), kind)
+        assert snapshot(tmp_path) == before

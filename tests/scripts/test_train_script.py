@@ -1,6 +1,7 @@
 """scripts/train.py as a user meets it, in this process."""
 
 import json
+import math
 from unittest import mock
 
 import pytest
@@ -29,7 +30,11 @@ def test_what_the_workdir_holds_is_kept(command, tmp_path):
 
 def test_ctrl_c_before_training(command, monkeypatch):
     monkeypatch.setattr(run, "train_run", mock.Mock(side_effect=KeyboardInterrupt))
-    assert command("train", "--workdir", "run") == (130, "", "")
+    words = ("--log-gradients", "--clip-norm", "inf", "--no-mask-padding")
+    assert command("train", "--workdir", "run", *words) == (130, "", "")
+    task, options = run.train_run.call_args.args[0], run.train_run.call_args.kwargs
+    assert (options["log_gradients"], task.train.clip_norm) == (100, math.inf)
+    assert not task.model.mask_padding
 
 
 @pytest.mark.parametrize(
