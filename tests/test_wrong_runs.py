@@ -30,6 +30,8 @@ from attention_jax.tasks import (
     Translation,
     task_of,
 )
+from attention_jax.tasks.evaluation import accuracies
+from attention_jax.tasks.translation.translate import Search
 from attention_jax.training.run import TrainedRun, load_run, train_run
 from attention_jax.training.run_results import finished_run, results_of
 from attention_jax.training.sharding import MeshShape
@@ -210,6 +212,10 @@ def renamed(**names):
     return type("Mine", (Toy,), names)()
 
 
+def answered_by(run, **options):
+    return run.task.answers(run.params_of(0), ["abc"], **options)
+
+
 CALLS = [
     *((lambda folder, task=task: train_run(task, folder), "task")
       for task in ("reversal", Reversal, None, Toy.loss)),
@@ -217,7 +223,8 @@ CALLS = [
     (lambda folder: train_run(renamed(__module__="__main__"), folder), "__main__:Mine"),
     (lambda folder: train_run(renamed(__qualname__="Toy", __module__="toy_task"), folder),
      "toy_task:Toy"),
-    (lambda folder: train_run(toy(), folder, log_gradients=3), "log_gradients"),
+    *((lambda folder, every=every: train_run(toy(), folder, log_gradients=every), "log_gradients")
+      for every in (3, 0, -25)),
     (lambda folder: train_run(toy(NoStatistics), folder, log_gradients=25), "statistics"),
     (lambda folder: train_run(toy(), folder, mesh=MeshShape(data=4096)), "mesh"),
     (lambda folder: train_run(toy(), Path(__file__)), "workdir"),
@@ -247,7 +254,18 @@ CALLS = [
         (Regression, {"features": 0}), (Regression, {"points": 0}),
         (Translation, {"source": "a", "target": Path("b")}),
         (Text, {"text": "a"}),
-        (Text, {"held_out": 1.0, "text": Path("a")}))),
+        (Text, {"held_out": 1.0, "text": Path("a")}), (Search, {"beams": 0}),
+        (Search, {"length_penalty": -0.5}), (Search, {"length_penalty": math.nan}))),
+    *((lambda folder, call=call: call(Reversal(), None), named)
+      for call, named in (
+        (lambda task, params: accuracies(task, params, []), "lengths"),
+        (lambda task, params: accuracies(task, params, [3, 0]), "lengths"),
+        (lambda task, params: accuracies(task, params, [3], strings=0), "strings"),
+        (lambda task, params: task.answers(params, ["abc", ""]), "inputs"),
+        (lambda task, params: task.answers(params, ["Abc"]), "'A' in 'Abc'"))),
+    *((lambda folder, task=task, text=text: task.answers(None, [text]), "inputs")
+      for task, text in ((Regression(), "1 2 3 4"), *((Recall(), text)
+                         for text in ("2 8 64", "2 a", "")))),
     *((lambda folder, settings=settings: Reversal(**settings), named)
       for settings, named in (
         ({"train": TrainConfig(batch_size=None)}, "batch_size"),
@@ -259,6 +277,7 @@ CALLS = [
     (lambda folder: load_run(run_of_two_seeds(), 3), "step"),
     (lambda folder: load_run(run_of_two_seeds(), "last"), "step"),
     (lambda folder: load_run(run_of_two_seeds()).params_of(2), "seed_index"),
+    (lambda folder: answered_by(load_run(run_of_two_seeds()), beams=0), "beams"),
     (lambda folder: finished_run(run_of_two_seeds(), [0]), "lengths"),
     (lambda folder: results_of(TrainedRun(toy(), {}, 3), [3]), "lengths"),
     (lambda folder: results_of(TrainedRun(toy(Listing), {}, 3)), "evaluate("),
@@ -313,6 +332,20 @@ WORDS = [
         "--set keep=1,2 --mesh seed=4096": "mesh", '--set positions="learned': "positions",
         "--task translation --lengths 3": "lengths", "--task reversl": "task",
         "--set attention=local-p --normalizer entmax": "normalizer"}.items()),
+    (("train", "--workdir", "RUN"), "--resume"),
+    (("train", "--workdir", "RUN", "--resume", "--letters", "3"), "letters"),
+    *((("benchmark", *words.split()), named)
+      for words, named in {
+        "--scores dott": "'dot'", "--repeats 0": "repeats", "--shrink 0": "shrink",
+        "--works scaled adittive": "'adittive'", "--out nowhere/results.json": "nowhere",
+        "--benchmarks reversals": "'reversal'", "--benchmarks ring local": "ring"}.items()),
+    *((("check_device", *words.split()), named)
+      for words, named in {
+        "--out a --minutes 0": "minutes", "--out a --minutes nan": "minutes", "--out a --parts rihgt": "'right'",
+        "--out /dev/null": "out", "--out /proc/no": "out"}.items()),
+    *((("bench", *words.split()), named)
+      for words, named in {
+        "--score dto": "dto", "--score dot --tasks recal": "'recall'", "": "--score"}.items()),
     *(((name, "--workdir", "RUN", "--score", "dot"), "score 'dot'")
       for name in ("evaluate", "answers", "analyze_gradients", "translate")),
     (("sweep", "--scores", "dot"), "workdir"),

@@ -1,31 +1,16 @@
 """scripts/train.py as a user meets it, in this process."""
 
-import json
 import math
 from unittest import mock
 
 import pytest
-from command_lines import check_error
 
-from attention_jax.tasks.reversal import Reversal
 from attention_jax.training import run
-from attention_jax.training.settings import settings_of
 
 
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def test_what_the_workdir_holds_is_kept(command, tmp_path):
-    (tmp_path / "file").write_text("mine")
-    check_error(command("train", "--workdir", "file"), "workdir")
-    assert (tmp_path / "file").read_text() == "mine"
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.json").write_text(json.dumps(settings_of(Reversal())))
-    check_error(command("train", "--workdir", "run"), "--resume")
-    found = command("train", "--workdir", "run", "--resume", "--score", "dot", "--steps", 5)
-    check_error(found, "model.score", "'dot'", "train.steps")
 
 
 def test_ctrl_c_before_training(command, monkeypatch):

@@ -185,22 +185,6 @@ def test_answers_that_never_end_and_answers_without_letters(trained, token, answ
 
 
 @pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        (lambda params: accuracies(TASK, params, []), "lengths must be one or more"),
-        (lambda params: accuracies(TASK, params, [3, 0]), r"each at least 1; got \[3, 0\]"),
-        (lambda params: accuracies(TASK, params, [3], strings=0), "strings must be at least 1"),
-        (lambda params: TASK.answers(params, ["abc", ""]), "none of them empty"),
-        (lambda params: TASK.answers(params, ["Abc"]), "got 'A' in 'Abc'"),
-        (lambda params: TASK.answers(params, ["abc"], beams=0), "beams must be at least 1"),
-    ],
-)
-def test_what_cannot_be_evaluated(trained, use, message):
-    with pytest.raises(ValueError, match=message):
-        use(trained.params)
-
-
-@pytest.mark.parametrize(
     ("model", "most"),
     [
         # Evaluation starts at id 16 / 8 = 2, so that 14 tokens fit: 13 letters and EOS.

@@ -167,8 +167,6 @@ def test_checkpoints_are_loaded(copied):
     assert load_run(copied).step == 4
     with pytest.raises(ValueError, match=r"no checkpoint in .* can be used: step 6: "):
         load_run(copied, 6)
-    with pytest.raises(ValueError, match="step must be newest or one of 2, 4, 6; got 7"):
-        load_run(copied, 7)
     assert contents(copied) == before
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(ValueError, match=r"run has no checkpoint yet; train it first"):
