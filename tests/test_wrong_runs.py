@@ -51,6 +51,7 @@ HEAD = """
 import dataclasses, enum, math
 from typing import Any, ClassVar
 import jax, jax.numpy as jnp, numpy as np
+from attention_jax.nn import ModelConfig
 from attention_jax.tasks.sequences import SequenceTask
 from attention_jax.tasks.tokens import TokenTask
 from attention_jax.training.task import Feed, Result, Task, TrainConfig, Validation
@@ -61,9 +62,12 @@ class Color(enum.Enum):
 """
 
 
+MODEL = "model: ModelConfig = ModelConfig('decoder', dim=4, hidden_dim=0)"
+
+
 def sequences(*lines, above="@frozen"):
     pair = "def pair(self, rng, length, *, longest): return 2 * ((jnp.full(longest, 3), length),)"
-    return _class("SequenceTask", above, "name: ClassVar[str] = 'mine'", pair, *lines)
+    return _class("SequenceTask", above, "name: ClassVar[str] = 'mine'", MODEL, pair, *lines)
 
 
 def toys(*lines, above="@frozen", base="Toy"):
@@ -73,7 +77,7 @@ def toys(*lines, above="@frozen", base="Toy"):
 def tokens(*lines):
     drawn = "def tokens(self, rng): return jnp.ones(self.length, int)"
     asked = "def targets(self, tokens): return tokens"
-    words = ("name = 'mine'", "vocabulary_size: int = 5", drawn, asked)
+    words = ("name = 'mine'", MODEL, "vocabulary_size: int = 5", drawn, asked)
     return _class("TokenTask", "@frozen", *words, *lines)
 
 
@@ -341,8 +345,9 @@ WORDS = [
         "--benchmarks reversals": "'reversal'", "--benchmarks ring local": "ring"}.items()),
     *((("check_device", *words.split()), named)
       for words, named in {
-        "--out a --minutes 0": "minutes", "--out a --minutes nan": "minutes", "--out a --parts rihgt": "'right'",
-        "--out /dev/null": "out", "--out /proc/no": "out"}.items()),
+        "--out a --minutes 0": "minutes", "--out a --minutes nan": "minutes",
+        "--out a --parts rihgt": "'right'", "--out /dev/null": "out",
+        "--out /proc/no": "out"}.items()),
     *((("bench", *words.split()), named)
       for words, named in {
         "--score dto": "dto", "--score dot --tasks recal": "'recall'", "": "--score"}.items()),
