@@ -20,16 +20,21 @@ from attention_jax.nn import ModelConfig
 from attention_jax.scores.literature import Neural
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import Translation
+from attention_jax.training.task import TrainConfig
 
 TASKS = {  # with the share of its learning rate that step n has by default
     "reversal": (Reversal(), lambda n: (1 + math.cos(math.pi * n / 2500)) / 2),
     "translation": (Translation(Path("a.de"), Path("a.en")), lambda n: (n + 1) / 1000),
+    "clipped": (
+        Reversal(train=TrainConfig(schedule="constant", clip_norm=2.0, beta2=0.9)),
+        lambda n: 1,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_optimizers(name):
-    """Three steps of Adam in NumPy, with b1 = 0.9 and gradients clipped to a norm of 1."""
+    """Three steps of Adam in NumPy, with b1 = 0.9 and gradients clipped before."""
     task, share = TASKS[name]
     train, b2 = task.train, task.train.beta2
     gradients = np.array([[30.0, -40.0, 1e-6], [0.3, 0.4, 1e-7], [-0.1, 0.2, 3e-8]])
@@ -39,7 +44,7 @@ def test_optimizers(name):
         state, update = optimizer.init(jnp.float32(w)), jax.jit(optimizer.update)
         for step, gradient in enumerate(gradients):
             found, state = update(jnp.float32(gradient), state, jnp.float32(w))
-            gradient = gradient / max(np.linalg.norm(gradient), 1)
+            gradient = gradient / max(np.linalg.norm(gradient) / train.clip_norm, 1)
             m, v = 0.9 * m + 0.1 * gradient, b2 * v + (1 - b2) * gradient**2
             root = np.sqrt(v / (1 - b2 ** (step + 1)))
             adam = m / (1 - 0.9 ** (step + 1)) / (root + train.epsilon)
