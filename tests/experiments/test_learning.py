@@ -1,4 +1,4 @@
-"""The leaderboard of tasks: what is read off the curves; scripts/test_bench.py has a setting's choice."""
+"""The leaderboard of tasks: what is read off the curves."""
 
 import numpy as np
 
