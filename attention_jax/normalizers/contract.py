@@ -190,7 +190,7 @@ def undivided_weights_of_rows(normalizer: Normalizer, params: Params, logits: Ar
     """The weights of a family other than softmax, before the division by their sum."""
     family, shifted = family_of(normalizer, params), logits
     if family.normalizer.sums_to_one:
-        zeros = varying_as(jnp.zeros(len(logits), logits.dtype), logits, params)
+        zeros = varying_as(jnp.zeros(logits.shape[0], logits.dtype), logits, params)
         shift = find_shift(
             family, lambda update, carry: update(carry, logits), zeros, logits.shape[1]
         )

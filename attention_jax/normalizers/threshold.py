@@ -77,7 +77,8 @@ def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowSh
         return fold(add, zeros)
 
     lower = zeros - family.inverse(jnp.ones_like(zeros))
-    upper = zeros - family.inverse(jnp.full_like(zeros, 1 / max(num_keys, 1)))
+    most_keys = jnp.maximum(jnp.asarray(num_keys, zeros.dtype), 1)  # `jax.export` may not know it
+    upper = zeros - family.inverse(jnp.ones_like(zeros) / most_keys)
     if family.normalizer.steep:
         tau = _halve(functools.partial(sum_of_weights, reference), lower, upper)
         first = RowShift(reference, jax.lax.stop_gradient(tau))

@@ -18,6 +18,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import accumulator_dtype, float_array
 from attention_jax.core.checks import check_integer
@@ -115,6 +116,12 @@ class RelativeBias(Bias):
         t, s = query_positions.size, key_positions.size
         if 0 in (t, s):
             return jnp.zeros((t, s))
+        if is_symbolic_dim(t) or is_symbolic_dim(s):  # one distance for each pair
+            distances = key_positions[None, :] - query_positions[:, None]
+            values = self.of_distance(distances.reshape(t * s))
+            return jnp.broadcast_to(values, (*values.shape[:-1], t * s)).reshape(
+                *values.shape[:-1], t, s
+            )
         first = key_positions[0] - query_positions[-1]
         diagonals = self.of_distance(first + jnp.arange(t + s - 1))
         # `take` returns one entry for a table with one entry.

@@ -32,6 +32,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from attention_jax.core.batches import any_over_batch
 from attention_jax.core.calls import linear_map
@@ -78,7 +79,8 @@ def _large(a: Array, large: Array | None) -> Array:
 
 
 def _is_small(a: Array, b: Array) -> bool:
-    return a.shape[0] * b.shape[0] * a.shape[1] <= _SMALL
+    lengths = a.shape[0], b.shape[0]
+    return not any(map(is_symbolic_dim, lengths)) and math.prod(lengths) * a.shape[1] <= _SMALL
 
 
 def _materialized(v: Array, a: Array, b: Array) -> Array:

@@ -47,6 +47,7 @@ def masks(empty_row):
     if empty_row:
         allowed[1, 2] = False
         allowed[0, 1] = np.arange(S) == 3
+        allowed[0, 2] = np.isin(np.arange(S), (1, 4))
     return allowed, np.arange(T) < QUERIES[:, None]
 
 

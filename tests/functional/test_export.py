@@ -54,19 +54,26 @@ def test_one_program_for_every_batch_size():
     assert_leaves_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_lengths_that_are_not_known():
+@pytest.mark.parametrize("name", ["scaled", "additive"])
+def test_lengths_that_are_not_known(name):
+    """With the parts whose programs depend on lengths."""
     batch, target, source = export.symbolic_shape("b, t, s")
     shapes = [jax.ShapeDtypeStruct((batch, n, D), jnp.float32) for n in (target, source, source)]
+    options = {"score": name, "params": aj.get_score(name).init(jax.random.key(0), D, D)}
+    if name == "additive":
+        bias = aj.relative_bias(jnp.arange(5.0)) + aj.t5_bias(jnp.cos(jnp.arange(32.0)))
+        options |= {"bias": bias, "normalizer": "entmax"}
+
+    def call(query, key, value, implementation=None):
+        mask = aj.causal_mask(1)
+        return aj.attention(query, key, value, mask=mask, implementation=implementation, **options)
 
     def program(implementation):
-        def call(query, key, value):
-            mask = aj.causal_mask(1)
-            return aj.attention(query, key, value, mask=mask, implementation=implementation)
-
-        return export.export(jax.jit(call), platforms=["cpu"])(*shapes)
+        attend = functools.partial(call, implementation=implementation)
+        return export.export(jax.jit(attend), platforms=["cpu"])(*shapes)
 
     inputs = [normal(2, n, D, seed=i) for i, n in enumerate((T, S, S))]
-    expected = aj.attention(*inputs, mask=aj.causal_mask(1), implementation="reference")
+    expected = call(*inputs, implementation="reference")
     np.testing.assert_allclose(program(None).call(*inputs), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(NotImplementedError, match=r"'tiled' needs lengths .*; got T = t, S = s"):
         program("tiled")

@@ -280,6 +280,8 @@ def test_the_models_state_holds_the_scores_parameters():
     found = nnx.to_pure_dict(state)["attention_fn"]["params"]
     shared = jax.tree.map(nnx.Param, params)  # with another module, which updates them
     assert flax_attention_fn("additive", shared).params["v"] is shared["v"]
+    own = jax.tree_util.Partial(lambda scale, q, k: scale * (q @ k.T), jnp.float32(2))
+    assert jax.tree.leaves(nnx.state(flax_attention_fn(own), nnx.Param)) == [2]
     assert found.keys() == params.keys()
     for name, leaf in jax.device_get(quick_jit(expected)(params)).items():
         assert_close(found[name], leaf, 2e-5, name)
