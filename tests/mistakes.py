@@ -56,6 +56,16 @@ def refuses(rows):
     return test
 
 
+def refused(message, *calls):
+    """Asserts that each call ends in one short line in which the pattern is; returns the last."""
+    for call in calls:
+        with pytest.raises(ValueError, match=message) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) <= LONGEST_MESSAGE
+    return str(caught.value)
+
+
 def check_refusal(function, arguments, argument):
     """Asserts that the library itself raises a ValueError of one line that names the argument."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011  the message is checked below

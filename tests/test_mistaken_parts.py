@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_lines import check_error
 from flax import nnx
+from mistakes import refused
 
 import attention_jax as aj
 from attention_jax import attention
@@ -19,14 +20,6 @@ from attention_jax.training.run import check_run
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 HERE = "test_mistaken_parts.py, line "
-
-
-def refused(message, *calls):
-    """Asserts that each call ends in one line that begins with what the pattern says."""
-    for call in calls:
-        with pytest.raises(ValueError, match=message) as error:
-            call()
-        assert "\n" not in str(error.value)
 
 
 # --- masks and biases ---

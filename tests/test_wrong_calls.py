@@ -1,11 +1,13 @@
 """Wrong arguments of functions, see `mistakes`; nn/test_wrong_modules.py has those of modules."""
 
 import jax
+import jax.numpy as jnp
 import no
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import strategies as st
-from mistakes import refuses, using
+from mistakes import refused, refuses, using
 from no import one_of, ones
 
 import attention_jax as aj
@@ -190,8 +192,82 @@ WRONG = [  # (function, a right call, {argument: wrong values})
 test_a_wrong_argument_is_named_in_one_line = refuses(WRONG)
 
 
+# --- of the analysis, where what is wrong is drawn by no strategy ---
+
+T, S = 5, 7
+LAYERS = np.full((3, 2, T, T), 1 / T, np.float32)  # three layers, two heads
+ROWS = (np.ones((T, 4)), np.ones((S, 4)), np.ones((S, 3)))
+PAGE = {"weights": np.ones((1, T, S))}
+RNG = jax.random.key(0)
+
+
+def cube(x):
+    return jnp.sum(x**3)
+
+
+# (function, arguments, keyword arguments, what the error names)
+OF_ANALYSIS = [
+    # capture
+    (analysis.capture, (3,), {}, "function must be a function"),
+    (analysis.capture, (nnx.Linear, 2), {}, "got the class Linear"),
+    (analysis.capture, (cube, jnp.ones(3)), {}, "function must call attention"),
+    (analysis.capture, (aj.attention_weights, ones(2, 3), ones(2, 3)), {}, "it calls none"),
+    (analysis.capture_gradients, (cube, jnp.ones(3)), {}, "loss must call attention"),
+    (analysis.capture_gradients, (lambda x: x, jnp.ones(3)), {}, "loss must be one float"),
+    (analysis.capture_gradients, (lambda x: [cube(x)], jnp.ones(3)), {}, "loss must be one float"),
+    (analysis.capture_gradients, (cube, {"n": jnp.arange(3)}), {}, "params n must be floating"),
+    # gradients
+    (analysis.logit_scale_sweep, (*ROWS, np.ones((T, 3)), np.ones((2, 2))), {}, "scales"),
+    (analysis.logit_scale_sweep, (*ROWS, np.ones((T, 3)), np.arange(3)), {}, "scales"),
+    (analysis.softmax_jacobian_norm, (np.float32(1),), {}, "weights .*got a scalar"),
+    (analysis.gradient_norms, ({"a": {"b": np.ones(2, int)}},), {}, "gradients a/b"),
+    (analysis.gradient_norms, ({"a": np.ones(2)},), {"depth": -1}, "depth"),
+    (analysis.gradient_signal_to_noise, ({"a": jnp.ones((1, 2))},), {}, "gradients .*at least 2"),
+    (analysis.gradient_signal_to_noise, ([jnp.ones(3), jnp.ones(2)],), {}, "gradients .*the same"),
+    # statistics
+    (analysis.attention_summary, (ones(2, T, S) / S,), {"bound": 2}, "bound"),
+    # rollout
+    (analysis.cross_rollout, (LAYERS[0], LAYERS[0]), {}, "encoder_rollout"),
+    (analysis.cross_rollout, (LAYERS[0, 0], LAYERS[0, 0]), {}, "cross_weights"),
+    # curvature
+    (analysis.hessian_trace, (cube, {}, RNG), {}, "params must hold at least one number"),
+    (analysis.hessian_trace, (cube, [jnp.arange(3)], RNG), {}, r"params\[0\] must be floating"),
+    (analysis.hessian_trace, (cube, jnp.ones(3), 3), {}, "rng must be one PRNG key"),
+    (analysis.hessian_trace, (cube, jnp.ones(3), RNG), {"samples": 0}, "samples"),
+    (analysis.hessian_spectrum_edges, (cube, jnp.ones(3), RNG), {"iterations": 0}, "iterations"),
+    (analysis.hessian_spectrum_edges, (lambda x: x, jnp.ones(3), RNG), {}, r"loss\(params\)"),
+    (analysis.hessian_vector_product, (cube, jnp.ones(3), jnp.ones(2)), {}, "vector"),
+    (analysis.hessian_vector_product, (cube, jnp.ones(3), [jnp.ones(3)]), {}, "vector"),
+    # cost
+    (analysis.score_cost, ("general", 3, 2.5), {}, "key_dim"),
+    (analysis.attention_memory, ("dot", -1, 3), {}, "length"),
+    # the page
+    (analysis.view, (np.ones((T, S)),), {}, "attentions must be what capture"),
+    (analysis.view, ({"a": {"wieghts": np.ones((1, T, S))}},), {}, "wieghts"),
+    (analysis.view, ({"a": {"mask": np.ones((1, T, S))}},), {}, "weights, logits or dlogits"),
+    (analysis.view, ({"a": {"weights": np.ones((T, S))}},), {}, "example"),
+    (analysis.view, ({"a": PAGE},), {"example": 1}, "example"),
+    (analysis.view, ({"a": {**PAGE, "mask": np.ones((1, T, T))}},), {}, "arrays of one shape"),
+    (analysis.view, ({"a": {"weights": np.ones((1, T, 0))}},), {}, "without an axis of 0"),
+    (analysis.view, ({"a": PAGE}, "word"), {}, "tokens .*got 'word'"),
+    (analysis.view, ({"a": PAGE}, list("abcdef")), {}, "tokens must be 1 to 5 labels"),
+    (analysis.view, ({"a": PAGE}, {"b*": ("x", "y")}), {}, "tokens .*fits 'a'"),
+    (analysis.view, ({"a": PAGE},), {"precision": "int8"}, "precision"),
+    (
+        lambda: analysis.view(analysis.capture(aj.attention, *ROWS, matrices=False)),
+        (),
+        {},
+        "matrices=True",
+    ),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "options", "message"), OF_ANALYSIS)
+def test_a_mistake_in_the_analysis(function, arguments, options, message):
+    refused(message, lambda: function(*arguments, **options))
+
+
 def test_a_traced_rate_of_dropout_is_refused():
-    with pytest.raises(ValueError, match=r"^dropout_rate must"):
-        jax.jit(lambda x: aj.attention(**TOKENS, dropout_rate=x, dropout_rng=jax.random.key(0)))(
-            0.5
-        )
+    rng = jax.random.key(0)
+    call = jax.jit(lambda x: aj.attention(**TOKENS, dropout_rate=x, dropout_rng=rng))
+    refused("^dropout_rate must", lambda: call(0.5))

@@ -32,11 +32,7 @@ SIZES = {
 FEW = {"steps": 5, "log_every": 1, "checkpoint_every": 2, "keep": 9}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """Optax's Adam counts in int32 and multiplies floats by it."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def small(name, folder):

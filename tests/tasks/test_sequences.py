@@ -24,11 +24,7 @@ SEEDS = 2
 SMALL = {"dim": 8, "hidden_dim": 7, "encoder_layers": 0, "decoder_self_attention": False}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """Optax's Adam counts in int32 and multiplies floats by it."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def reversal(*, weight=0.0, **model):

@@ -20,12 +20,7 @@ from attention_jax.training.run import check_run, load_run, load_states, train_r
 from attention_jax.training.settings import settings_of, task_in
 from attention_jax.training.task import TrainConfig
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax's Adam counts in int32 and multiplies floats by it."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 TOY = TrainConfig(seeds=2, batch_size=7, steps=2, log_every=1, checkpoint_every=2)
