@@ -1,4 +1,4 @@
-"""Numbers that follow from defaults: steps of optimisers, initial parameters, activations.
+"""Numbers that follow from defaults: steps of optimisers, initial parameters.
 
 `test_defaults.py` pins the defaults themselves.
 """
@@ -145,17 +145,3 @@ def test_sizes_that_are_left_open():
     assert heads == {f"{name}.kernel": shape for name, shape in kernels.items()}
     model = shapes(partial(nn.Model, ModelConfig(decoder_self_attention=False), 7))
     assert model["source_embedding.embedding"] == model["target_embedding.embedding"] == (7, 64)
-
-
-def test_activations():
-    """relu is the default; at -1 and 2, gelu is x Phi(x) and swiglu's swish x / (1 + exp(-x))."""
-
-    def values(**settings):
-        made = nn.FeedForward(1, 1, kernel_init=nnx.initializers.ones, rngs=nnx.Rngs(0), **settings)
-        return made(jnp.array([[-1.0], [2.0]]))[:, 0]
-
-    gelu = [x * (1 + math.erf(x / 2**0.5)) / 2 for x in (-1.0, 2.0)]
-    np.testing.assert_allclose(values(), [0, 2], rtol=1e-6)
-    np.testing.assert_allclose(values(activation="gelu"), gelu, rtol=1e-5)
-    swiglu = [1 / (1 + math.e), 4 / (1 + math.exp(-2))]
-    np.testing.assert_allclose(values(activation="swiglu"), swiglu, rtol=1e-5)
