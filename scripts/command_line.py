@@ -10,6 +10,7 @@ import re
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -21,7 +22,7 @@ import tyro
 
 import attention_jax
 from attention_jax.core.names import did_you_mean
-from attention_jax.runs.progress import end_of_output, say
+from attention_jax.runs.progress import end_of_output, say, warn
 from attention_jax.tasks import TASKS
 
 Arguments = TypeVar("Arguments")
@@ -57,8 +58,9 @@ def run_command(
     line, and the exit status is 2. A ValueError from elsewhere keeps its traceback: from a user's
     score, from JAX, or from a builtin that this project calls, which is a bug of ours.
 
-    Where standard output is closed or full, `main` still does all of its work. The exit status is
-    then 141 for a pipe that its reader has closed, otherwise 2 with one line.
+    A warning is one line, too. Where standard output is closed or full, `main` still does all of
+    its work. The exit status is then 141 for a pipe that its reader has closed, otherwise 2 with
+    one line.
 
     Args:
         arguments: a dataclass of the options, or a function that chooses it from the words of the
@@ -71,7 +73,9 @@ def run_command(
     status: Any
     lost: OSError | None = None
     try:
-        status = main(parse(arguments, sys.argv[1:], **shown))
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: warn(" ".join(str(message).split()))
+            status = main(parse(arguments, sys.argv[1:], **shown))
     except ValueError as error:
         if not is_users_mistake(error):
             raise

@@ -260,7 +260,9 @@ class _FlaxAttention(nnx.Module):
     ) -> Array:
         """Takes the arguments of `flax.nnx.dot_product_attention`, in the same order."""
         del precision
-        query, key, value = promote_dtype((query, key, value), dtype=dtype)
+        tokens = {"query": query, "key": key, "value": value}
+        arrays = tuple(any_array(name, array) for name, array in tokens.items())
+        query, key, value = promote_dtype(arrays, dtype=dtype)
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32

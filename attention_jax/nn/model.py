@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.arrays import any_array
-from attention_jax.core.checks import check_integer, checked_rng
+from attention_jax.core.checks import check_entries, check_integer, checked_rng
 from attention_jax.core.serialization import exported
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
@@ -342,18 +342,19 @@ class Model(Generator):
         rng: Array | None = None,
     ) -> Array:
         """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
-        if position_ids is not None:
-            position_ids = any_array("position_ids", position_ids)
         count = max(source_length, target_length)
         if not self.has_encoder:
             count = source_length + target_length
         if position_ids is None:
             return self.placement.ids(count, rng)
+        position_ids = any_array("position_ids", position_ids)
         if position_ids.ndim != 1 or position_ids.shape[0] < count:
             raise ValueError(
                 f"position_ids must be [P], P at least {count} for source and target; got"
                 f" {list(position_ids.shape)}"
             )
+        if self.config.positions == "learned":
+            check_entries("position_ids", position_ids, 0, self.config.position_limit - 1)
         return position_ids
 
     def _context(
