@@ -62,9 +62,9 @@ class _LiteralFigure(Figure):
             text.set_parse_math(False)
             text.set_text(printable(text.get_text()))
         for axis in self.findobj(Axis):
-            for which, ticks in (("major", axis.major), ("minor", axis.minor)):
+            for minor, ticks in ((False, axis.major), (True, axis.minor)):
                 if not isinstance(ticks.formatter, FuncFormatter):
-                    for label in axis.get_ticklabels(which=which):
+                    for label in axis.get_ticklabels(minor=minor):
                         label.set_parse_math(True)  # powers of ten are formulas of Matplotlib
         super().draw(renderer)
 
