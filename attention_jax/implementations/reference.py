@@ -74,7 +74,7 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
         replacements = stand_in_features(score, inputs)
         # A weight of 0 does not keep out a NaN (0 * NaN is NaN), neither forward nor backward.
         used = mask.any(1), mask.any(0)
-    params, queries, keys, _ = projected_tokens(score, inputs, shape, used)
+    queries, keys, _, params = projected_tokens(score, inputs, shape, used)
     logits = pair_with_stand_ins(score, params, queries, keys, mask, replacements).astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape).astype(dtype)

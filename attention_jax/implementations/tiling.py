@@ -154,7 +154,7 @@ def in_tiles(
     score, dtype = plan.options.score, inputs.compute_dtype
     keys_per_query, used_keys = used
     used_queries = None if keys_per_query is None else keys_per_query > 0
-    params, q_features, k_features, values = projected_tokens(
+    q_features, k_features, values, params = projected_tokens(
         score,
         inputs,
         plan.padded_lengths,

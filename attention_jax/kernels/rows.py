@@ -21,8 +21,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers.rows import AttentionStatistics, RowSummary
-
 Array = jax.Array
 
 LOWEST = float(jnp.finfo(jnp.float32).min)
@@ -44,13 +42,6 @@ class RowTerms(NamedTuple):
     offset: Any  # [T] added to the cotangents of the weights
     dentropy: Any  # [T]; None without statistics
     dlogsumexp: Any  # [T] the sum of the cotangents of the logits; 0 without statistics
-
-
-def statistics_of(sums: Sums) -> AttentionStatistics | None:
-    """The statistics of the rows, if the kernel has summed the excess."""
-    if sums.excess is None:
-        return None
-    return RowSummary.of_sums(*sums).statistics()
 
 
 def row_terms(sums: Sums, output: Array, cotangents: Any) -> RowTerms:

@@ -18,9 +18,11 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.kernels.rows import RowTerms, Sums, row_terms, statistics_of
-from attention_jax.kernels.tokens import Operands, operands_of, refuse
+from attention_jax.implementations.features import Operands
+from attention_jax.kernels.rows import RowTerms, Sums, row_terms
+from attention_jax.kernels.tokens import operands_of, refuse
 from attention_jax.kernels.windows import Windows, hides_tokens, padded_windows, windows_of
+from attention_jax.normalizers.rows import RowSummary
 
 Array = jax.Array
 
@@ -82,7 +84,8 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
     def forward(options: Options, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
         call = call_of(options, inputs)
         output, sums = kernels.forward(call, *prepared(call, inputs))
-        results = output.astype(inputs.query.dtype), statistics_of(sums)
+        statistics = None if sums.excess is None else RowSummary.of_sums(*sums).statistics()
+        results = output.astype(inputs.query.dtype), statistics
         results = jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results)
         return results, (inputs, sums, output)
 

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.meshes import is_varying
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.features import Operands
 from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.mosaic_gpu import calls, weighted_tanh
 from attention_jax.kernels.mosaic_gpu.kernels import (
@@ -32,7 +33,7 @@ from attention_jax.kernels.mosaic_gpu.registers import ROWS
 from attention_jax.kernels.rows import RowTerms, Sums
 from attention_jax.kernels.rule import Call, Kernels, attention_by
 from attention_jax.kernels.score_forms import form_of
-from attention_jax.kernels.tokens import Operands, reason_against
+from attention_jax.kernels.tokens import reason_against
 from attention_jax.kernels.windows import Windows, ranges, tile_statuses, windows_of
 from attention_jax.scores import Additive, Params, Score
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.features import Operands
 from attention_jax.implementations.tile_arrays import cut
 from attention_jax.kernels.mosaic_tpu import calls
 from attention_jax.kernels.mosaic_tpu.operands import (
@@ -30,7 +31,7 @@ from attention_jax.kernels.mosaic_tpu.operands import (
 )
 from attention_jax.kernels.rows import RowTerms, Sums
 from attention_jax.kernels.rule import Call, Kernels, attention_by
-from attention_jax.kernels.tokens import Operands, reason_against
+from attention_jax.kernels.tokens import reason_against
 from attention_jax.kernels.windows import Windows
 from attention_jax.scores.stand_ins import needs_stand_ins
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from attention_jax.core.products import einsum
+from attention_jax.implementations.features import Operands
 from attention_jax.kernels.mosaic_tpu.operands import (
     LANES,
     Blocks,
@@ -33,7 +34,6 @@ from attention_jax.kernels.rows import (
     tile_cotangents,
     with_tile,
 )
-from attention_jax.kernels.tokens import Operands
 
 Array = jax.Array
 

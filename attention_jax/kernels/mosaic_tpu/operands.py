@@ -18,11 +18,12 @@ from jax.experimental import pallas as pl
 from jax.extend import core
 
 from attention_jax.core.batches import all_over_batch, any_over_batch
+from attention_jax.implementations.features import Operands
 from attention_jax.implementations.tile_arrays import cut
 from attention_jax.kernels.mosaic_tpu.scores import on_tpu
 from attention_jax.kernels.rule import Call
 from attention_jax.kernels.score_forms import form_of
-from attention_jax.kernels.tokens import Operands, refuse
+from attention_jax.kernels.tokens import refuse
 from attention_jax.kernels.windows import Windows, ranges, tile_statuses
 from attention_jax.scores import Score
 
