@@ -27,7 +27,7 @@ from attention_jax.normalizers.rows import RowSummary
 Array = jax.Array
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """The static part of a call."""
 
     options: Options
@@ -48,9 +48,9 @@ class Kernels(NamedTuple):
     reason_against: Callable[[Options, Inputs], str | None]  # see `refuse`
     tile: Callable[[Options, int, int], tuple[int, int]]  # the tile of these lengths
     # -> output [T, Dv], and sums; the windows are None if each query sees each key.
-    forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums]]
+    forward: Callable[[KernelCall, Operands, Windows | None], tuple[Array, Sums]]
     # (..., the cotangent of the output) -> cotangents of the operands
-    backward: Callable[[Call, Operands, Windows | None, RowTerms, Array], Operands]
+    backward: Callable[[KernelCall, Operands, Windows | None, RowTerms, Array], Operands]
 
 
 def twin(options: Options, inputs: Inputs) -> Any:
@@ -65,13 +65,13 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
     The function raises NotImplementedError, with the reason, where the kernels cannot serve.
     """
 
-    def call_of(options: Options, inputs: Inputs) -> Call:
+    def call_of(options: Options, inputs: Inputs) -> KernelCall:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
         tile = kernels.tile(options, *lengths)
         tiles = (math.ceil(lengths[0] / tile[0]), math.ceil(lengths[1] / tile[1]))
-        return Call(options, tile, tiles, inputs.query.dtype)
+        return KernelCall(options, tile, tiles, inputs.query.dtype)
 
-    def prepared(call: Call, inputs: Inputs) -> tuple[Operands, Windows | None]:
+    def prepared(call: KernelCall, inputs: Inputs) -> tuple[Operands, Windows | None]:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
         padded = call.lengths != lengths
         if inputs.mask is None and not padded:

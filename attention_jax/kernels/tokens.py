@@ -10,7 +10,7 @@ from jax.export import is_symbolic_dim
 
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import Operands, projected_tokens
-from attention_jax.kernels.windows import Windows, reason_against_mask, used_tokens
+from attention_jax.kernels.windows import Windows, reason_against_mask, seen_tokens
 from attention_jax.normalizers import Softmax
 
 
@@ -53,5 +53,5 @@ def operands_of(
         windows: of its mask; None if every query sees every key, and nothing is padded.
         lengths: (T, S), to which tokens are padded.
     """
-    used = (None, None) if windows is None else used_tokens(windows, inputs.key.shape[0])
+    used = (None, None) if windows is None else seen_tokens(windows, inputs.key.shape[0])
     return projected_tokens(options.score, inputs, lengths, used)
