@@ -19,10 +19,10 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import Operands
-from attention_jax.kernels.rows import RowTerms, Sums, row_terms
+from attention_jax.kernels.rows import RowTerms, row_terms
 from attention_jax.kernels.tokens import operands_of, refuse
 from attention_jax.kernels.windows import Windows, hides_tokens, padded_windows, windows_of
-from attention_jax.normalizers.rows import RowSummary
+from attention_jax.normalizers.rows import RowSummary, Sums
 
 Array = jax.Array
 

@@ -30,11 +30,12 @@ from attention_jax.kernels.mosaic_gpu.kernels import (
     forward_kernel,
 )
 from attention_jax.kernels.mosaic_gpu.registers import ROWS
-from attention_jax.kernels.rows import RowTerms, Sums
+from attention_jax.kernels.rows import RowTerms
 from attention_jax.kernels.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.score_forms import form_of
 from attention_jax.kernels.tokens import reason_against
 from attention_jax.kernels.windows import Windows, ranges, tile_visits, windows_of
+from attention_jax.normalizers.rows import Sums
 from attention_jax.scores import Additive, Params, Score
 
 Array = jax.Array

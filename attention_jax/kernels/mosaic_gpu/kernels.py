@@ -27,14 +27,8 @@ from attention_jax.kernels.mosaic_gpu.weighted_tanh import (
     two_inverses,
     two_quotients,
 )
-from attention_jax.kernels.rows import (
-    LOWEST,
-    RowTerms,
-    Sums,
-    inverse_totals,
-    tile_cotangents,
-    with_tile,
-)
+from attention_jax.kernels.rows import RowTerms, inverse_totals, tile_cotangents
+from attention_jax.normalizers.rows import LOWEST, Sums, with_tile
 
 Array = jax.Array
 

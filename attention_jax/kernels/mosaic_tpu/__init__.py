@@ -29,10 +29,11 @@ from attention_jax.kernels.mosaic_tpu.operands import (
     program_of,
     rows_of,
 )
-from attention_jax.kernels.rows import RowTerms, Sums
+from attention_jax.kernels.rows import RowTerms
 from attention_jax.kernels.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.tokens import reason_against
 from attention_jax.kernels.windows import Windows
+from attention_jax.normalizers.rows import Sums
 from attention_jax.scores.stand_ins import needs_stand_ins
 
 Array = jax.Array

@@ -18,8 +18,8 @@ from attention_jax.core.programs import one_line
 from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_tpu import kernels, operands
 from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, TileProgram
-from attention_jax.kernels.rows import Sums
 from attention_jax.kernels.tokens import refuse
+from attention_jax.normalizers.rows import Sums
 
 Array = jax.Array
 

@@ -26,14 +26,8 @@ from attention_jax.kernels.mosaic_tpu.operands import (
     key_tile,
 )
 from attention_jax.kernels.mosaic_tpu.scores import transposed_product
-from attention_jax.kernels.rows import (
-    LOWEST,
-    RowTerms,
-    Sums,
-    inverse_totals,
-    tile_cotangents,
-    with_tile,
-)
+from attention_jax.kernels.rows import RowTerms, inverse_totals, tile_cotangents
+from attention_jax.normalizers.rows import LOWEST, Sums, with_tile
 
 Array = jax.Array
 
