@@ -50,8 +50,9 @@ no_score = one_of(
     "skaled", "", ":", "nowhere:Score", "os:path", "..:x", 3, None, object(), aj.Mask, "adit(a=1)",
     "nowhere:Name(a=1)", "math:pi", "additive(hiden_dim=3)", "additive(hidden_dim=0)",
     "additive(hidden_dim=__import__('os').getpid())", "softcap(cap=additive)", "softcap(score=3)",
-    "additive(32)", "additive(**{'hidden_dim': 3})", "additive(hidden_dim=3, hidden_dim=4)",
-    "additive(hidden_dim=3", "additive(hidden_dim=3) + dot", "additive(hidden_dim=3\0)",
+    "softcap(cap=1e-40)", "additive(32)", "additive(**{'hidden_dim': 3})",
+    "additive(hidden_dim=3, hidden_dim=4)", "additive(hidden_dim=3", "additive(hidden_dim=3) + dot",
+    "additive(hidden_dim=3\0)",
 )  # fmt: skip
 no_normalizer = one_of(
     "softmx", "", "entmax(", "entmax(alpha=1.0)", "entmax(alpha=1e7)", "entmax(alpha='2')",

@@ -12,7 +12,6 @@ from attention_jax.analysis.gradients import OutputGradient, capture_gradients
 from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm
 from attention_jax.analysis.statistics import (
     attention_summary,
-    has_keys,
     logit_variance,
     mean_over_rows,
 )
@@ -153,7 +152,7 @@ def _attention_statistics(
 ) -> dict[str, Array]:
     """Means over the queries of all examples."""
     weights, mask = _as_rows(attention.weights), _as_rows(attention.mask)
-    rows = jnp.any(gradient.doutput != 0, axis=-1).reshape(-1) & has_keys(weights)
+    rows = jnp.any(gradient.doutput != 0, axis=-1).reshape(-1)
     rows &= jnp.sum(mask, axis=-1) >= 2
     summary = attention_summary(weights, mask=mask, rows=rows)
     statistics = {

@@ -13,6 +13,8 @@ import numpy as np
 
 Array = jax.Array
 
+_LEAST, _MOST = (float(limit) for limit in (np.finfo("f4").tiny, np.finfo("f4").max))
+
 
 def check_choice(name: str, value: Any, choices: Any) -> None:
     """Raises ValueError unless `value` is one of the values of a `typing.Literal`."""
@@ -73,11 +75,12 @@ def checked_number(name: str, value: Any) -> float:
 
 
 def check_real(name: str, value: Any, above: float = -math.inf) -> None:
-    """Raises ValueError unless `value` is a finite Python number above a bound."""
+    """Raises ValueError unless `value` is a number above a bound, in the range of float32."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not (number and above < float(value) < math.inf):
+    least = max(above, -_MOST) if above else _LEAST  # XLA takes a smaller number for 0
+    if not (number and least <= float(value) <= _MOST and value != above):
         bound = f" above {above:g}" if above > -math.inf else ""
-        raise ValueError(f"{name} must be a finite number{bound}; got {value!r}")
+        raise ValueError(f"{name} must be a finite float32 number{bound}; got {value!r}")
 
 
 def checked_fraction(name: str, value: Any) -> float:
