@@ -21,6 +21,7 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations import tiling
 from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
+from attention_jax.implementations.tile_arrays import repeated
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers.rows import RowSummary, RowSums
 
@@ -38,7 +39,7 @@ def attend_tiles(plan: Plan, arrays: Arrays, constants: Any) -> tuple[Array, Row
         return rows.output, rows.summary
 
     # Each tile of queries consists of its index, its features and its rows of the bias tables.
-    tables = [_repeated(table, plan.query_tiles) for table in arrays.biases.tables]
+    tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
     return map_query_tiles(
         plan.ring,
         constants,
@@ -88,12 +89,7 @@ def _attend_to_keys(
     # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
     # into all keys would give a gradient of the size of all keys in every step.
     keys, values = jax.tree.map(lambda tiles: tiles[order], keys_and_values)
-    tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
+    tables = [repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 
     return add_keys(plan, arrays, fold, sums)
-
-
-def _repeated(tiles: Array, count: int) -> Array:
-    """Broadcasts a leading axis of size 1 to `count` tiles."""
-    return jnp.broadcast_to(tiles, (count, *tiles.shape[1:]))
