@@ -63,6 +63,13 @@ def pytest_collection_finish():
     gc.set_threshold(100_000, 50, 1000)
 
 
+@pytest.fixture(scope="module")
+def standard_promotion():
+    """Optax's Adam counts in int32 and multiplies floats by it."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture
 def command(monkeypatch, capfd):
     """Runs a script of scripts/ by its name: (exit status, standard output, standard error)."""

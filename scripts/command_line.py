@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import itertools
 import os
 import re
 import shlex
@@ -139,7 +138,7 @@ def parse(
             error = error.__context__
         if error is not None and _origin(error)[0]:
             raise error from None
-        raise ValueError(_message(printed.getvalue(), words)) from None
+        raise ValueError(_message(printed.getvalue())) from None
     if text := printed.getvalue().rstrip("\n"):
         say(text, error=True)  # what the code of a user's score printed
     return parsed[0].with_other_options(parsed[1]) if takes_others else parsed
@@ -188,32 +187,14 @@ def environment_variables(values: dict[str, str]) -> Iterator[None]:
         os.environ.update((name, before[name]) for name in values if name in before)
 
 
-def _message(box: str, words: list[str]) -> str:
+def _message(box: str) -> str:
     """The message in tyro's frame as one line, without its explanations of options."""
     text = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", "", box).partition("For full helptext")[0]
     lines = [line for line in text.splitlines()[1:] if not re.match(r" {5,}[^-\s]", line)]
     sections = re.split(r"\n[ ─-]*\n", "\n".join(["", *lines, ""]))
     message = "; ".join(" ".join(text.split()).rstrip(".") for text in sections if text.strip())
-    if wrong := re.match(r"Error parsing (--\S+): .*; Argument helptext: \1 (.+)", message):
-        option, kind = wrong.groups()
-        return f"{option} must be {kind}; got {_given(option, words)!r}"
-    message = message.replace("Perhaps you meant:", "perhaps you meant")
-    return re.sub("Unrecognized options: ([^;]+)", _unknown, message)
-
-
-def _given(option: str, words: list[str]) -> str:
-    """The value of an option on the command line; of the last one if it is given twice."""
-    options = [word.partition("=")[0].replace("_", "-") for word in words]
-    index = len(words) - 1 - options[::-1].index(option)
-    others = itertools.takewhile(lambda word: not word.startswith("--"), words[index + 1 :])
-    return " ".join([words[index].partition("=")[2], *others]).strip()
-
-
-def _unknown(found: re.Match[str]) -> str:
-    """Unknown options, each with its value; or words that belong to no option."""
-    options = re.sub(", (?!--)", " ", found[1])
-    kind = "unknown option" if options.startswith("--") else "unexpected"
-    return f"{kind} {options}; see --help"
+    parsing = r"Error parsing (--\S+): (.+?)(; Got errors: .*)?; Argument helptext: \1 (.+)"
+    return re.sub(parsing, r"\1 must be \4: \2", message)
 
 
 def is_users_mistake(error: BaseException) -> bool:

@@ -34,13 +34,6 @@ TASK = Reversal(
     ),
     TrainConfig(seeds=2, steps=6, log_every=2, checkpoint_every=2, batch_size=3),
 )  # fmt: skip
-OPTIONS = [  # of train.py, for that task
-    "--score=general", "--dim=8", "--hidden-dim=12", "--positions=learned", "--position-limit=13",
-    "--position-anchor=start", "--position-draw=none", "--position-scale=1",
-    "--max-wavelength=10000", "--min-wavelength=1", "--normalizer=softmax",
-    "--encoder-layers=0", "--no-decoder-self-attention", "--weight-decay=0",
-    "--seeds=2", "--steps=6", "--log-every=2", "--checkpoint-every=2", "--batch-size=3",
-]  # fmt: skip
 
 
 @functools.cache

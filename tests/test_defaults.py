@@ -1,7 +1,7 @@
 """Every public default stands here once more: whoever changes one has to mean it.
 
 A default of None needs no entry: it leaves a part out, or the choice to the library. Neither does a
-function; the initialisers, which are functions, and the activations are drawn and computed below.
+function; those of initialisers, which are functions, are drawn in test_default_numbers.py.
 """
 # ruff: noqa: C408 -- dict(dropout_rate=0.0) reads like the signature that it pins
 

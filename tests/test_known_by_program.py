@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mistakes import refused
 from oracles import softmax
 
 import attention_jax as aj
@@ -137,12 +138,8 @@ def test_a_traced_array_that_is_no_parameter_is_refused(kind):
         score = SHARED if kind == "object" else CLASSES[kind](temperature)
         return attention(X, X, X, score=score).sum()
 
-    for derivative in (jax.grad(loss), jax.jit(loss)):
-        with pytest.raises(
-            ValueError, match=r"score .*traced array float32\[\] .*params="
-        ) as error:
-            derivative(1.0)
-        assert "\n" not in str(error.value)
+    calls = (lambda: jax.grad(loss)(1.0), lambda: jax.jit(loss)(1.0))
+    refused(r"score .*traced array float32\[\] .*params=", *calls)
 
 
 def test_large_constants_cost_no_time_and_are_not_kept():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_lines import check_error
 from flax import nnx
+from mistakes import refused
 
 import attention_jax as aj
 from attention_jax import attention
@@ -21,14 +22,6 @@ X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 HERE = "test_mistaken_parts.py, line "
 
 
-def refused(message, *calls):
-    """Asserts that each call ends in one line that begins with what the pattern says."""
-    for call in calls:
-        with pytest.raises(ValueError, match=message) as error:
-            call()
-        assert "\n" not in str(error.value)
-
-
 # --- masks and biases ---
 
 
@@ -36,6 +29,16 @@ def mask_of(allowed, **fields):
     annotations = {"__annotations__": dict.fromkeys(fields, jax.Array)}
     mine = type("Mine", (aj.Mask,), {"allowed": allowed, **fields, **annotations})
     return aj.mask_dataclass(mine)
+
+
+def bias_of(values):
+    return aj.bias_dataclass(type("Mine", (aj.Bias,), {"values": values}))()
+
+
+def score_of(**members):
+    """A dot product with other methods."""
+    members = {"pair": lambda _, params, q, k: q @ k.T, **members}
+    return dataclasses.dataclass(frozen=True)(type("Mine", (aj.Score,), members))()
 
 
 TRACED = [1.0]
@@ -48,18 +51,15 @@ WRONG_MASKS = [
     (lambda _, i, j: np.less_equal.outer(i, j), r".* raised TracerArray.*line \d+\): use jax.nump"),
     (lambda self, i, j: (j[None] >= int(self.start)) & (i[:, None] >= 0),
      r".* raised Concretization.*: use jnp functions"),
+    (lambda _, i: i > 0, r"must take \(query_positions, key_positions\): too"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("allowed", "message"), WRONG_MASKS)
-def test_a_wrong_mask(allowed, message):
-    mask = mask_of(allowed, start=aj.array_field())(jnp.array(1))
-
-    def loss(query, mask):
-        return attention(query, X, X, mask=mask).sum()
-
-    calls = (lambda how=how: how(X, mask) for how in (loss, jax.jit(loss), jax.grad(loss)))
-    refused(f"^mask Mine: allowed {message}", *calls)
+WRONG_BIASES = [
+    (lambda _, i, j: j > i, "raised TypeError"),
+    (lambda _, i, j: j[None] > i[:, None], "must return floats .*got bool"),
+    (lambda _, i, j: jnp.zeros((len(i), len(j)), jnp.bfloat16),
+     r"must return floats of float32 .*got bfloat16 \[3, 5\]"),
+    (lambda _, i, j, k: i, "must take .*: missing a required argument: 'k'"),
+]  # fmt: skip
 
 
 def test_a_mask_that_reads_a_traced_array():
@@ -106,19 +106,6 @@ def test_an_undeclared_array_is_refused_under_grad_too():
     refused("must be decorated with @bias_dataclass", lambda: attention(X, X, X, bias=bare()))
 
 
-def test_a_wrong_bias():
-    for wrong, message in (
-        (lambda _, i, j: j > i, r"bias Mine: values .* raised TypeError"),
-        (lambda _, i, j: j[None] > i[:, None], "bias Mine: values must return floats .*got bool"),
-        (
-            lambda _, i, j: jnp.zeros((len(i), len(j)), jnp.bfloat16),
-            r"bias Mine: values must return floats of float32 .*got bfloat16 \[3, 5\]",
-        ),
-    ):
-        bias = aj.bias_dataclass(type("Mine", (aj.Bias,), {"values": wrong}))()
-        refused(message, lambda bias=bias: attention(X, X, X, bias=bias))
-
-
 # --- scores that are none ---
 
 
@@ -137,15 +124,6 @@ WRONG_FUNCTIONS = [
     (lambda q, k: np.dot(q, k.T), r"pair .* raised TracerArrayConv.*: use jax.numpy"),
     (lambda q, k: q @ k.T if q.sum() > 0 else k @ q.T, r"pair .* raised .*: use jnp.where"),
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize(("score", "message"), WRONG_FUNCTIONS)
-def test_a_wrong_function_as_score(score, message):
-    def call(tokens):
-        return attention(tokens, tokens, tokens, score=score)
-
-    message = f"score .*<lambda>.*{message}"
-    refused(message, lambda: call(X), lambda: jax.jit(call)(X))
 
 
 def test_a_module_needs_a_score_that_initialises_its_params():
@@ -269,35 +247,12 @@ def test_projections_and_derivatives():
     refused(r"score WithoutPair\(\) must define pair\(params, ", call(without_pair))
 
 
-# --- methods with other arguments ---
-
 WRONG_ARGUMENTS = [
     ("pair", lambda _, q, k: q @ k.T, "(params, q_features, k_features): too many positional"),
     ("project_query", lambda _, query: query, "(params, query): too many positional"),
     ("project_key", lambda _, params, key, dim: key, "(params, key): missing a required argument"),
     ("init", lambda _, rng: {}, "(rng, query_dim, key_dim): too many positional"),
 ]
-
-
-@pytest.mark.parametrize(("name", "method", "message"), WRONG_ARGUMENTS)
-def test_a_method_of_a_score_with_other_arguments(name, method, message):
-    members = {"pair": lambda _, params, q, k: q @ k.T, name: method}
-    mine = dataclasses.dataclass(frozen=True)(type("Mine", (aj.Score,), members))()
-    message = rf"^score Mine\(\): {name} must take {re.escape(message)}"
-    for score in (mine, aj.SoftCap(mine)):
-        refused(message, lambda score=score: attention(X, X, X, score=score))
-
-
-def test_methods_of_masks_biases_and_normalizers_with_other_arguments():
-    mask = mask_of(lambda _, i: i > 0)()
-    bias = aj.bias_dataclass(type("Mine", (aj.Bias,), {"values": lambda _, i, j, k: i}))()
-    mine = normalizer(lambda _, x: jnp.exp(x))
-    for name, part, message in (
-        ("mask", mask, r"mask Mine: allowed must take \(query_positions, key_positions\): too"),
-        ("bias", bias, r"bias Mine: values must take .*: missing a required argument: 'k'"),
-        ("normalizer", mine, r"normalizer Mine\(\): weight must take \(params, .*\): too many"),
-    ):
-        refused(message, lambda name=name, part=part: attention(X, X, X, **{name: part}))
 
 
 # --- before a model or a run is made ---
@@ -357,15 +312,29 @@ WRONG_NORMALIZERS = [
     (normalizer(sigmoid, sums_to_one=True, inverse=lambda _, p, w: jnp.log(w) - jnp.log1p(-w)),
      r"must have a finite inverse\(1\)"),
     (normalizer(sigmoid, sums_to_one=True), r"must define inverse\("),
+    (normalizer(lambda _, x: jnp.exp(x)), r"weight must take \(params, .*\): too many"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("wrong", "message"), WRONG_NORMALIZERS)
-def test_a_wrong_normalizer(wrong, message):
-    jitted = jax.jit(attention, static_argnames="normalizer")
-    refused(f"Mine.*{message}", lambda: jitted(X, X, X, normalizer=wrong))
+# --- all of them ---
+
+PARTS = [  # (the argument of attention, a wrong part, what the error says)
+    *(("mask", mask_of(allowed, start=aj.array_field())(jnp.array(1)), f"Mine: allowed .*{message}")
+      for allowed, message in WRONG_MASKS),
+    *(("bias", bias_of(values), f"Mine: values .*{message}") for values, message in WRONG_BIASES),
+    *(("score", score, f".*<lambda>.*{message}") for score, message in WRONG_FUNCTIONS),
+    *(("score", score, rf"Mine\(\): {name} must take {re.escape(message)}")
+      for name, method, message in WRONG_ARGUMENTS
+      for mine in [score_of(**{name: method})] for score in (mine, aj.SoftCap(mine))),
+    *(("normalizer", wrong, f".*Mine.*{message}") for wrong, message in WRONG_NORMALIZERS),
+    ("normalizer", aj.LogScaled(WRONG_NORMALIZERS[0][0]), f".*{WRONG_NORMALIZERS[0][1]}"),
+]  # fmt: skip
 
 
-def test_a_wrong_normalizer_inside_of_another():
-    wrong, message = WRONG_NORMALIZERS[0]
-    refused(message, lambda: aj.attention_weights(X, X, normalizer=aj.LogScaled(wrong)))
+@pytest.mark.parametrize(("argument", "part", "message"), PARTS)
+def test_a_wrong_part(argument, part, message):
+    def loss(query):
+        return attention(query, query, X, **{argument: part}).sum()
+
+    calls = (lambda how=how: how(X) for how in (loss, jax.jit(loss), jax.grad(loss)))
+    refused(f"^{argument} {message}", *calls)

@@ -19,7 +19,6 @@ from strategies import (
     SIZES,
     assert_near,
     averaged,
-    biases,
     calls,
     certain_rows,
     examples,
@@ -174,24 +173,6 @@ def test_gradients_are_those_of_the_complex_step(call, name, implementation, see
         got, size = (sum(np.sum(f(x)) for x in products) for f in (np.asarray, np.abs))
         bound = (1e-9 if call.x64 else 1e-4) * (1 + size + np.abs(terms).sum())
         assert abs(got - terms.sum()) <= bound, f"{argument}: {got}, not {terms.sum()}"
-
-
-sides = st.sampled_from([0, 1, 2, 3, 5])
-
-
-@pytest.mark.slow
-@examples(8)
-@given(st.data())
-def test_a_mask_and_a_bias_have_the_tables_of_their_formulas(data):
-    batch, length, keys = data.draw(st.tuples(st.sampled_from([(), (2,), (0,)]), sides, sides))
-    mask, table = data.draw(masks(batch, length, keys, depth=3))
-    mask = mask & aj.local_mask(None, None)  # a table of bools becomes a Mask
-    got = np.broadcast_to(np.asarray(mask.materialize(length, keys)), table.shape)
-    assert np.array_equal(got, table)
-    bias, values = data.draw(biases(batch, length, keys, depth=2))
-    bias = aj.alibi_bias(np.zeros((), "f4")) + bias
-    got = np.broadcast_to(np.asarray(bias.materialize(length, keys)), values.shape)
-    assert_near("bias", got, values, 2e-6, where=moderate(values))
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from attention_jax.core.checks import checked_rate
+from attention_jax.core.checks import checked_fraction
 
 Array = jax.Array
 
@@ -63,7 +63,8 @@ class DropoutModule(RandomModule):
 
         If `rngs` has a single stream, the fork here advances it.
         """
-        self.dropout_rate, self.deterministic = checked_rate(rate), deterministic
+        self.dropout_rate = checked_fraction("dropout_rate", rate)
+        self.deterministic = deterministic
         keeps = keep_rngs and self.dropout_rate > 0
         if keeps and not {"dropout", "default"} & set(rngs):
             raise ValueError(

@@ -12,15 +12,6 @@ NAMES = tuple(lab.SUBJECT_OF)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_docstring_leads_a_reader(name):
-    experiment = lab.load(name)
-    assert lab.labelled(experiment).endswith("?")
-    assert len(lab.labelled(experiment, "Answer")) > 40
-    assert lab.labelled(experiment, "Source")
-    assert f"-m {experiment.__name__}" in lab.labelled(experiment, "Command")
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_the_committed_rows_are_those_of_the_default_settings(name):
     experiment, content = lab.load(name), lab.content_of(name)
     path = lab.FOLDER / lab.SUBJECT_OF[name] / f"{name}.json"

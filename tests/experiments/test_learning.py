@@ -1,51 +1,8 @@
-"""The leaderboard of tasks: how a setting is chosen, and what is read off the curves."""
+"""The leaderboard of tasks: what is read off the curves."""
 
-import dataclasses
-from types import SimpleNamespace
-from typing import Any, NamedTuple
-
-import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.training.task import Result, TrainConfig
-from experiments.bench import learning, training
-
-
-class State(NamedTuple):
-    params: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Stub:
-    """A task whose loss is the distance to factor 8 and rate 0.01."""
-
-    name = "stub"
-    train: TrainConfig = TrainConfig(steps=20, seeds=2)
-
-    def evaluate(self, params):
-        return {"accuracy (%)": Result(params["score"]["params"]["factor"], True)}
-
-
-def test_the_factor_and_the_rate_with_the_smallest_loss_are_chosen(monkeypatch):
-    def initial_state(task):
-        return State({"score": {"params": {"factor": jnp.zeros(task.train.seeds)}}})
-
-    def train_steps(task, steps, state):
-        factor = state.params["score"]["params"]["factor"]
-        loss = jnp.abs(jnp.log(factor / 8)) + jnp.abs(jnp.log(task.rate / 0.01))
-        return state, {"loss": loss}
-
-    monkeypatch.setattr(training, "initial_state", initial_state)
-    monkeypatch.setattr(training, "train_steps", train_steps)
-    monkeypatch.setattr(training, "AtRate", lambda task, rate: SimpleNamespace(
-        train=task.train, rate=rate))  # fmt: skip
-    row = training.learned(Stub(), (1 / 8, 1, 8), (1e-3, 1e-2, 1e-1))
-    assert (row["factor"], row["rate"]) == (8, 1e-2)
-    assert [trial[:2] for trial in row["trials"]] == [
-        [1 / 8, 1e-2], [1, 1e-2], [8, 1e-2], [8, 1e-3], [8, 1e-1],
-    ]  # fmt: skip
-    assert row["by_seed"] == [8, 8]
-    assert np.shape(row["curve"]) == (training.LOOKS, 2)
+from experiments.bench import learning
 
 
 def row_of(curve, by_seed):

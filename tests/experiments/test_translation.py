@@ -94,16 +94,3 @@ def test_equal_and_different_translations_by_bootstrap():
     assert found["right"]["p"] is None
     assert found["worse"]["p"] < 0.01
     assert 0 < found["worse"]["half_width"] < 20
-
-
-@pytest.mark.parametrize(
-    ("module", "options", "message"),
-    [
-        (comparison, {"scores": ("scaled",)}, "scores must be two or more, each once"),
-        (comparison, {"seeds": 1}, "seeds must be at least 2; got 1"),
-        (settings, {"trials": ("recipe", "magic")}, "trials must be recipe and others of .*magic"),
-    ],
-)
-def test_wrong_settings(module, options, message):
-    with pytest.raises(ValueError, match=message):
-        module.Config(**options)

@@ -3,31 +3,12 @@
 import functools
 
 import jax
+import no
 import numpy as np
 from flax import nnx
 from hypothesis import strategies as st
-from mistakes import (
-    no_arrays,
-    no_bias,
-    no_count,
-    no_floats,
-    no_integers,
-    no_mask,
-    no_normalizer,
-    no_number,
-    no_positive,
-    no_rate,
-    no_rng,
-    no_score,
-    no_side,
-    no_size,
-    no_size_or_none,
-    no_word,
-    one_of,
-    ones,
-    refuses,
-    using,
-)
+from mistakes import refuses, using
+from no import one_of, ones
 
 import attention_jax as aj
 from attention_jax import nn
@@ -73,13 +54,13 @@ def decode_step(tokens):
 
 IDS = [[3, 4, 5], [6, 7, 8]]
 MODEL = {"source": IDS, "source_lengths": [3, 2], "target_inputs": [[1, 3], [1, 4]]}
-no_ids = no_arrays | one_of(None, 1, [1, 2], ones(2, 3), ones(2, 3, dtype=bool))
+no_ids = no.arrays | one_of(None, 1, [1, 2], ones(2, 3), ones(2, 3, dtype=bool))
 no_ids |= one_of([[-1, 3, 4]] * 2, [[3, 4, 11]] * 2, [IDS], np.full((2, 100), 11), 2**40)
-no_lengths = no_integers | one_of(2, [3], IDS, [3, 4], [-1, 2])  # swapped with tokens, for instance
+no_lengths = no.integers | one_of(2, [3], IDS, [3, 4], [-1, 2])  # swapped with tokens, for instance
 wrong_model = {
     "source": no_ids | st.just(ones(2, 3, 11)), "source_lengths": no_lengths,
     "target_inputs": no_ids | one_of([[1, 3]], [2, 3], ones(2, 2, 7)),
-    "position_ids": no_arrays | one_of(1, [0, 1], [[0, 1, 2]] * 2), "rng": no_rng,
+    "position_ids": no.arrays | one_of(1, [0, 1], [[0, 1, 2]] * 2), "rng": no.rng,
 }  # fmt: skip
 MODEL_SOURCE = {"source": IDS, "source_lengths": [3, 2]}
 ENDS = {"max_length": 2, "sos": 1, "eos": 2, "pad": 0}
@@ -87,16 +68,16 @@ no_token = one_of(1.0, "1", None, [1], True, ones(2))
 wrong_ends = {
     "source": no_ids, "source_lengths": no_lengths, "eos": no_token | one_of(-1, 11),
     "sos": no_token | one_of(-1, 11, [1, 2, 3], [1, 11], [[1], [2]]),
-    "pad": no_token | st.just(2**31), "max_length": no_size_or_none | st.just([2, 2]),
+    "pad": no_token | st.just(2**31), "max_length": no.size_or_none | st.just([2, 2]),
 }  # fmt: skip
 
-module_options = {"score": no_score, "dropout_rate": no_rate, "implementation": no_word}
+module_options = {"score": no.score, "dropout_rate": no.rate, "implementation": no.word}
 CALLED = {name: ones(2, 3, 4) for name in ("query", "key", "value")}
-wrong_called = dict.fromkeys(CALLED, no_floats | one_of(1.0, ones(4)))
+wrong_called = dict.fromkeys(CALLED, no.floats | one_of(1.0, ones(4)))
 wrong_called |= {
-    "mask": no_mask,
-    "bias": no_bias,
-    "dropout_rng": no_rng,
+    "mask": no.mask,
+    "bias": no.bias,
+    "dropout_rng": no.rng,
     "key": wrong_called["key"] | st.just(ones(3, 3, 4)),
 }
 wrong_called |= {"value": wrong_called["value"] | st.just(ones(2, 2, 4))}
@@ -117,36 +98,36 @@ def made(module, **also):
 
 WRONG = [
     (made(nn.Attention), {"score": "scaled", "query_dim": 4, "key_dim": 4},
-     module_options | {"query_dim": no_size_or_none, "key_dim": no_size_or_none | st.just(3)}),
+     module_options | {"query_dim": no.size_or_none, "key_dim": no.size_or_none | st.just(3)}),
     (made(nn.MultiHeadAttention), {"score": "scaled", "query_dim": 4, "num_heads": 2}, {
-        **module_options, **dict.fromkeys(("query_dim", "key_dim", "qkv_dim"), no_size),
-        "output_dim": no_size, "num_heads": no_size, "num_key_heads": no_size | st.just(3),
-        "rotary_wavelength": no_positive | st.just(np.inf)}),
+        **module_options, **dict.fromkeys(("query_dim", "key_dim", "qkv_dim"), no.size),
+        "output_dim": no.size, "num_heads": no.size, "num_key_heads": no.size | st.just(3),
+        "rotary_wavelength": no.positive | st.just(np.inf)}),
     (extended, {"x": ones(2, 3, 4), "cache": ((2,), 3)},
      {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3), ((2,), 2.5))}),
     (remembered, {}, {"value": st.just(ones(2, 3, 4))}),
     (made(nn.FeedForward), {"dim": 4, "hidden_dim": 4}, {
-        "activation": no_word, "dim": no_size_or_none, "hidden_dim": no_size_or_none}),
+        "activation": no.word, "dim": no.size_or_none, "hidden_dim": no.size_or_none}),
     (made(nn.Model), {"config": nn.ModelConfig(dim=4), "vocabulary_size": 11},
-     {"config": one_of(None, "decoder", {"dim": 4}, 11), "vocabulary_size": no_size_or_none}),
+     {"config": one_of(None, "decoder", {"dim": 4}, 11), "vocabulary_size": no.size_or_none}),
     (made(nn.LocalPAttention), {"score": "dot", "query_dim": 4, "key_dim": 4, "radius": 1},
-     dict.fromkeys(("radius", "hidden_dim"), no_size)),
+     dict.fromkeys(("radius", "hidden_dim"), no.size)),
     (made(nn.LocalMAttention), {"score": "dot", "query_dim": 4, "key_dim": 4, "radius": 1},
-     {"radius": no_count, "alignment": no_word, "dropout_rate": no_rate}),
+     {"radius": no.count, "alignment": no.word, "dropout_rate": no.rate}),
     (made(nn.MonotonicAttention), {"score": "dot", "query_dim": 4, "key_dim": 4},
-     {"score": no_score, "key_dim": no_size_or_none | st.just(3)}),
+     {"score": no.score, "key_dim": no.size_or_none | st.just(3)}),
     (nn.rotary, {"x": ones(2, 4)}, {
-        "x": no_floats | one_of(None, ones(4), ones(2, 3)), "max_wavelength": no_positive,
-        "position_ids": no_arrays | one_of(1, [0], [[0, 1]])}),
+        "x": no.floats | one_of(None, ones(4), ones(2, 3)), "max_wavelength": no.positive,
+        "position_ids": no.arrays | one_of(1, [0], [[0, 1]])}),
     (nn.rotary, {"x": ones(2, 5, 4)}, {"position_ids": one_of(
         *(np.zeros(shape, int) for shape in ((), (4,), (3, 5), (5, 2), (1, 5), (2, 5, 5))))}),
     (nn.sinusoidal_encoding, {"position_ids": [0, 1], "dim": 4}, {
-        "position_ids": no_arrays, "dim": no_size_or_none | st.just(3),
-        "max_wavelength": no_positive}),
+        "position_ids": no.arrays, "dim": no.size_or_none | st.just(3),
+        "max_wavelength": no.positive}),
     (nn.anchored_positions, {"length": 4, "lengths": [3], "anchor": "end"},
-     {"length": no_count, "lengths": no_integers | st.none(), "anchor": no_word}),
+     {"length": no.count, "lengths": no.integers | st.none(), "anchor": no.word}),
     *((draw, {"rng": jax.random.key(0), "count": 3, "limit": 5},
-       {"rng": no_rng, "count": no_size_or_none | st.just(6), "limit": no_size_or_none})
+       {"rng": no.rng, "count": no.size_or_none | st.just(6), "limit": no.size_or_none})
       for draw in (nn.random_position_ids, nn.random_window_position_ids)),
     (calling(attention), CALLED, wrong_called),
     (calling(heads), CALLED, wrong_called | {
@@ -156,15 +137,15 @@ WRONG = [
                         one_of(2.5, "2", [2]) | st.integers(max_value=-1)),
         **dict.fromkeys(("architecture", "activation", "norm", "attention", "alignment",
                          "positions", "position_anchor", "position_draw", "tied_embeddings"),
-                        no_word | st.none()),
-        "dropout_rate": no_rate, "position_limit": no_size_or_none | st.just(True),
-        "radius": no_side.filter(lambda x: x != 2**31 and not (type(x) is int and x > 0)),
-        "normalizer": no_normalizer.filter(lambda x: x is not None), "score": no_score,
-        "encoder_layers": no_count.filter(lambda x: x is not True),
+                        no.word | st.none()),
+        "dropout_rate": no.rate, "position_limit": no.size_or_none | st.just(True),
+        "radius": no.side.filter(lambda x: x != 2**31 and not (type(x) is int and x > 0)),
+        "normalizer": no.normalizer.filter(lambda x: x is not None), "score": no.score,
+        "encoder_layers": no.count.filter(lambda x: x is not True),
         **dict.fromkeys(("max_wavelength", "min_wavelength", "position_scale"),
-                        no_positive | one_of(np.inf, None)), "mask_padding": no_word,
-        "self_attention_score": no_score.filter(lambda x: x is not None),
-        "self_attention_normalizer": no_normalizer}),
+                        no.positive | one_of(np.inf, None)), "mask_padding": no.word,
+        "self_attention_score": no.score.filter(lambda x: x is not None),
+        "self_attention_normalizer": no.normalizer}),
     (nn.ModelConfig, {"min_wavelength": 1.0}, {"max_wavelength": st.just(0.5)}),
     (using(nn.ModelConfig, architecture="decoder"), {},
      {"attention": st.just("coverage"), "encoder_layers": st.just(3)}),
@@ -175,17 +156,17 @@ WRONG = [
      {"source_lengths": one_of([0, 0], [3, 2]), "target_inputs": no_ids | st.just(ones(2, 2, 7))}),
     (calling(decoder, "greedy_decode"), MODEL_SOURCE | ENDS, wrong_ends),
     (calling(decoder, "sample_decode", rng=jax.random.key(0)), MODEL_SOURCE | ENDS,
-     wrong_ends | {"temperature": no_number | one_of(0.0, -1.0, np.nan, [1.0, 2.0])}),
-    (calling(decoder, "sample_decode"), MODEL_SOURCE | ENDS, {"rng": no_rng | st.none()}),
+     wrong_ends | {"temperature": no.number | one_of(0.0, -1.0, np.nan, [1.0, 2.0])}),
+    (calling(decoder, "sample_decode"), MODEL_SOURCE | ENDS, {"rng": no.rng | st.none()}),
     (calling(decoder, "beam_decode", beams=2), MODEL_SOURCE | ENDS,
-     wrong_ends | {"length_penalty": no_number | one_of(-1.0, np.nan)}),
-    (calling(decoder, "beam_decode"), MODEL_SOURCE | ENDS, {"beams": no_size_or_none}),
+     wrong_ends | {"length_penalty": no.number | one_of(-1.0, np.nan)}),
+    (calling(decoder, "beam_decode"), MODEL_SOURCE | ENDS, {"beams": no.size_or_none}),
     (calling(decoder, "start_decoding"), MODEL_SOURCE | {"max_length": 2},
      {name: wrong_ends[name] for name in ("source", "source_lengths", "max_length")}),
     (decode_step, {"tokens": [1, 2]},
-     {"tokens": no_integers | one_of(None, 1, [1], [1, 2, 3], [1, -1], [1, 11], [[1], [2]])}),
+     {"tokens": no.integers | one_of(None, 1, [1], [1, 2, 3], [1, -1], [1, 11], [[1], [2]])}),
     (calling(block), {"x": ones(2, 3, 4), "source": nn.Source(ones(2, 5, 4))},
-     {"x": no_floats | one_of(None, ones(4), ones(2, 3, 5)),
+     {"x": no.floats | one_of(None, ones(4), ones(2, 3, 5)),
       "source": one_of(None, ones(2, 5, 4))}),
 ]  # fmt: skip
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from mistakes import refused
 from saved_files import assert_bits_equal, fsynced, snapshot
 
 from attention_jax.runs.checkpoints import Checkpoints, Restored
@@ -103,9 +104,8 @@ def test_two_leaves_with_one_name_are_refused(tmp_path, inner):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_leaf_that_orbax_cannot_write_is_one_error(folder):
-    with pytest.raises(ValueError, match=r"^checkpoint of step 3 could not be saved") as error:
-        Checkpoints(folder).save(3, {"x": jnp.ones(3, jnp.uint4)})
-    assert "\n" not in str(error.value)
+    tree = {"x": jnp.ones(3, jnp.uint4)}
+    refused("^checkpoint of step 3 could not be", lambda: Checkpoints(folder).save(3, tree))
     assert_good(folder, 2)
 
 
@@ -203,9 +203,7 @@ def test_a_full_disk_is_one_error_and_a_deletion_that_fails_one_warning(
     assert "step 1, which is no longer kept, could not be deleted" in capsys.readouterr().err
     assert checkpoints.steps() == [2, 3]
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(ValueError, match=r"step 4 .* No space left on device; the") as raised:
-        checkpoints.save(4, state(4))
-    assert "\n" not in str(raised.value)
+    refused("step 4 .* No space left on device; the", lambda: checkpoints.save(4, state(4)))
     assert_good(folder, 3)
 
 
@@ -265,9 +263,8 @@ def test_all_are_damaged_or_the_one_that_is_asked_for(folder):
     assert_bits_equal(restored(folder, 1).state, state(1))
     (folder / "1" / "manifest.json").write_text("{}")
     before = snapshot(folder)
-    with pytest.raises(ValueError, match=r"step 2: manifest.* changed; step 1: man") as raised:
-        restored(folder, read_only=False)
-    assert "\n" not in str(raised.value)
+    message = "step 2: manifest.* changed; step 1: man"
+    refused(message, lambda: restored(folder, read_only=False))
     assert snapshot(folder) == before
 
 

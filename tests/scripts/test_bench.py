@@ -103,20 +103,6 @@ def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
         rows(MINE, 6)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--score", "dto"], "dto"),
-        (["--score", "dot", "--tasks", "recal"], "did you mean 'recall'?"),
-        ([], "--score"),
-    ],
-)
-def test_a_wrong_word_is_one_line(run, words, message):
-    status, _, error = run(*words)
-    assert (status, error.count("\n")) == (2, 1)
-    assert message in error
-
-
 class Trained(NamedTuple):
     params: Any
 

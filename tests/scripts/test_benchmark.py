@@ -11,7 +11,6 @@ from benchmarks.measure import Contestant, Options
 from benchmarks.peers import PEERS
 from benchmarks.targets import Target
 from benchmarks.works import works
-from command_lines import check_error
 
 from experiments import pages
 
@@ -182,19 +181,3 @@ def test_other_benchmarks_from_end_to_end(command, name):
     words = ("--benchmarks", name, "--shrink", 512, "--repeats", 1, "--scores", "dot", "scaled")
     status, printed, _ = command("benchmark", *words)
     assert (status, printed.count("\n| ") > 3) == (0, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--scores", "dott"], "did you mean 'dot'?"),
-        (["--repeats", 0], "repeats must be at least 1; got 0"),
-        (["--shrink", 0], "shrink must be at least 1; got 0"),
-        (["--works", "scaled", "adittive"], "got 'adittive'"),
-        (["--out", "nowhere/results.json"], "got nowhere/results.json"),
-        (["--benchmarks", "reversals"], "did you mean 'reversal'?"),
-        (["--benchmarks", "ring", "local"], "ring alone"),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_2(command, arguments, message):
-    check_error(command("benchmark", *arguments), message)

@@ -137,17 +137,3 @@ def test_rows_of_another_device_are_not_mixed(command, tmp_path, monkeypatch):
     check_error(command("check_device", "--out", tmp_path), "device", "name another folder")
     (tmp_path / "device.json").write_text("[]")
     check_error(command("check_device", "--out", tmp_path), "device.json is no file of this check")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--minutes", 0], "minutes must be greater than 0 and finite; got 0.0"),
-        (["--minutes", "nan"], "got nan"),
-        (["--parts", "rihgt"], "did you mean 'right'?"),
-        (["--out", "/dev/null"], "out must be a folder; /dev/null is a file"),
-        (["--out", "/proc/no"], "out /proc/no cannot be made"),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_2(command, tmp_path, words, message):
-    check_error(command("check_device", "--out", tmp_path, *words), message)

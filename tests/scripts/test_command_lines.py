@@ -1,13 +1,15 @@
-"""What all command lines share, and evaluate.py and answers.py, which read a run."""
+"""What all command lines share; train.py; and evaluate.py and answers.py, which read a run."""
 
 import dataclasses
 import io
 import json
+import math
 import re
 import shutil
 import sys
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import command_line
 import numpy as np
@@ -20,6 +22,7 @@ from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.runs.progress import say
 from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.pages import cross_attention
+from attention_jax.training import run as training
 from attention_jax.training.settings import task_in
 
 # --- a wrong word ---
@@ -80,7 +83,7 @@ LONG = "/a/rather/long/folder" * 8
         (["--dim", "wide"], ["--dim", "INT", "'wide'"]),
         (["--dim", LONG], ["--dim", "INT", LONG]),
         (["--step", "old"], ["--step", "newest", "best", "INT", "'old'"]),
-        (["--lengths", "3", "b"], ["--lengths", "INT", "'3 b'"]),
+        (["--lengths", "3", "b"], ["--lengths", "INT", "'b'"]),
         (["--schedule", "up"], ["--schedule", "cosine", "constant", "'up'"]),
         (["--dim"], ["--dim"]),
         (["--dimm", "8"], ["--dimm", "--dim INT"]),
@@ -173,6 +176,40 @@ def test_a_check_is_one_line_and_a_builtins_error_in_our_code_keeps_its_tracebac
     if statement in CHECKS:
         assert raised.value.code == 2
         assert capsys.readouterr().err == "error: sizes must agree\n"
+
+
+# --- train.py ---
+
+
+def test_ctrl_c_before_training(command, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "train_run", mock.Mock(side_effect=KeyboardInterrupt))
+    words = ("--log-gradients", "--clip-norm", "inf", "--no-mask-padding")
+    assert command("train", "--workdir", "run", *words) == (130, "", "")
+    task, options = training.train_run.call_args.args[0], training.train_run.call_args.kwargs
+    assert (options["log_gradients"], task.train.clip_norm) == (100, math.inf)
+    assert not task.model.mask_padding
+
+
+@pytest.mark.parametrize(
+    ("step", "status", "messages"),
+    [
+        (6, 143, ["stopped by a signal; --resume goes on from here"]),
+        (10, 0, []),  # the signal came while the last step was saved
+    ],
+)
+def test_sigterm_during_training(command, monkeypatch, tmp_path, step, status, messages):
+    monkeypatch.chdir(tmp_path)
+
+    def train_run(task, workdir, **_):
+        return training.TrainedRun(task, {}, step, seconds=3.0, interrupted=143)
+
+    monkeypatch.setattr(training, "train_run", train_run)
+    arguments = ["--workdir", "run", "--seeds", 2, "--steps", 10, "--log-every", 1]
+    found = command("train", *arguments, "--checkpoint-every", 1)
+    assert found[:1] == (status,)
+    summary = f"run: step {step} of 10, 2 seeds, 3 s (all seeds together)"
+    assert " ".join("".join(found[1:]).split()) == " ".join([summary, *messages])
 
 
 # --- commands that read a run ---

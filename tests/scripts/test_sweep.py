@@ -275,12 +275,6 @@ def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
 # --- mistakes ---
 
 
-def test_the_workdir_must_be_given_and_no_run(workdir, run):
-    assert run()[2].startswith("error: workdir ")
-    status, _, err = run("--scores", "dot", "--workdir", workdir / NAMES[0], *SHORT)
-    assert (status, err.startswith("error: workdir ")) == (2, True)
-
-
 def test_a_combination_of_another_configuration_stops_all(workdir, run):
     arguments = ["--scores", "cosine", "scaled", "--set", "dim=4", "--workdir", workdir]
     status, _, err = run(*arguments, *SHORT, "--learning-rate", 0.01)

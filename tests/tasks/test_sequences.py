@@ -24,11 +24,7 @@ SEEDS = 2
 SMALL = {"dim": 8, "hidden_dim": 7, "encoder_layers": 0, "decoder_self_attention": False}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """Optax's Adam counts in int32 and multiplies floats by it."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 def reversal(*, weight=0.0, **model):
@@ -182,22 +178,6 @@ def test_answers_that_never_end_and_answers_without_letters(trained, token, answ
     answers = TASK.answers(biased(trained, token), ["xyz", "q", "ab"])
     assert [text for _, text, _ in answers.texts] == [answer] * 3
     assert {len(labels) for labels, _ in answers.labels.values()} == {rows}
-
-
-@pytest.mark.parametrize(
-    ("use", "message"),
-    [
-        (lambda params: accuracies(TASK, params, []), "lengths must be one or more"),
-        (lambda params: accuracies(TASK, params, [3, 0]), r"each at least 1; got \[3, 0\]"),
-        (lambda params: accuracies(TASK, params, [3], strings=0), "strings must be at least 1"),
-        (lambda params: TASK.answers(params, ["abc", ""]), "none of them empty"),
-        (lambda params: TASK.answers(params, ["Abc"]), "got 'A' in 'Abc'"),
-        (lambda params: TASK.answers(params, ["abc"], beams=0), "beams must be at least 1"),
-    ],
-)
-def test_what_cannot_be_evaluated(trained, use, message):
-    with pytest.raises(ValueError, match=message):
-        use(trained.params)
 
 
 @pytest.mark.parametrize(

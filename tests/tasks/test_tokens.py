@@ -155,8 +155,6 @@ def test_the_answer_of_least_squares_stands_beside_a_prediction():
     answers = task.answers(jax.jit(task.init)(jax.random.key(0)), [text, "1 2 3"])
     assert [right for _, _, right in answers.texts] == ["1.50", "0.00"]
     assert answers.batch.targets.shape == (2, 7)
-    with pytest.raises(ValueError, match="inputs must be numbers, 4 for each point and 3 for"):
-        task.answers(None, ["1 2 3 4"])
 
 
 # --- the loss ---
@@ -192,13 +190,3 @@ def test_few_logits_are_computed_at_the_published_size():
     rng = jax.random.key(0)
     program = jax.make_jaxpr(lambda params: task.loss(params, task.batch(rng, size=64), None))
     assert "f32[64,4,8192]" in str(program(jax.eval_shape(task.init, rng)))
-
-
-# --- errors ---
-
-
-def test_an_input_is_a_sequence_of_tokens():
-    task = SIZES["recall"]
-    for inputs in (["2 8 17"], ["2 a"], [""]):
-        with pytest.raises(ValueError, match=r"^inputs must be"):
-            task.answers(None, inputs)

@@ -138,12 +138,6 @@ def test_one_sentence_is_translated_up_to_its_end(translator):
             translated_ids(translator, sentence)
 
 
-def test_searches_out_of_range():
-    for name, value in (("beams", 0), ("length_penalty", -0.5), ("length_penalty", float("nan"))):
-        with pytest.raises(ValueError, match=f"{name} must be at least [01]; got {value}"):
-            Search(**{name: value})
-
-
 # --- BLEU and chrF ---
 
 SAID = ["The dog barks.", "a cat sleeps on the old sofa", "", "Zwei Kinder spielen im Garten ."]

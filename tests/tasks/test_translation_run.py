@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from mistakes import refused
 from saved_files import assert_bits_equal
 from stand_in_training import scaled_at_each_step
 from translation_cases import (
@@ -136,9 +137,7 @@ def test_other_data_is_refused(copied, text, change, message, uses):
         change(text, copied)
         before = contents(copied)
         for use in uses.split():
-            with pytest.raises(ValueError, match=message) as raised:
-                functions[use]()
-            assert "\n" not in str(raised.value)
+            refused(message, functions[use])
         assert contents(copied) == before
     finally:
         for path, content in saved.items():
@@ -167,8 +166,6 @@ def test_checkpoints_are_loaded(copied):
     assert load_run(copied).step == 4
     with pytest.raises(ValueError, match=r"no checkpoint in .* can be used: step 6: "):
         load_run(copied, 6)
-    with pytest.raises(ValueError, match="step must be newest or one of 2, 4, 6; got 7"):
-        load_run(copied, 7)
     assert contents(copied) == before
     shutil.rmtree(copied / "checkpoints")
     with pytest.raises(ValueError, match=r"run has no checkpoint yet; train it first"):

@@ -20,12 +20,7 @@ from attention_jax.training.run import check_run, load_run, load_states, train_r
 from attention_jax.training.settings import settings_of, task_in
 from attention_jax.training.task import TrainConfig
 
-
-@pytest.fixture(autouse=True)
-def standard_promotion():
-    """Optax's Adam counts in int32 and multiplies floats by it."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 TOY = TrainConfig(seeds=2, batch_size=7, steps=2, log_every=1, checkpoint_every=2)
@@ -43,9 +38,8 @@ def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "reversal", "loop": {}}, "is of an earlier version of this library"),
-        ({"task": "nowhere:Task"}, "cannot import module 'nowhere'"),
-        ({"task": "attention_jax.tasks:TASKS"}, "must be a subclass of Task"),
+        ({"task": "reversal", "loop": {}}, "must name its task as module:Name"),
+        ({"task": "nowhere:Task"}, "nowhere"),
         ({"leters": 5}, "has the setting 'leters', which .* did you mean 'letters'"),
         ({"model": {"heads": 2}}, "has the setting 'heads'"),
         ({"letters": 99}, "letters must be at most 26; got 99"),
@@ -271,16 +265,3 @@ def test_one_update_for_several_batches_is_that_of_their_mean():
     first, second, expected = updates()
     assert np.all(np.asarray(first) == 0)
     np.testing.assert_allclose(second, expected, rtol=1e-6)
-
-
-def test_gradients_are_clipped_before_adam():
-    """Two updates of Adam: a gradient of norm 10, clipped to 2, then one of norm 1."""
-    config = TrainConfig(schedule="constant", learning_rate=0.5, clip_norm=2.0, beta2=0.9)
-    optimizer, params = config.optimizer(), np.zeros(2, np.float32)
-    state = optimizer.init(params)
-    for gradient in np.float32([[6.0, 8.0], [0.6, -0.8]]):
-        update, state = optimizer.update(gradient, state, params)
-    first, second = np.array([1.2, 1.6]), np.array([0.6, -0.8])
-    mean = (0.9 * 0.1 * first + 0.1 * second) / (1 - 0.9**2)
-    square = (0.9 * 0.1 * first**2 + 0.1 * second**2) / (1 - 0.9**2)
-    np.testing.assert_allclose(update, -0.5 * mean / np.sqrt(square), rtol=1e-5)

@@ -159,36 +159,3 @@ def test_words():
     assert MeshShape.from_words(["data=2", "seed=3"]) == shape
     assert MeshShape.from_words(shape.to_words()) == shape
     assert shape.devices == 6
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model=2"], "seed=DEVICES, data=DEVICES; got 'model=2'"),
-        ([], "got ''"),
-        (["data="], "got 'data='"),
-        (["data=-2"], "got 'data=-2'"),
-        (["data=2", "data=4"], "got 'data=4'"),
-        (["data=0"], "mesh data must be at least 1; got 0"),
-    ],
-)
-def test_bad_words(words, message):
-    with pytest.raises(ValueError, match=r"^mesh ") as told:
-        MeshShape.from_words(words)
-    assert message in str(told.value)
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        (MeshShape(data=7), "mesh seed=1 data=7 needs 7 devices; there are 6"),
-        (MeshShape(seed=3), "mesh seed must divide the 4 seeds; got 3"),
-        (MeshShape(data=3), "must divide the batch of 10; got 3"),
-    ],
-)
-def test_what_cannot_be_cut_up(monkeypatch, shape, message):
-    monkeypatch.setattr(jax, "device_count", lambda: 6)
-    with pytest.raises(ValueError, match=r"^mesh ") as told:
-        shape.check(seeds=4, batch_size=10)
-    assert message in str(told.value)
-    MeshShape(data=2, seed=2).check(seeds=12, batch_size=10)
