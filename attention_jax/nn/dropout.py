@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 from flax import nnx
 
@@ -19,6 +22,7 @@ class RandomModule(nnx.Module):
 
     deterministic: bool | None = None
     is_random: bool = False  # whether a call in training draws numbers
+    attend: Callable[..., Any]  # -> `Attended`
 
     def _check_rng(self, rng: Array | None) -> None:
         if rng is None and self.is_random and self.deterministic is False:
@@ -26,6 +30,12 @@ class RandomModule(nnx.Module):
                 "rng must be given after module.train(), for dropout and noise; without them, call"
                 " module.eval()"
             )
+
+    def __call__(self, *tokens: Any, **arguments: Any) -> Any:
+        """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
+        self._check_rng(arguments.get("rng"))
+        output, weights, _ = self.attend(*tokens, **arguments)
+        return output if weights is None else (output, weights)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Called by `nnx.view`: sets `deterministic` of the view, unless it is None."""

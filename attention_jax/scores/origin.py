@@ -47,7 +47,8 @@ def origin_of(
     used = jnp.ones(key.shape[0], bool) if used is None else used
     key = jnp.where(used[:, None], key, 0)
     weights = used.astype(key.dtype)
-    weights = weights / jnp.maximum(*total(weights), 1)
+    (count,) = total(weights)
+    weights = weights / jnp.maximum(count, 1)
     # Queries and keys must lose the same vector. XLA may compute what follows the sum twice, once
     # for each side, also after a barrier, so nothing after it is rounded in more than one way.
     means = total(key * weights[:, None], key * key * weights[:, None])
