@@ -159,6 +159,8 @@ DEFAULTS = {  # public names -> what inspect finds
     "load_run": dict(step="newest"),
     "finished_run results_of": dict(lengths=()),
     "say": dict(error=False),
+    "check_output": dict(suffix="", name="out"),
+    "environment": dict(packages=()),
     "TrainedRun": dict(interrupted=0),
     "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
     "Result Panel": dict(low=0.0),
