@@ -39,9 +39,7 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.out is not None and self.out.suffix != ".html":
-            raise ValueError(f"out must be a file that ends in .html; got {self.out}")
-        check_output(self.out)
+        check_output(self.out, ".html")
 
     @property
     def page(self) -> Path:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from command_line import run_command
 
-from attention_jax.analysis.attention_page.view import check_page_file
 from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.progress import printable, say
-from attention_jax.runs.run_folder import writing
+from attention_jax.runs.run_folder import check_output, writing
 from attention_jax.tasks.pages import AXES, answers_view, cross_attention
 from attention_jax.training.run import load_run
 
@@ -54,7 +53,7 @@ class Arguments:
             if text != text.encode(errors="replace").decode():
                 raise ValueError(f"inputs must be text in UTF-8; got {text!r}")
         if self.html is not None:
-            check_page_file(self.html)
+            check_output(self.html, ".html", name="html")
         elif self.compare or self.all_steps:
             raise ValueError("compare and all_steps belong to a page, html; got no html")
         if self.figure is not None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import io
-import itertools
 import os
 import re
 import shlex
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -22,7 +22,7 @@ import tyro
 
 import attention_jax
 from attention_jax.core.names import did_you_mean
-from attention_jax.runs.progress import end_of_output, say
+from attention_jax.runs.progress import end_of_output, say, warn
 from attention_jax.tasks import TASKS
 
 Arguments = TypeVar("Arguments")
@@ -58,8 +58,9 @@ def run_command(
     line, and the exit status is 2. A ValueError from elsewhere keeps its traceback: from a user's
     score, from JAX, or from a builtin that this project calls, which is a bug of ours.
 
-    Where standard output is closed or full, `main` still does all of its work. The exit status is
-    then 141 for a pipe that its reader has closed, otherwise 2 with one line.
+    A warning is one line, too. Where standard output is closed or full, `main` still does all of
+    its work. The exit status is then 141 for a pipe that its reader has closed, otherwise 2 with
+    one line.
 
     Args:
         arguments: a dataclass of the options, or a function that chooses it from the words of the
@@ -72,7 +73,9 @@ def run_command(
     status: Any
     lost: OSError | None = None
     try:
-        status = main(parse(arguments, sys.argv[1:], **shown))
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_, **__: warn(" ".join(str(message).split()))
+            status = main(parse(arguments, sys.argv[1:], **shown))
     except ValueError as error:
         if not is_users_mistake(error):
             raise
@@ -139,7 +142,7 @@ def parse(
             error = error.__context__
         if error is not None and _origin(error)[0]:
             raise error from None
-        raise ValueError(_message(printed.getvalue(), words)) from None
+        raise ValueError(_message(printed.getvalue())) from None
     if text := printed.getvalue().rstrip("\n"):
         say(text, error=True)  # what the code of a user's score printed
     return parsed[0].with_other_options(parsed[1]) if takes_others else parsed
@@ -188,32 +191,14 @@ def environment_variables(values: dict[str, str]) -> Iterator[None]:
         os.environ.update((name, before[name]) for name in values if name in before)
 
 
-def _message(box: str, words: list[str]) -> str:
+def _message(box: str) -> str:
     """The message in tyro's frame as one line, without its explanations of options."""
     text = re.sub(r"\x1b\[[\d;]*m|[│╭╮╰╯]", "", box).partition("For full helptext")[0]
     lines = [line for line in text.splitlines()[1:] if not re.match(r" {5,}[^-\s]", line)]
     sections = re.split(r"\n[ ─-]*\n", "\n".join(["", *lines, ""]))
     message = "; ".join(" ".join(text.split()).rstrip(".") for text in sections if text.strip())
-    if wrong := re.match(r"Error parsing (--\S+): .*; Argument helptext: \1 (.+)", message):
-        option, kind = wrong.groups()
-        return f"{option} must be {kind}; got {_given(option, words)!r}"
-    message = message.replace("Perhaps you meant:", "perhaps you meant")
-    return re.sub("Unrecognized options: ([^;]+)", _unknown, message)
-
-
-def _given(option: str, words: list[str]) -> str:
-    """The value of an option on the command line; of the last one if it is given twice."""
-    options = [word.partition("=")[0].replace("_", "-") for word in words]
-    index = len(words) - 1 - options[::-1].index(option)
-    others = itertools.takewhile(lambda word: not word.startswith("--"), words[index + 1 :])
-    return " ".join([words[index].partition("=")[2], *others]).strip()
-
-
-def _unknown(found: re.Match[str]) -> str:
-    """Unknown options, each with its value; or words that belong to no option."""
-    options = re.sub(", (?!--)", " ", found[1])
-    kind = "unknown option" if options.startswith("--") else "unexpected"
-    return f"{kind} {options}; see --help"
+    parsing = r"Error parsing (--\S+): (.+?)(; Got errors: .*)?; Argument helptext: \1 (.+)"
+    return re.sub(parsing, r"\1 must be \4: \2", message)
 
 
 def is_users_mistake(error: BaseException) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 from pathlib import Path
@@ -52,14 +50,11 @@ def main(arguments: Arguments) -> None:
     for row in (row for rows in reports.values() for row in rows):
         say(json.dumps({name: value for name, value in row.items() if name != "loops"}))
     if arguments.out is not None:
-        found = environment(Path(__file__).parent)
-        for name in ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin"):
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # the rows tell
-                found["packages"][name] = importlib.metadata.version(name)
+        compilers = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
         content = {
             "schema": 1,
             "command": command(),
-            "environment": found,
+            "environment": environment(Path(__file__).parent, packages=compilers),
             "benchmarks": {name: {"rows": rows} for name, rows in reports.items()},
         }
         write_json(arguments.out, content)

@@ -166,7 +166,7 @@ def _combination(words: list[str], names: list[str], workdir: Path) -> Combinati
     values = {name: settings[name] for name in settings if name in names}
     label = ", ".join([settings["score"], *(f"{name} {value}" for name, value in values.items())])
     folder = workdir / folder_name(settings["score"], values)
-    return Combination(label, dataclasses.replace(arguments, workdir=folder))
+    return Combination(label, dataclasses.replace(arguments, workdir=folder, resume=True))
 
 
 def options_of(config: Any) -> dict[str, Any]:
@@ -223,14 +223,8 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
             f"workdir must be a folder of run folders; {workdir} is the folder of one run"
         )
     for _, arguments in combinations:
-        training.check_run(arguments.settings, arguments.workdir, **_options(arguments))
+        training.check_run(arguments.settings, arguments.workdir, **arguments.options)
     make_folder("workdir", workdir)
-
-
-def _options(arguments: Any) -> dict[str, Any]:
-    """What `train_run` takes besides the settings and the folder."""
-    names = ("log_gradients", "mesh")
-    return {"resume": True, **{name: getattr(arguments, name) for name in names}}
 
 
 def train_combinations(combinations: Sequence[Combination]) -> int:
@@ -248,8 +242,7 @@ def train_combinations(combinations: Sequence[Combination]) -> int:
             if interruption.requested is not None:
                 return interruption.exit_status
             say(title)
-            options = _options(arguments)
-            run = training.train_run(task, folder, interruption=interruption, **options)
+            run = training.train_run(task, folder, interruption=interruption, **arguments.options)
             if run.step < task.train.steps:
                 return run.interrupted
     return 0

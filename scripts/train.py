@@ -17,33 +17,6 @@ from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Settings
 
 
-def _every(words: list[str]) -> int:
-    """Parses no word, or ["every=STEPS"]."""
-    if not words:
-        return 100
-    name, _, steps = words[0].rpartition("=")
-    if len(words) > 1 or name not in ("", "every") or not steps.isdecimal():
-        raise ValueError(f"log_gradients must be nothing or every=STEPS; got {' '.join(words)}")
-    return int(steps)
-
-
-_LOG_GRADIENTS = tyro.constructors.PrimitiveConstructorSpec(
-    nargs="*",
-    metavar="[every=STEPS]",
-    instance_from_str=_every,
-    is_instance=lambda instance: isinstance(instance, int | None),
-    str_from_instance=lambda instance: [] if instance is None else [f"every={instance}"],
-)
-
-_MESH = tyro.constructors.PrimitiveConstructorSpec(
-    nargs="*",
-    metavar="AXIS=DEVICES ...",
-    instance_from_str=MeshShape.from_words,
-    is_instance=lambda instance: isinstance(instance, MeshShape | None),
-    str_from_instance=lambda instance: ["None"] if instance is None else instance.to_words(),
-)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(Generic[Settings]):
     """Train a model of a task with one score function and several seeds at once.
@@ -73,19 +46,30 @@ class Arguments(Generic[Settings]):
     task: TaskName = "reversal"
     workdir: Path
     resume: bool = False
-    log_gradients: Annotated[int | None, _LOG_GRADIENTS] = None
-    mesh: Annotated[MeshShape | None, _MESH] = None
+    log_gradients: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[every=STEPS]")] = None
+    mesh: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="AXIS=DEVICES ...")] = None
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What `train_run` takes besides the settings and the folder.
+
+        Raises:
+            ValueError: the words of `log_gradients` or of `mesh` are wrong.
+        """
+        mesh = None if self.mesh is None else MeshShape.from_words(self.mesh)
+        every = None if self.log_gradients is None else 100
+        if self.log_gradients:
+            words = " ".join(self.log_gradients)
+            steps = words.removeprefix("every=")
+            if not steps.isdecimal():
+                raise ValueError(f"log_gradients must be nothing or every=STEPS; got {words}")
+            every = int(steps)
+        return {"resume": self.resume, "log_gradients": every, "mesh": mesh}
 
 
 def main(arguments: Arguments[Any]) -> int:
-    run = training.train_run(
-        arguments.settings,
-        arguments.workdir,
-        resume=arguments.resume,
-        log_gradients=arguments.log_gradients,
-        mesh=arguments.mesh,
-    )
+    run = training.train_run(arguments.settings, arguments.workdir, **arguments.options)
     loop = run.task.train
     finished = run.step == loop.steps
     # A signal that arrived while the last step was saved did not stop anything.

@@ -18,7 +18,6 @@ from command_line import run_command
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output
-from attention_jax.tasks import task_in
 from attention_jax.tasks.files import decode_text
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.text import check_same_length, lines_of, read_sentences
@@ -72,9 +71,9 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     if arguments.out is None and sys.stdout is None:
         raise ValueError("out must name a file where standard output is closed; got none")
-    if not isinstance(task_in(arguments.workdir, score=arguments.score), Translation):
-        raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
     run = load_run(arguments.workdir, arguments.step, score=arguments.score)
+    if not isinstance(run.task, Translation):
+        raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
     translator = translator_of(run, arguments.seed_index)
     if arguments.source is None:
         sentences = lines_of(decode_text(sys.stdin.buffer.read(), "standard input"))

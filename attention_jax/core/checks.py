@@ -58,11 +58,6 @@ def check_entries(name: str, array: Array, least: int, most: int) -> None:
             raise ValueError(f"{name} must be from {least} to {most}; got {entry}")
 
 
-def checked_rate(rate: Any) -> float:
-    """The dropout rate as a Python float."""
-    return checked_fraction("dropout_rate", rate)
-
-
 def checked_number(name: str, value: Any) -> float:
     """A finite number as a Python float, for a static option."""
     try:

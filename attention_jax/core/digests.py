@@ -43,20 +43,18 @@ _HOST_CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
 _DIGESTS: dict[int, bytes] = {}  # of the JAX arrays with these ids, while they exist
 
 
-class NotKnownError(Exception):
-    """What a program must not do, because its digest would not see it."""
-
-
-def digest_of(program: Callable[..., Any], arguments: Any, remedy: str) -> str:
+def digest_of(program: Callable[..., Any], arguments: Any, name: str, remedy: str) -> str:
     """Traces a function on shapes, and returns the digest of its program.
 
     Args:
         program: takes pytrees of arrays, and returns one.
         arguments: pytrees of `jax.ShapeDtypeStruct`.
-        remedy: how the program gets a traced array, for the error.
+        name: of the part with this program, for errors.
+        remedy: how the part gets a traced array.
 
     Raises:
-        NotKnownError: the program uses a traced array of its enclosing scope, or a Python function.
+        ValueError: the program uses a traced array of its enclosing scope, or a Python function
+            whose result it reads: its digest would not see them.
     """
     # Without a mesh and a default precision, the digest is that of any: they may be others when
     # a derivative is traced.
@@ -69,18 +67,19 @@ def digest_of(program: Callable[..., Any], arguments: Any, remedy: str) -> str:
             for inner in _with_inner(closed):
                 for constant in getattr(inner, "consts", ()):
                     if isinstance(constant, jax.core.Tracer):
-                        raise NotKnownError(
-                            f"use the traced array {constant.aval.str_short()} of its enclosing"
-                            f" scope, which would get no gradient: {remedy}"
+                        raise ValueError(
+                            f"{name} must not use the traced array {constant.aval.str_short()} of"
+                            f" its enclosing scope, which would get no gradient: {remedy}"
                         )
                     digest.update(_numbers_of(constant))
                 for equation in inner.eqns:
-                    name = equation.primitive.name
-                    if name in _HOST_CALLBACKS and equation.outvars:
-                        raise NotKnownError(
-                            f"read the result of a Python function ({name}): use jax.numpy"
+                    kind = equation.primitive.name
+                    if kind in _HOST_CALLBACKS and equation.outvars:
+                        raise ValueError(
+                            f"{name} must not read the result of a Python function ({kind}): use"
+                            " jax.numpy"
                         )
-                    if name in _UNSHOWN:
+                    if kind in _UNSHOWN:
                         unshown = _unshown(equation, inner, orders)
                         programs += [(each, orders - 1) for each in unshown]
     return digest.hexdigest()

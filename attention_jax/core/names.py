@@ -21,7 +21,7 @@ import jax
 from attention_jax.core.digests import ADDRESS
 from attention_jax.core.programs import (
     Known,
-    is_of_this_package,
+    module_of,
     one_line,
     same_numbers,
     users_line,
@@ -168,11 +168,8 @@ def describe(part: Any) -> JSON:
 
 def _identity(part: Any) -> JSON:
     cls = part.__class__
-    module = str(cls.__module__)
-    if is_of_this_package(cls):
-        module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
     fields = ADDRESS.sub("", repr(part))
-    description = {"class": f"{module}.{cls.__qualname__}", "fields": fields}
+    description = {"class": f"{module_of(cls)}.{cls.__qualname__}", "fields": fields}
     if type(part) is Known:
         digests = {"program": part.digest, "init": part.trace_init()}
         description |= digests | {"jax": jax.__version__}
@@ -183,9 +180,7 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     """Raises ValueError unless `part` is what `describe` made `stored` of.
 
     A part of a user is the same if its program is, whatever its class and fields are called. If its
-    program is another and gives the same numbers, it counts as the same, with a warning. An earlier
-    version of this library stored no numbers and no `init`: another program is refused, or a
-    warning if it may be because of the version of JAX.
+    program is another and gives the same numbers, it counts as the same, with a warning.
 
     Args:
         setting: how the part was named, for the error.
@@ -194,22 +189,14 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     """
     now = _identity(part)
     changed = {name for name in now if stored.get(name) != now[name]}
-    if "numbers" not in stored:
-        changed -= {"init"}
     if not changed or ("program" in now and changed.isdisjoint(("program", "init"))):
         return
     text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
-    if "numbers" in stored and "program" in now:
+    if "program" in stored and "program" in now:
         if same_numbers(stored["numbers"], part.sample()):
             warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
             return
         text += ", which gives other numbers"
-    elif changed == {"program", "jax"}:
-        versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
-        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
-        return
-    elif "program" in now and "program" in stored:
-        text += ", and config.json is of an earlier version, without numbers to compare them by"
     raise ValueError(
         f"{text}; restore what the run was trained with, or train a new run in another folder"
     )

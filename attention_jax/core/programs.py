@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.digests import LIBRARY, NotKnownError, digest_of
+from attention_jax.core.digests import LIBRARY, digest_of
 
 Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
 
@@ -132,10 +132,7 @@ class Part:
             ValueError: the program uses a traced array of its enclosing scope, or a Python function
                 whose result it reads.
         """
-        try:
-            return digest_of(program, arguments, self.remedy)
-        except NotKnownError as error:
-            raise ValueError(f"{self.name} must not {error}") from None
+        return digest_of(program, arguments, self.name, self.remedy)
 
 
 class Known:
@@ -220,6 +217,11 @@ def is_of_library(part: Any) -> bool:
 def is_of_this_package(cls: type) -> bool:
     """Whether a class is defined in this library."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def module_of(cls: type) -> str:
+    """The module of a class; of one of this library its room, because runs outlive a move in it."""
+    return ".".join(cls.__module__.split(".")[:2]) if is_of_this_package(cls) else cls.__module__
 
 
 # --- the words of errors ---

@@ -24,7 +24,7 @@ from attention_jax.functional.checks import (
 )
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.reference import logits_and_mask, params_of_normalizer
+from attention_jax.implementations.reference import logits_mask_and_values, params_of_normalizer
 from attention_jax.kernels import IMPLEMENTATIONS, OF_A_BATCH
 from attention_jax.kernels.choice import choose, current_backend
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
@@ -250,7 +250,7 @@ def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]
     normalizer = options.normalizer
 
     def one_example(inputs: Inputs) -> tuple[Array, Array]:
-        logits, mask = logits_and_mask(options, inputs)
+        logits, mask, _ = logits_mask_and_values(options, inputs)
         normalizer_params = params_of_normalizer(inputs)
         weights = normalizer(normalizer_params, logits, mask)
         return transformed_rows(normalizer, normalizer_params, logits, mask), weights

@@ -146,12 +146,7 @@ def _batch(operands: Any, axes: Any, *, structure: Any) -> tuple[Any, int]:
         for operand, axis in zip(operands, axes, strict=True)
         if axis is not None
     )
-    moved = [
-        jnp.broadcast_to(operand, (size, *operand.shape))
-        if axis is None
-        else jnp.moveaxis(operand, axis, 0)
-        for operand, axis in zip(operands, axes, strict=True)
-    ]
+    moved = [batching.bdim_at_front(*each, size) for each in zip(operands, axes, strict=True)]
     return capture_p.bind(*moved, structure=structure), 0
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
-from attention_jax.core.checks import checked_rate, checked_rng
+from attention_jax.core.checks import checked_fraction, checked_rng
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import (
@@ -260,7 +260,7 @@ def _checked_dropout(
     rate: Any, rng: Any, batch_shape: tuple[int, ...]
 ) -> tuple[float, Array | None]:
     """(rate, rng), the rng None at rate 0; ValueError without an rng at another rate."""
-    rate = checked_rate(rate)
+    rate = checked_fraction("dropout_rate", rate)
     if rate == 0:
         return rate, None
     if rng is None:

@@ -123,13 +123,10 @@ def dot_product_attention(
     # What a user wrote is traced here, outside of the program below.
     score, heads = _checked_heads(score, params, query, key, value, bias, masks)
     batch_size = query.shape[0] if query.ndim > 3 else 1
-    lengths = {
-        "query_seq_lengths": query_seq_lengths,
-        "key_value_seq_lengths": key_value_seq_lengths,
-    }
+    names = "query_seq_lengths", "key_value_seq_lengths"
     lengths = {
         name: check_axes(name, integer_array(name, array), (batch_size,), ())
-        for name, array in lengths.items()
+        for name, array in zip(names, (query_seq_lengths, key_value_seq_lengths), strict=True)
         if array is not None
     }
     return _dot_product_attention(score, implementation, bool(return_residual), heads, **lengths)
@@ -260,7 +257,9 @@ class _FlaxAttention(nnx.Module):
     ) -> Array:
         """Takes the arguments of `flax.nnx.dot_product_attention`, in the same order."""
         del precision
-        query, key, value = promote_dtype((query, key, value), dtype=dtype)
+        tokens = {"query": query, "key": key, "value": value}
+        arrays = tuple(any_array(name, array) for name, array in tokens.items())
+        query, key, value = promote_dtype(arrays, dtype=dtype)
         params = jax.tree.map(lambda leaf: leaf[...], self.params, is_leaf=_is_variable)
         if mask is not None and not isinstance(mask, Mask):
             mask = jnp.asarray(mask).astype(bool)  # Flax's own mask makers give float32

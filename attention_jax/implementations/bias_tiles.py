@@ -56,27 +56,23 @@ def tile_values(
 ) -> Array | None:
     """The sum of all summands on one tile, [t or 1, s or 1]; None if there are no summands."""
     values = [tile_arrays.tile_of(tile_arrays.tile_of(table, i), j) for table in biases.tables]
-    values += [
-        function_values(*pair, grid, i, j) for pair in zip(biases.functions, integers, strict=True)
-    ]
+    values += function_values(biases.functions, integers, grid, i, j)
     return sum(values[1:], start=values[0]) if values else None
 
 
-def function_values(function: Bias, integers: Bias, grid: Grid, i: Array, j: Array) -> Array:
-    """The values [t, s] of one function of position on one tile."""
+def function_values(
+    functions: tuple[Bias, ...], integers: tuple[Bias, ...], grid: Grid, i: Array, j: Array
+) -> list[Array]:
+    """The values [t, s] of each function of position on one tile."""
     t, s = grid.tile.query, grid.tile.key
     positions = tile_arrays.positions(i, t), tile_arrays.positions(j, s)
-    return jnp.broadcast_to(complete(function, integers).values(*positions), (t, s))
-
-
-def complete(function: Bias, integers: Bias) -> Bias:
-    """A function of position with its floats and its integers."""
-    return jax.tree.map(
+    complete = jax.tree.map(
         lambda floats, integer: integer if floats is None else floats,
-        function,
+        functions,
         integers,
         is_leaf=lambda leaf: leaf is None,
     )
+    return [jnp.broadcast_to(function.values(*positions), (t, s)) for function in complete]
 
 
 def add_gradient(
@@ -90,17 +86,10 @@ def add_gradient(
 ) -> BiasTiles:
     """Adds the gradients that a tile's `dlogits` [t, s] send to the biases to `dbiases`."""
     tables = tuple(_add_to_table(dtable, i, j, dlogits) for dtable in dbiases.tables)
-    functions = []
-    for dfunction, function, function_integers in zip(
-        dbiases.functions, biases.functions, integers, strict=True
-    ):
-        values, pull_back = jax.vjp(
-            functools.partial(function_values, integers=function_integers, grid=grid, i=i, j=j),
-            function,
-        )
-        (tile_gradient,) = pull_back(dlogits.astype(values.dtype))
-        functions.append(jax.tree.map(jnp.add, dfunction, tile_gradient))
-    return BiasTiles(tables, tuple(functions))
+    of_tile = functools.partial(function_values, integers=integers, grid=grid, i=i, j=j)
+    values, pull_back = jax.vjp(of_tile, biases.functions)
+    (gradients,) = pull_back([dlogits.astype(each.dtype) for each in values])
+    return BiasTiles(tables, jax.tree.map(jnp.add, dbiases.functions, gradients))
 
 
 def _summands(bias: Bias) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,15 @@ from attention_jax.scores.projected_keys import key_features
 from attention_jax.scores.stand_ins import needs_stand_ins, stand_in_key, stand_in_query
 
 Array = jax.Array
+
+
+class Operands(NamedTuple):
+    """The tokens of one example as `pair` and the weighted sum read them, and the parameters."""
+
+    queries: Any  # features [T, ...]
+    keys: Any  # features [S, ...]
+    values: Array  # [S, Dv]
+    params: Any  # of the score, in the compute dtype
 
 
 def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -> tuple[Any, Any]:
@@ -37,8 +46,8 @@ def projected_tokens(
     lengths: tuple[int, int],
     used: tuple[Array | None, Array | None],
     axis: str | None = None,
-) -> tuple[Any, Any, Any, Array]:
-    """The params and the tokens of one example, projected, without what the mask hides.
+) -> Operands:
+    """The tokens of one example, projected, without what the mask hides.
 
     Args:
         score: the score.
@@ -47,9 +56,6 @@ def projected_tokens(
         used: which queries and which keys an allowed pair contains, bool, see `replace_and_pad`;
             None for all, if nothing is padded.
         axis: the mesh axis of the devices that hold the other tokens of the example, if any.
-
-    Returns:
-        (params in the compute dtype, query features, key features, values [S, Dv]).
     """
     params, query, key, values = cast_floats(
         (inputs.params, inputs.query, inputs.key, inputs.value), inputs.compute_dtype
@@ -64,7 +70,7 @@ def projected_tokens(
         lambda tokens: replace_and_pad(tokens, lengths[1], used[1], stand_in_key(tokens)), key
     )
     values = replace_and_pad(values, lengths[1], used[1], 0).astype(inputs.value_dtype)
-    return params, *projected(score, inputs, params, query, key), values
+    return Operands(*projected(score, inputs, params, query, key), values, params)
 
 
 def stand_in_features(score: Score, inputs: Inputs) -> tuple[Any, Any] | None:

@@ -11,6 +11,7 @@ Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations import tiling
 from attention_jax.implementations.rounds import map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
+from attention_jax.implementations.tile_arrays import repeated
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers.rows import RowSummary, RowSums
 
@@ -36,21 +38,15 @@ def attend_tiles(plan: Plan, arrays: Arrays, constants: Any) -> tuple[Array, Row
         rows = state.finalize(plan.options.normalizer)
         return rows.output, rows.summary
 
-    def attend(constants: Constants, keys_and_values, query_tile, state: RowSums) -> RowSums:
-        keys, values = keys_and_values
-        i, queries, tables = query_tile
-        arrays_of_round = arrays._replace(keys=keys, values=values)
-        return _attend_to_keys(plan, arrays_of_round, constants, i, queries, tables, state)
-
     # Each tile of queries consists of its index, its features and its rows of the bias tables.
-    tables = [_repeated(table, plan.query_tiles) for table in arrays.biases.tables]
+    tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
     return map_query_tiles(
         plan.ring,
         constants,
         (arrays.keys, arrays.values),
         (jnp.arange(plan.query_tiles), arrays.queries, tables),
         start=lambda: tiling.empty_state(plan, arrays),
-        attend=attend,
+        attend=functools.partial(_attend_to_keys, plan, arrays),
         finish=finish,
         recompute=True,
     )
@@ -60,12 +56,12 @@ def _attend_to_keys(
     plan: Plan,
     arrays: Arrays,
     constants: Constants,
-    i: Array,
-    queries: Any,
-    tables: list[Array],
+    keys_and_values: tuple[Any, Array],
+    query_tile: tuple[Array, Any, list[Array]],
     sums: RowSums,
 ) -> RowSums:
-    """The sums of one tile of queries after all tiles of keys in `arrays`."""
+    """The sums of one tile of queries after all tiles of these keys."""
+    i, queries, tables = query_tile
     order = jnp.arange(plan.key_tiles)
     visited = jnp.asarray(plan.key_tiles)
     if constants.schedule is not None:
@@ -92,13 +88,8 @@ def _attend_to_keys(
 
     # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
     # into all keys would give a gradient of the size of all keys in every step.
-    keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
-    tables = [_repeated(table, plan.key_tiles)[order] for table in tables]
+    keys, values = jax.tree.map(lambda tiles: tiles[order], keys_and_values)
+    tables = [repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 
     return add_keys(plan, arrays, fold, sums)
-
-
-def _repeated(tiles: Array, count: int) -> Array:
-    """Broadcasts a leading axis of size 1 to `count` tiles."""
-    return jnp.broadcast_to(tiles, (count, *tiles.shape[1:]))

@@ -22,7 +22,7 @@ from attention_jax.core.products import einsum
 from attention_jax.implementations import bias_tiles, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
-from attention_jax.implementations.tile_arrays import joined, positions
+from attention_jax.implementations.tile_arrays import joined, positions, repeated
 from attention_jax.scores import Params, Score
 from attention_jax.scores.stand_ins import pair_with_stand_ins
 
@@ -92,10 +92,7 @@ def attend_in_order(
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
     # The loop takes tables row by row. If it read a whole table, every step would add a gradient of
     # the size of the table.
-    tables = [
-        jnp.broadcast_to(table, (plan.query_tiles, *table.shape[1:]))
-        for table in arrays.biases.tables
-    ]
+    tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
     first_key, shape = jnp.asarray(0), (plan.tile.query, lengths[1])
 
     def attend(carry: Any, query_tile: Any) -> tuple[Any, Any]:

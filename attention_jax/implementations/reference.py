@@ -22,7 +22,6 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.core.products import einsum
 from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.features import projected_tokens, stand_in_features
-from attention_jax.implementations.tile_arrays import replace_and_pad
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import transformed_rows, weights_of_rows
 from attention_jax.normalizers.rows import summary_of_rows
@@ -34,7 +33,7 @@ Array = jax.Array
 
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
-    logits, mask = logits_and_mask(options, inputs)
+    logits, mask, values = logits_mask_and_values(options, inputs)
     params = params_of_normalizer(inputs)
     logits = transformed_rows(options.normalizer, params, logits, mask)
     weights = weights_of_rows(options.normalizer, params, logits)
@@ -48,10 +47,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     if inputs.damping is not None:
         damping = cast_floats(inputs.damping, inputs.compute_dtype)
         weights = weights * jnp.exp(damping.materialize(*logits.shape))
-    used_keys = None if mask is None else mask.any(0)
-    value = inputs.value.astype(inputs.value_dtype)
-    value = replace_and_pad(value, value.shape[0], used_keys, 0)
-    output = einsum("ts,sd->td", weights, value)
+    output = einsum("ts,sd->td", weights, values)
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
     summary = summary_of_rows(logits) if options.normalizer.family.is_softmax else None
@@ -63,8 +59,8 @@ def params_of_normalizer(inputs: Inputs) -> Any:
     return cast_floats(inputs.normalizer_params, inputs.compute_dtype)
 
 
-def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | None]:
-    """Logits [T, S] in the compute dtype, with arbitrary masked entries, and the mask [T, S]."""
+def logits_mask_and_values(options: Options, inputs: Inputs) -> tuple[Array, Array | None, Array]:
+    """Logits [T, S] in the compute dtype, with arbitrary masked entries; mask [T, S]; values."""
     score, dtype = options.score, inputs.compute_dtype
     shape = (inputs.query.shape[0], inputs.key.shape[0])
     mask, replacements = None, None
@@ -74,8 +70,8 @@ def logits_and_mask(options: Options, inputs: Inputs) -> tuple[Array, Array | No
         replacements = stand_in_features(score, inputs)
         # A weight of 0 does not keep out a NaN (0 * NaN is NaN), neither forward nor backward.
         used = mask.any(1), mask.any(0)
-    params, queries, keys, _ = projected_tokens(score, inputs, shape, used)
+    queries, keys, values, params = projected_tokens(score, inputs, shape, used)
     logits = pair_with_stand_ins(score, params, queries, keys, mask, replacements).astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape).astype(dtype)
-    return logits, mask
+    return logits, mask, values

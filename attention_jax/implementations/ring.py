@@ -22,15 +22,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import tiled, tiling
 from attention_jax.implementations.contract import Inputs, Options, results
-from attention_jax.implementations.features import stand_in_features
-from attention_jax.implementations.rounds import Visit
+from attention_jax.implementations.rounds import Ring
 from attention_jax.implementations.tile_arrays import joined
 from attention_jax.implementations.tiling import Arrays, Constants, Plan
 from attention_jax.normalizers import AttentionStatistics
@@ -66,65 +64,6 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
     return jax.tree.map(lambda row: ring.mirrored(row, 0), results(options, inputs, *rows))
 
 
-@dataclasses.dataclass(frozen=True)
-class Ring:
-    """The devices along one mesh axis; each sends its keys to the next after every round.
-
-    Attributes:
-        axis: the name of the mesh axis.
-        lengths: the number of queries and of keys of a device.
-        halves: how many of these the device does not exchange, in whole tiles.
-    """
-
-    axis: str
-    lengths: tuple[int, int]
-    halves: tuple[int, int]
-
-    def mirrored(self, tokens: Array, side: int) -> Array:
-        """Exchanges the second half of tokens [length, ...] with the mirror image; an involution.
-
-        Args:
-            tokens: those of one device.
-            side: 0 for queries, 1 for keys.
-        """
-        devices, half = jax.lax.axis_size(self.axis), self.halves[side]
-        mirror_images = [(device, devices - 1 - device) for device in range(devices)]
-        second = jax.lax.ppermute(tokens[half:], self.axis, mirror_images)
-        return jnp.concatenate([tokens[:half], second])
-
-    def shifts(self, step: Array) -> Shifts:
-        """The positions of the queries, and of the keys that are here in round `step`."""
-        devices, device = jax.lax.axis_size(self.axis), jax.lax.axis_index(self.axis)
-        owner = (device.astype(step.dtype) - step) % devices  # each round has sent the keys on
-        queries, keys = (jnp.stack([first, devices - 1 - first]) for first in (device, owner))
-        return Shifts(self.lengths[0] * queries, self.lengths[1] * keys, self.halves)
-
-    def at_round(self, functions: Any, step: Array) -> Any:
-        """A pytree of functions of positions, for the keys of round `step`."""
-
-        def shifted(leaf: Any) -> Any:
-            return self.shifts(step) if isinstance(leaf, Shifts) else leaf
-
-        return jax.tree.map(shifted, functions, is_leaf=lambda leaf: isinstance(leaf, Shifts))
-
-    def fold(self, constants: Constants, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
-        """`keys, carry = visit(constants, keys, carry)`, once per device; see `fold_rounds`."""
-        devices = jax.lax.axis_size(self.axis)
-        next_device = [(device, (device + 1) % devices) for device in range(devices)]
-
-        def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
-            step, schedule = step_and_schedule
-            of_round = self.at_round(constants._replace(schedule=None), step)
-            keys, carry = visit(of_round._replace(schedule=schedule), *state)
-            # The last permutation returns the keys to their first device. Only gradients need it;
-            # the forward pass has it too, so that the program holds a single copy of the round.
-            return (jax.lax.ppermute(keys, self.axis, next_device), carry), None
-
-        rounds = jnp.arange(devices), constants.schedule
-        (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), rounds)
-        return keys, carry
-
-
 def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]:
     """`tiling.prepare` for the tokens of this device.
 
@@ -132,10 +71,9 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]
     round, and the batch decides about all tiles together: a batch that is sharded over another mesh
     axis then needs one small reduction, and none in a round.
     """
-    options, shifts = plan.options, ring.shifts(jnp.zeros((), int))
+    shifts = ring.shifts(jnp.zeros((), int))
     devices = jax.lax.axis_size(ring.axis)
     mask = _shifted_mask(plan, inputs.mask, shifts, ring.lengths)
-    keys_per_query, used_keys = _used_tokens(plan, inputs.mask, shifts, ring.lengths, devices)
     schedule = None
     if mask is not None:
         statuses = jax.lax.map(
@@ -149,19 +87,12 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]
         value=ring.mirrored(inputs.value, 1),
         bias=None if inputs.bias is None else ShiftedBias(inputs.bias, shifts),
     )
-    arrays, integers = tiling.tile_inputs(plan, inputs, keys_per_query, used_keys)
-    keep = tiling.make_dropout_mask(options, inputs)
-    source_length = devices * ring.lengths[1]
-    constants = Constants(
-        mask=mask,
-        schedule=schedule,
-        dropout_mask=None if keep is None else ShiftedMask(keep, shifts),
-        bias_integers=integers,
-        stand_ins=None if mask is None else stand_in_features(options.score, inputs),
-        num_keys=tiling.num_keys_of_tiles(
-            options, plan.grid, keys_per_query, source_length, inputs.compute_dtype
-        ),
+    used = _used_tokens(plan, inputs.mask, shifts, ring.lengths, devices)
+    arrays, constants = tiling.in_tiles(
+        plan, inputs, mask, schedule, used, devices * ring.lengths[1]
     )
+    if constants.dropout_mask is not None:
+        constants = constants._replace(dropout_mask=ShiftedMask(constants.dropout_mask, shifts))
     return arrays, constants
 
 
@@ -193,9 +124,8 @@ def _used_tokens(
         part_mask = _shifted_mask(part_plan, mask, shifts, lengths)
         if part_mask is None:
             return None, None
-        return tiling.used_tokens(
-            part_plan, part_mask, tiling.make_schedule(part_plan.grid, part_mask)
-        )
+        schedule = tiling.schedule_of(tiling.tile_statuses(part_plan.grid, part_mask))
+        return tiling.used_tokens(part_plan, part_mask, schedule)
 
     (queries, keys), unshifted = lengths, jnp.zeros(1, int)
     counts, _ = used(dataclasses.replace(shifts, keys=unshifted), (queries, devices * keys))

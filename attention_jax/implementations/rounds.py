@@ -8,28 +8,80 @@ for the keys that the device holds then.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.pairwise.position_functions import Shifts
+
+Array = jax.Array
 Visit = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
-class Rounds(Protocol):
-    """The interface of a ring of devices, along a mesh axis."""
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The devices along one mesh axis; each sends its keys to the next after every round.
 
-    @property
-    def axis(self) -> str:
-        """The name of the mesh axis."""
+    Attributes:
+        axis: the name of the mesh axis.
+        lengths: the number of queries and of keys of a device.
+        halves: how many of these the device does not exchange, in whole tiles.
+    """
+
+    axis: str
+    lengths: tuple[int, int]
+    halves: tuple[int, int]
+
+    def mirrored(self, tokens: Array, side: int) -> Array:
+        """Exchanges the second half of tokens [length, ...] with the mirror image; an involution.
+
+        Args:
+            tokens: those of one device.
+            side: 0 for queries, 1 for keys.
+        """
+        devices, half = jax.lax.axis_size(self.axis), self.halves[side]
+        mirror_images = [(device, devices - 1 - device) for device in range(devices)]
+        second = jax.lax.ppermute(tokens[half:], self.axis, mirror_images)
+        return jnp.concatenate([tokens[:half], second])
+
+    def shifts(self, step: Array) -> Shifts:
+        """The positions of the queries, and of the keys that are here in round `step`."""
+        devices, device = jax.lax.axis_size(self.axis), jax.lax.axis_index(self.axis)
+        owner = (device.astype(step.dtype) - step) % devices  # each round has sent the keys on
+        queries, keys = (jnp.stack([first, devices - 1 - first]) for first in (device, owner))
+        return Shifts(self.lengths[0] * queries, self.lengths[1] * keys, self.halves)
+
+    def at_round(self, functions: Any, step: Array) -> Any:
+        """A pytree of functions of positions, for the keys of round `step`."""
+
+        def shifted(leaf: Any) -> Any:
+            return self.shifts(step) if isinstance(leaf, Shifts) else leaf
+
+        return jax.tree.map(shifted, functions, is_leaf=lambda leaf: isinstance(leaf, Shifts))
 
     def fold(self, constants: Any, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
-        """See `fold_rounds`."""
+        """`keys, carry = visit(constants, keys, carry)`, once per device; see `fold_rounds`."""
+        devices = jax.lax.axis_size(self.axis)
+        next_device = [(device, (device + 1) % devices) for device in range(devices)]
+
+        def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
+            step, schedule = step_and_schedule
+            of_round = self.at_round(constants._replace(schedule=None), step)
+            keys, carry = visit(of_round._replace(schedule=schedule), *state)
+            # The last permutation returns the keys to their first device. Only gradients need it;
+            # the forward pass has it too, so that the program holds a single copy of the round.
+            return (jax.lax.ppermute(keys, self.axis, next_device), carry), None
+
+        rounds = jnp.arange(devices), constants.schedule
+        (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), rounds)
+        return keys, carry
 
 
 def fold_rounds(
-    ring: Rounds | None, constants: Any, keys: Any, carry: Any, visit: Visit
+    ring: Ring | None, constants: Any, keys: Any, carry: Any, visit: Visit
 ) -> tuple[Any, Any]:
     """`keys, carry = visit(constants, keys, carry)`, once per round.
 
@@ -50,7 +102,7 @@ def fold_rounds(
 
 
 def map_query_tiles(
-    ring: Rounds | None,
+    ring: Ring | None,
     constants: Any,
     keys: Any,
     tiles: Any,

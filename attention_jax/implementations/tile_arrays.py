@@ -45,6 +45,11 @@ def joined(tiles: Array, length: int) -> Array:
     return tiles.reshape(tiles.shape[0] * tiles.shape[1], *tiles.shape[2:])[:length]
 
 
+def repeated(tiles: Array, count: int) -> Array:
+    """Broadcasts a leading axis of size 1 to `count` tiles."""
+    return jnp.broadcast_to(tiles, (count, *tiles.shape[1:]))
+
+
 def tile_of(tiles: Any, index: Array) -> Any:
     """The tile at `index` of each leaf; a leaf with a single tile shares it among all indices."""
     return jax.tree.map(

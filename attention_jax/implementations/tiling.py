@@ -26,7 +26,7 @@ from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles, Grid
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected_tokens, stand_in_features
-from attention_jax.implementations.rounds import Rounds
+from attention_jax.implementations.rounds import Ring
 from attention_jax.implementations.tile_arrays import cut, positions
 from attention_jax.normalizers.rows import RowSums
 from attention_jax.pairwise import dropout
@@ -45,7 +45,7 @@ class Plan:
     tile: BlockSizes  # t and s
     query_tiles: int
     key_tiles: int
-    ring: Rounds | None = None  # the devices that share the keys; None for a single device
+    ring: Ring | None = None  # the devices that share the keys; None for a single device
 
     @property
     def grid(self) -> Grid:
@@ -99,33 +99,16 @@ class Constants(NamedTuple):
     damping_integers: tuple[Bias, ...] = ()  # the integers of the damping
 
 
-def prepare(
-    options: Options, inputs: Inputs, plan: Plan | None = None
-) -> tuple[Plan, Arrays, Constants]:
-    """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts.
-
-    `plan` says how to cut; None for `make_plan`.
-    """
+def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
+    """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    plan = make_plan(options, *lengths) if plan is None else plan
+    plan = make_plan(options, *lengths)
     mask = mask_with_padding(plan, inputs.mask, lengths)
-    schedule, keys_per_query, used_keys = None, None, None
+    schedule, used = None, None
     if mask is not None:
-        schedule = make_schedule(plan.grid, mask)
-        keys_per_query, used_keys = used_tokens(plan, mask, schedule)
-    arrays, integers = tile_inputs(plan, inputs, keys_per_query, used_keys)
-    dtype = inputs.compute_dtype
-    damping, damping_integers = bias_tiles.prepare(inputs.damping, dtype, plan.grid)
-    constants = Constants(
-        mask=mask,
-        schedule=schedule,
-        dropout_mask=make_dropout_mask(options, inputs),
-        bias_integers=integers,
-        stand_ins=None if mask is None else stand_in_features(options.score, inputs),
-        num_keys=num_keys_of_tiles(options, plan.grid, keys_per_query, lengths[1], dtype),
-        damping_integers=damping_integers,
-    )
-    return plan, arrays._replace(damping=damping), constants
+        schedule = schedule_of(tile_statuses(plan.grid, mask))
+        used = used_tokens(plan, mask, schedule)
+    return plan, *in_tiles(plan, inputs, mask, schedule, used or (None, None), lengths[1])
 
 
 def mask_with_padding(plan: Plan, mask: Mask | None, lengths: tuple[int, int]) -> Mask | None:
@@ -150,34 +133,36 @@ def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
     )
 
 
-def make_dropout_mask(options: Options, inputs: Inputs) -> Mask | None:
-    """The mask of the weights that dropout keeps; None without dropout."""
-    if options.dropout_rate == 0:
-        return None
-    assert inputs.dropout_rng is not None  # checked by the caller
-    return dropout.DropoutMask(options.dropout_rate, inputs.dropout_rng)
-
-
-def tile_inputs(
-    plan: Plan, inputs: Inputs, keys_per_query: Array | None, used_keys: Array | None
-) -> tuple[Arrays, tuple[Bias, ...]]:
+def in_tiles(
+    plan: Plan,
+    inputs: Inputs,
+    mask: Mask | None,
+    schedule: TileSchedule | None,
+    used: tuple[Array | None, Array | None],
+    source_length: int,
+) -> tuple[Arrays, Constants]:
     """Replaces unused tokens, pads to whole tiles, projects and cuts.
 
     Args:
         plan: the sizes and numbers of tiles.
         inputs: the arrays of one example.
-        keys_per_query: int [query_tiles * t], see `used_tokens`; None if every query has keys.
-        used_keys: bool [key_tiles * s], which keys an allowed pair contains; None for all.
-
-    Returns:
-        the differentiable arrays, and the integers of each function of position in the bias.
+        mask: that of the tiles, which hides padding too.
+        schedule: of the tiles, for this mask.
+        used: see `used_tokens`; None if every query has all keys, and None if all keys are used.
+        source_length: the number of all keys, those of other devices included.
     """
     score, dtype = plan.options.score, inputs.compute_dtype
-    used = None if keys_per_query is None else keys_per_query > 0, used_keys
-    params, q_features, k_features, values = projected_tokens(
-        score, inputs, plan.padded_lengths, used, plan.ring.axis if plan.ring else None
+    keys_per_query, used_keys = used
+    used_queries = None if keys_per_query is None else keys_per_query > 0
+    q_features, k_features, values, params = projected_tokens(
+        score,
+        inputs,
+        plan.padded_lengths,
+        (used_queries, used_keys),
+        plan.ring.axis if plan.ring else None,
     )
     biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
+    damping, damping_integers = bias_tiles.prepare(inputs.damping, dtype, plan.grid)
     arrays = Arrays(
         queries=jax.tree.map(functools.partial(cut, count=plan.query_tiles), q_features),
         keys=jax.tree.map(functools.partial(cut, count=plan.key_tiles), k_features),
@@ -185,8 +170,26 @@ def tile_inputs(
         params=score.tile_params(params, q_features),
         biases=biases,
         normalizer_params=cast_floats(inputs.normalizer_params, dtype),
+        damping=damping,
     )
-    return arrays, integers
+    dropout_mask, num_keys = None, None
+    if plan.options.dropout_rate > 0:
+        assert inputs.dropout_rng is not None  # checked by the caller
+        dropout_mask = dropout.DropoutMask(plan.options.dropout_rate, inputs.dropout_rng)
+    if plan.options.normalizer.uses_num_keys:
+        counts = jnp.asarray(source_length) if keys_per_query is None else keys_per_query
+        num_keys = cut(jnp.broadcast_to(counts, plan.padded_lengths[:1]), plan.query_tiles)
+        num_keys = num_keys.astype(dtype)
+    constants = Constants(
+        mask=mask,
+        schedule=schedule,
+        dropout_mask=dropout_mask,
+        bias_integers=integers,
+        stand_ins=None if mask is None else stand_in_features(score, inputs),
+        num_keys=num_keys,
+        damping_integers=damping_integers,
+    )
+    return arrays, constants
 
 
 def empty_state(plan: Plan, arrays: Arrays) -> RowSums:
@@ -251,11 +254,6 @@ def _even_size(length: int, block: int) -> int:
     return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
 
 
-def make_schedule(grid: Grid, mask: Mask) -> TileSchedule:
-    """Orders the tiles by whether the mask leaves them full, mixed or empty."""
-    return schedule_of(tile_statuses(grid, mask))
-
-
 def tile_statuses(grid: Grid, mask: Mask) -> TileStatus:
     """Whether the mask leaves each tile empty, and whether full: bool [query_tiles, key_tiles]."""
 
@@ -303,24 +301,3 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
     used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
     used_keys, counts = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))
     return counts.reshape(-1), used_keys.reshape(-1)
-
-
-def num_keys_of_tiles(
-    options: Options, grid: Grid, keys_per_query: Array | None, source_length: int, dtype: Any
-) -> Array | None:
-    """The number of keys of each query, float [query_tiles, t]; None if the normaliser reads none.
-
-    Args:
-        options: the static options.
-        grid: the sizes and numbers of tiles.
-        keys_per_query: int [query_tiles * t], from `used_tokens`; None if every query may attend
-            to all keys.
-        source_length: the number of all keys.
-        dtype: of the result.
-    """
-    if not options.normalizer.uses_num_keys:
-        return None
-    shape = grid.tiles[0], grid.tile.query
-    if keys_per_query is None:
-        return jnp.full(shape, source_length, dtype)
-    return keys_per_query.reshape(shape).astype(dtype)

@@ -1,4 +1,4 @@
-"""The algebra of rows: how the sums of all keys become results, and cotangents terms of a kernel.
+"""The cotangents of rows in kernels: what a backward kernel reads for each row, and does on a tile.
 
 With x_j the logits of a row, M the largest of them, and
 
@@ -15,25 +15,14 @@ tile has exp(x_j - M) = w_j total, so the cotangents are divided by the total on
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers.rows import AttentionStatistics, RowSummary
+from attention_jax.normalizers.rows import Sums, where_positive
 
 Array = jax.Array
-
-LOWEST = float(jnp.finfo(jnp.float32).min)
-
-
-class Sums(NamedTuple):
-    """What a forward kernel saves for each row: arrays, or a kernel's references to them."""
-
-    largest: Any  # [T] M; `LOWEST` without keys: -inf minus -inf would be NaN
-    total: Any  # [T]; 0 without keys
-    excess: Any  # [T]; None without statistics
 
 
 class RowTerms(NamedTuple):
@@ -44,13 +33,6 @@ class RowTerms(NamedTuple):
     offset: Any  # [T] added to the cotangents of the weights
     dentropy: Any  # [T]; None without statistics
     dlogsumexp: Any  # [T] the sum of the cotangents of the logits; 0 without statistics
-
-
-def statistics_of(sums: Sums) -> AttentionStatistics | None:
-    """The statistics of the rows, if the kernel has summed the excess."""
-    if sums.excess is None:
-        return None
-    return RowSummary.of_sums(*sums).statistics()
 
 
 def row_terms(sums: Sums, output: Array, cotangents: Any) -> RowTerms:
@@ -78,36 +60,6 @@ def row_terms(sums: Sums, output: Array, cotangents: Any) -> RowTerms:
 # --- in a kernel, on a tile ---
 
 
-def with_tile(
-    sums: Sums,
-    logits: Array,
-    largest: Array,
-    spread: Callable[[Array], Array],
-    sum_of_rows: Callable[[Array], Array],
-) -> tuple[Sums, Array, Array]:
-    """(the sums with a tile of keys, its exp(x - M), the factor of what was summed before).
-
-    Args:
-        sums: of the tiles before, in any form of rows.
-        logits: [t, s]; -inf where masked.
-        largest: rows of the largest logits of this tile.
-        spread: rows -> tile.
-        sum_of_rows: tile -> rows.
-    """
-    largest = jnp.maximum(sums.largest, largest)
-    rise = sums.largest - largest
-    shrink = jnp.exp(rise)
-    shifted = logits - spread(largest)
-    exponentials = jnp.exp(shifted)
-    excess = sums.excess
-    if excess is not None:
-        # 0 where the exponential is 0: 0 * -inf would be NaN.
-        excess = shrink * (excess + jnp.where(shrink > 0, rise, 0.0) * sums.total)
-        excess = excess + sum_of_rows(exponentials * _where_positive(exponentials, shifted))
-    total = shrink * sums.total + sum_of_rows(exponentials)
-    return Sums(largest, total, excess), exponentials, shrink
-
-
 def inverse_totals(total: Array) -> Array:
     """1 / total; 0 for a row without keys, and NaN for NaN, which `total > 0` would hide."""
     has_keys = total != 0
@@ -120,9 +72,5 @@ def tile_cotangents(logits: Array, products: Array, terms: RowTerms) -> tuple[Ar
     exponentials = jnp.exp(shifted)
     dweights = products + terms.offset
     if terms.dentropy is not None:
-        dweights = dweights - terms.dentropy * _where_positive(exponentials, shifted)
+        dweights = dweights - terms.dentropy * where_positive(exponentials, shifted)
     return exponentials, exponentials * dweights
-
-
-def _where_positive(exponentials: Array, shifted: Array) -> Array:
-    return jnp.where(exponentials > 0, shifted, 0.0)

@@ -18,14 +18,16 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.kernels.rows import RowTerms, Sums, row_terms, statistics_of
-from attention_jax.kernels.tokens import Operands, operands_of, refuse
+from attention_jax.implementations.features import Operands
+from attention_jax.kernels.rows import RowTerms, row_terms
+from attention_jax.kernels.tokens import operands_of, refuse
 from attention_jax.kernels.windows import Windows, hides_tokens, padded_windows, windows_of
+from attention_jax.normalizers.rows import RowSummary, Sums
 
 Array = jax.Array
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """The static part of a call."""
 
     options: Options
@@ -46,9 +48,9 @@ class Kernels(NamedTuple):
     reason_against: Callable[[Options, Inputs], str | None]  # see `refuse`
     tile: Callable[[Options, int, int], tuple[int, int]]  # the tile of these lengths
     # -> output [T, Dv], and sums; the windows are None if each query sees each key.
-    forward: Callable[[Call, Operands, Windows | None], tuple[Array, Sums]]
+    forward: Callable[[KernelCall, Operands, Windows | None], tuple[Array, Sums]]
     # (..., the cotangent of the output) -> cotangents of the operands
-    backward: Callable[[Call, Operands, Windows | None, RowTerms, Array], Operands]
+    backward: Callable[[KernelCall, Operands, Windows | None, RowTerms, Array], Operands]
 
 
 def twin(options: Options, inputs: Inputs) -> Any:
@@ -63,13 +65,13 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
     The function raises NotImplementedError, with the reason, where the kernels cannot serve.
     """
 
-    def call_of(options: Options, inputs: Inputs) -> Call:
+    def call_of(options: Options, inputs: Inputs) -> KernelCall:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
         tile = kernels.tile(options, *lengths)
         tiles = (math.ceil(lengths[0] / tile[0]), math.ceil(lengths[1] / tile[1]))
-        return Call(options, tile, tiles, inputs.query.dtype)
+        return KernelCall(options, tile, tiles, inputs.query.dtype)
 
-    def prepared(call: Call, inputs: Inputs) -> tuple[Operands, Windows | None]:
+    def prepared(call: KernelCall, inputs: Inputs) -> tuple[Operands, Windows | None]:
         lengths = inputs.query.shape[0], inputs.key.shape[0]
         padded = call.lengths != lengths
         if inputs.mask is None and not padded:
@@ -82,7 +84,8 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
     def forward(options: Options, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
         call = call_of(options, inputs)
         output, sums = kernels.forward(call, *prepared(call, inputs))
-        results = output.astype(inputs.query.dtype), statistics_of(sums)
+        statistics = None if sums.excess is None else RowSummary.of_sums(*sums).statistics()
+        results = output.astype(inputs.query.dtype), statistics
         results = jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results)
         return results, (inputs, sums, output)
 

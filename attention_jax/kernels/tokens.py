@@ -6,26 +6,12 @@ are finite.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import jax
 from jax.export import is_symbolic_dim
 
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.implementations.features import projected_tokens
-from attention_jax.kernels.windows import Windows, reason_against_mask, used_tokens
+from attention_jax.implementations.features import Operands, projected_tokens
+from attention_jax.kernels.windows import Windows, reason_against_mask, seen_tokens
 from attention_jax.normalizers import Softmax
-
-Array = jax.Array
-
-
-class Operands(NamedTuple):
-    """The differentiable operands of a kernel."""
-
-    queries: Any  # features [T, ...]
-    keys: Any  # features [S, ...]
-    values: Array  # [S, Dv]
-    params: Any  # of the score, in the compute dtype
 
 
 def reason_against(options: Options, inputs: Inputs, *, segments: bool = False) -> str | None:
@@ -67,6 +53,5 @@ def operands_of(
         windows: of its mask; None if every query sees every key, and nothing is padded.
         lengths: (T, S), to which tokens are padded.
     """
-    used = (None, None) if windows is None else used_tokens(windows, inputs.key.shape[0])
-    params, queries, keys, values = projected_tokens(options.score, inputs, lengths, used)
-    return Operands(queries, keys, values, params)
+    used = (None, None) if windows is None else seen_tokens(windows, inputs.key.shape[0])
+    return projected_tokens(options.score, inputs, lengths, used)

@@ -114,7 +114,7 @@ def windows_of(mask: Mask | None, target_length: int, source_length: int) -> Win
     return Windows(jnp.minimum(first, end), end, *[ids.astype(jnp.int32) for ids in segments])
 
 
-def used_tokens(windows: Windows, source_length: int) -> tuple[Array, Array]:
+def seen_tokens(windows: Windows, source_length: int) -> tuple[Array, Array]:
     """Which queries see a key, bool [T], and which keys a query sees, bool [S]."""
     keys = jnp.arange(source_length, dtype=jnp.int32)
     if windows.query_segments is None:
@@ -147,7 +147,7 @@ def padded_windows(windows: Windows, target_length: int, source_length: int) -> 
     return windows.map(pad(target_length), pad(source_length))
 
 
-def tile_statuses(windows: Windows, tile: tuple[int, int], key_tiles: int) -> tuple[Array, Array]:
+def tile_visits(windows: Windows, tile: tuple[int, int], key_tiles: int) -> tuple[Array, Array]:
     """(whether a query may see a key, whether all see all) of each tile: [query_tiles, key_tiles].
 
     Args:

@@ -106,12 +106,6 @@ class ScoreModule(RandomModule):
         del shape, dtype
         return None
 
-    def __call__(self, *tokens: Any, **arguments: Any) -> Any:
-        """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
-        self._check_rng(arguments.get("rng"))
-        output, weights, _ = self.attend(*tokens, **arguments)
-        return output if weights is None else (output, weights)
-
     def attend(
         self,
         query: Array,
@@ -261,8 +255,7 @@ class Attention(ScoreModule, DropoutModule):
         """
         rng = self._dropout_rng(dropout_rng, deterministic)
         options: Any = {"mask": mask, "bias": bias, "rng": rng, "return_weights": return_weights}
-        output, weights, _ = self.attend(query, key, value, **options)
-        return output if weights is None else (output, weights)
+        return super().__call__(query, key, value, **options)
 
     def _attend(
         self, arguments: dict[str, Any], *, rng: Array | None, return_weights: bool, **others: Any

@@ -103,12 +103,6 @@ class Block(RandomModule):
         self.dim = config.dim
         self.is_random = has_noise or config.dropout_rate + config.rate_of_weights > 0
 
-    def __call__(self, x: Array, source: Source | None = None, **arguments: Any) -> Any:
-        """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
-        self._check_rng(arguments.get("rng"))
-        output, weights, _ = self.attend(x, source, **arguments)
-        return output if weights is None else (output, weights)
-
     def attend(
         self,
         x: Array,

@@ -11,7 +11,6 @@ from attention_jax.core.checks import (
     check_integer,
     check_real,
     checked_fraction,
-    checked_rate,
 )
 from attention_jax.core.names import check_description, describe
 from attention_jax.core.programs import Known, identity, is_of_library
@@ -152,7 +151,7 @@ class ModelConfig:
         check_integer("radius", self.radius, least=int(self.attention == "local-p"))
         for name in ("max_wavelength", "min_wavelength", "position_scale"):
             check_real(name, getattr(self, name), above=0)
-        checked_rate(self.dropout_rate)
+        checked_fraction("dropout_rate", self.dropout_rate)
         if self.attention_dropout_rate is not None:
             checked_fraction("attention_dropout_rate", self.attention_dropout_rate)
         for kind, get in (("score", get_score), ("normalizer", get_normalizer)):
@@ -321,14 +320,20 @@ class ModelConfig:
         """Raises ValueError if a part differs from the description stored in config.json.
 
         Args:
-            content: that of config.json; earlier versions stored no scores or no normalisers.
+            content: that of config.json.
         """
         for kind, parts in self.parts().items():
-            stored = content.get(kind, {})
-            if not isinstance(stored, Mapping):
-                raise TypeError(f"{kind} must be a JSON object; got {stored!r}")
-            for name in parts.keys() & stored.keys():
-                check_description(f"{name} {getattr(self, name)!r}", parts[name], stored[name])
+            for name, part in parts.items():
+                check_description(f"{name} {getattr(self, name)!r}", part, content[kind][name])
+
+    def defaults_of_users_parts(self) -> dict[str, Any]:
+        """The default of each setting that names a score or normaliser of a user."""
+        names = ("score", "self_attention_score", "normalizer", "self_attention_normalizer")
+        return {
+            field.name: field.default
+            for field in dataclasses.fields(self)
+            if field.name in names and ":" in str(getattr(self, field.name))
+        }
 
     def known(self, settings: Any = None) -> Any:
         """These settings, or settings that contain them, as a static argument of `jax.jit`.
@@ -339,9 +344,7 @@ class ModelConfig:
         """
         settings = self if settings is None else settings
         parts = [part for parts in self.parts().values() for part in parts.values()]
-        names = ("score", "self_attention_score", "normalizer", "self_attention_normalizer")
-        is_fixed = not any(":" in str(getattr(self, name)) for name in names)
-        if is_fixed and all(map(is_of_library, parts)):
+        if not self.defaults_of_users_parts() and all(map(is_of_library, parts)):
             return settings
         digest = " ".join(map(identity, parts))
         return Known(settings, lambda: digest)

@@ -64,7 +64,8 @@ def greedy_search(
         state: the state of its first call; every array has the rows in front.
         batch_size: B.
         max_length: longest output, EOS included.
-        sos: the token that every row begins with, or one per row, int [B]; not in the output.
+        sos: the token that every row begins with, or one per row, int [B]; not in the output. Like
+            `pad`, it may be any number that `step` reads.
         eos: the token that ends a row, from 0 to V - 1.
         pad: the token that fills a row after EOS.
         choose: chooses the tokens int [B] that are fed back at step t, from logits [B, V]:
@@ -200,8 +201,7 @@ def beam_search(
     # A negative penalty would divide longer hypotheses by less, and the stopping rule would fail.
     if penalty < 0:
         raise ValueError(f"length_penalty must be at least 0; got {length_penalty!r}")
-    state = jax.tree.map(jnp.asarray, state)
-    state = jax.tree.map(lambda leaf: jnp.repeat(leaf, beams, axis=0), state)
+    state = jax.tree.map(lambda leaf: _repeated(leaf, batch_size, beams), state)
     logits_dtype = _check_step(step, state, batch_size * beams, eos)
     dtype = accumulator_dtype(jnp.empty((), logits_dtype))
 
@@ -316,6 +316,14 @@ def first_tokens(sos: Any, batch_size: int) -> Array:
             f"sos must be one token, or int [{batch_size}]; got an array {list(tokens.shape)}"
         )
     return jnp.broadcast_to(tokens.astype(jnp.int32), (batch_size,))
+
+
+def _repeated(leaf: Any, batch_size: int, beams: int) -> Array:
+    """An array of the state, each row `beams` times."""
+    leaf = jnp.asarray(leaf)
+    if leaf.shape[:1] != (batch_size,):
+        raise ValueError(f"state must have arrays [{batch_size}, ...]; got {list(leaf.shape)}")
+    return jnp.repeat(leaf, beams, axis=0)
 
 
 def _check_step(step: Step, state: State, rows: int, eos: int) -> jnp.dtype:

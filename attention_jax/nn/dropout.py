@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 from flax import nnx
 
-from attention_jax.core.checks import checked_rate
+from attention_jax.core.checks import checked_fraction
 
 Array = jax.Array
 
@@ -19,6 +22,7 @@ class RandomModule(nnx.Module):
 
     deterministic: bool | None = None
     is_random: bool = False  # whether a call in training draws numbers
+    attend: Callable[..., Any]  # -> `Attended`
 
     def _check_rng(self, rng: Array | None) -> None:
         if rng is None and self.is_random and self.deterministic is False:
@@ -26,6 +30,12 @@ class RandomModule(nnx.Module):
                 "rng must be given after module.train(), for dropout and noise; without them, call"
                 " module.eval()"
             )
+
+    def __call__(self, *tokens: Any, **arguments: Any) -> Any:
+        """Calls `attend`; returns the output, or (output, weights) with `return_weights`."""
+        self._check_rng(arguments.get("rng"))
+        output, weights, _ = self.attend(*tokens, **arguments)
+        return output if weights is None else (output, weights)
 
     def set_view(self, deterministic: bool | None = None) -> None:
         """Called by `nnx.view`: sets `deterministic` of the view, unless it is None."""
@@ -53,7 +63,8 @@ class DropoutModule(RandomModule):
 
         If `rngs` has a single stream, the fork here advances it.
         """
-        self.dropout_rate, self.deterministic = checked_rate(rate), deterministic
+        self.dropout_rate = checked_fraction("dropout_rate", rate)
+        self.deterministic = deterministic
         keeps = keep_rngs and self.dropout_rate > 0
         if keeps and not {"dropout", "default"} & set(rngs):
             raise ValueError(

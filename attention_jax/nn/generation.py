@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
-from attention_jax.core.checks import check_entries, check_integer, checked_rng
+from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
 from attention_jax.nn import decoding
@@ -98,7 +98,6 @@ class Generator(RandomModule):
             temperature: t, above 0; the smaller, the likelier the likeliest token.
         """
         ends |= {"temperature": temperature}
-        rng = checked_rng(rng, name="rng")
         search = decoding.sample_search
         return self._searched(search, source, source_lengths, position_ids, ends, rng)
 

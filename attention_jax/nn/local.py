@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.checks import check_choice, check_integer, checked_rate
+from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.functional.centers import monotonic_centers, predicted_centers, reversed_centers
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.local import local_attention, local_attention_weights
@@ -39,7 +39,7 @@ class _LocalAttention(ScoreModule):
     ):
         super().__init__(score, query_dim, key_dim, **options)
         self.radius = check_integer("radius", radius, 0)
-        self.dropout_rate = checked_rate(dropout_rate)
+        self.dropout_rate = checked_fraction("dropout_rate", dropout_rate)
         self.is_random = self.dropout_rate > 0
         self.implementation = checked_implementation(implementation)
 

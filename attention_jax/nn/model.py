@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.arrays import any_array
-from attention_jax.core.checks import check_integer, checked_rng
+from attention_jax.core.checks import check_entries, check_integer, checked_rng
 from attention_jax.core.serialization import exported
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
@@ -128,7 +128,7 @@ class Model(Generator):
             ValueError: an argument has the wrong shape, dtype or range; or `rng` is None after
                 `model.train()`.
         """
-        features, weights = self._teacher_forced(
+        result = self.features(
             source,
             source_lengths,
             target_inputs,
@@ -136,14 +136,12 @@ class Model(Generator):
             rng=rng,
             return_weights=return_weights,
         )
-        logits = self.logits_of(features)
-        return (logits, weights) if return_weights else logits
+        if not return_weights:
+            return self.logits_of(result)
+        features, weights = result
+        return self.logits_of(features), weights
 
-    def features(self, *inputs: Any, **options: Any) -> Array:
-        """The inputs of the output layer, [B, T, dim]; the arguments are those of a call."""
-        return self._teacher_forced(*inputs, **options)[0]
-
-    def _teacher_forced(
+    def features(
         self,
         source: Array | None,
         source_lengths: Array | None,
@@ -152,8 +150,11 @@ class Model(Generator):
         position_ids: Array | None = None,
         rng: Array | None = None,
         return_weights: bool = False,
-    ) -> tuple[Array, Array | None]:
-        """The features [B, T, dim]; and the weights [L, B, T, S], or None."""
+    ) -> Any:
+        """The inputs of the output layer, [B, T, dim]; or (features, weights [L, B, T, S]).
+
+        The arguments are those of a call.
+        """
         self._check_rng(rng)
         rng = None if rng is None else checked_rng(rng, name="rng")
         source, source_lengths, target_inputs = checked_inputs(
@@ -181,7 +182,7 @@ class Model(Generator):
         start = 0 if self.has_encoder else length
         features = self.output_norm(x[:, start:])
         if not return_weights:
-            return features, None
+            return features
         weights = jnp.stack([layer.weights for layer in layers])
         return features, weights[..., start:, :length]
 
@@ -342,18 +343,19 @@ class Model(Generator):
         rng: Array | None = None,
     ) -> Array:
         """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
-        if position_ids is not None:
-            position_ids = any_array("position_ids", position_ids)
         count = max(source_length, target_length)
         if not self.has_encoder:
             count = source_length + target_length
         if position_ids is None:
             return self.placement.ids(count, rng)
+        position_ids = any_array("position_ids", position_ids)
         if position_ids.ndim != 1 or position_ids.shape[0] < count:
             raise ValueError(
                 f"position_ids must be [P], P at least {count} for source and target; got"
                 f" {list(position_ids.shape)}"
             )
+        if self.config.positions == "learned":
+            check_entries("position_ids", position_ids, 0, self.config.position_limit - 1)
         return position_ids
 
     def _context(

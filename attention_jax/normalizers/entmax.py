@@ -25,7 +25,8 @@ class Entmax(Normalizer):
     below 0.05 for alpha = 30. The others take up the difference, so that the row sums to 1. For
     alpha > 2 the slope w^(2 - alpha) is infinite where a weight rises from 0. Gradients limit it to
     2e5 in float32 (6e11 in float64): they are less precise where a single weight of a row is that
-    steep, and too small where several are.
+    steep, and too small where several are. In float32 gradients of attention to random tokens have
+    errors of 4e-7 for alpha = 3, 3e-4 for alpha = 5 and 0.1 for alpha = 10.
 
     Params: none.
 

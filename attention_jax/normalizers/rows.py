@@ -127,18 +127,61 @@ class RowSummary(NamedTuple):
 
 # --- rows whose keys arrive in tiles ---
 
+LOWEST = float(jnp.finfo(jnp.float32).min)  # of kernels
+
+
+class Sums(NamedTuple):
+    """The sums of a softmax over the keys so far, of each row: arrays, or a kernel's references."""
+
+    largest: Any  # [T] M; the lowest float without keys: -inf minus -inf would be NaN
+    total: Any  # [T]; 0 without keys
+    excess: Any  # [T]; None where no entropy is requested
+
+
+def with_tile(
+    sums: Sums,
+    logits: Array,
+    largest: Array,
+    spread: Callable[[Array], Array],
+    sum_of_rows: Callable[[Array], Array],
+) -> tuple[Sums, Array, Array]:
+    """(the sums with a tile of keys, its exp(x - M), the factor of what was summed before).
+
+    Args:
+        sums: of the tiles before, in any form of rows.
+        logits: [t, s]; -inf where masked.
+        largest: rows of the largest logits of this tile.
+        spread: rows -> tile.
+        sum_of_rows: tile -> rows.
+    """
+    largest = jnp.maximum(sums.largest, largest)
+    rise = sums.largest - largest
+    shrink = jnp.exp(rise)
+    shifted = logits - spread(largest)
+    exponentials = jnp.exp(shifted)
+    excess = sums.excess
+    if excess is not None:
+        # 0 where the exponential is 0: 0 * -inf would be NaN.
+        excess = shrink * (excess + jnp.where(shrink > 0, rise, 0.0) * sums.total)
+        excess = excess + sum_of_rows(exponentials * where_positive(exponentials, shifted))
+    total = shrink * sums.total + sum_of_rows(exponentials)
+    return Sums(largest, total, excess), exponentials, shrink
+
+
+def where_positive(exponentials: Array, shifted: Array) -> Array:
+    """The shifted logits; 0 where the exponential is 0, since 0 * -inf would be NaN."""
+    return jnp.where(exponentials > 0, shifted, 0.0)
+
 
 class RowShift(NamedTuple):
     """The two numbers that are subtracted from the logits of each row, one after the other."""
 
-    reference: Array  # [t] near the largest logit; -inf before the first key
+    reference: Array  # [t] near the largest logit
     threshold: Array | None = None  # [t] None for 0
 
     def shifted(self, logits: Array) -> Array:
         """The logits [t, s] after the shift."""
-        reference = self.reference
-        reference = jnp.where(reference == -jnp.inf, 0, reference)  # -inf - (-inf) would be NaN
-        shifted = logits - reference[:, None]
+        shifted = logits - self.reference[:, None]
         return shifted if self.threshold is None else shifted - self.threshold[:, None]
 
 
@@ -179,7 +222,7 @@ class RowSums(NamedTuple):
         zeros = jnp.zeros(rows, dtype)
         sums = zeros, jnp.zeros((rows, value_dim), dtype)
         if family.is_softmax:
-            return cls(RowShift(zeros - jnp.inf), (sums,), zeros if entropy else None)
+            return cls(RowShift(zeros + jnp.finfo(dtype).min), (sums,), zeros if entropy else None)
         if family.sums_to_one:
             return cls(RowShift(zeros, zeros), (sums, sums))
         return cls(RowShift(zeros), (sums,))
@@ -200,33 +243,26 @@ class RowSums(NamedTuple):
             factors_of_values: takes weights [t, s] and returns them after dropout and damping, as
                 they multiply the values.
         """
-        rows = self._with_larger_shift(logits) if family.normalizer.is_softmax else self
-        shifted, excess = rows.shift.shifted(logits), rows.excess
-        weights: tuple[Array, ...]
-        if len(rows.sums) > 1:
-            weights = family.weights_and_slopes(shifted)
-        else:
-            weights = (family.weight(shifted),)
+        if family.normalizer.is_softmax:
+            ((total, weighted),) = self.sums
+            sums, exponentials, shrink = with_tile(
+                Sums(self.shift.reference, total, self.excess),
+                logits,
+                jax.lax.stop_gradient(jnp.max(logits, axis=1)),
+                lambda rows: rows[:, None],
+                functools.partial(jnp.sum, axis=1),
+            )
+            factors = factors_of_values(exponentials)
+            weighted = shrink[:, None] * weighted + einsum("ts,sd->td", factors, values)
+            return RowSums(RowShift(sums.largest), ((sums.total, weighted),), sums.excess)
+        shifted = self.shift.shifted(logits)
+        searched = len(self.sums) > 1
+        weights = family.weights_and_slopes(shifted) if searched else (family.weight(shifted),)
         tile = tuple(
             (jnp.sum(each, axis=1), einsum("ts,sd->td", factors_of_values(each), values))
             for each in weights
         )
-        if excess is not None:
-            # A term with weight 0 is 0: 0 * -inf would be NaN. (`shifted` is -inf for masked keys,
-            # and by overflow for keys whose bias is the lowest float.)
-            terms = weights[0] * jnp.where(weights[0] > 0, shifted, 0)
-            excess = excess + jnp.sum(terms, axis=1)
-        return RowSums(rows.shift, jax.tree.map(jnp.add, rows.sums, tile), excess)
-
-    def _with_larger_shift(self, logits: Array) -> RowSums:
-        """The same sums for the largest logit of the keys so far and of `logits`."""
-        old, ((total, weighted),), excess = self.shift.reference, self.sums, self.excess
-        shift = RowShift(jnp.maximum(old, jax.lax.stop_gradient(jnp.max(logits, axis=1))))
-        drop = shift.shifted(old[:, None])[:, 0]  # -inf before the first key
-        shrink = jnp.exp(drop)
-        if excess is not None:
-            excess = shrink * (excess + jnp.where(shrink > 0, drop, 0) * total)
-        return RowSums(shift, ((shrink * total, shrink[:, None] * weighted),), excess)
+        return RowSums(self.shift, jax.tree.map(jnp.add, self.sums, tile))
 
     def finalize(self, normalizer: Any) -> FinalRows:
         """The results after the last key."""

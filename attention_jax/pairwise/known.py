@@ -72,8 +72,8 @@ class KnownBias(_KnownPart, Bias):
 def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
     """A mask or bias in which each part that a user wrote is traced and known by its program.
 
-    The `tile_status` of a mask that was not seen before is compared with its `allowed` on small
-    tiles of the call, unless an array of the mask is traced.
+    The `tile_status` of a mask that was not seen before with these lengths is compared with its
+    `allowed` on small tiles of the call, unless an array of the mask is traced.
 
     Args:
         function: a `Mask` or `Bias` that has been checked. Its arrays may have batch axes.
@@ -94,7 +94,8 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
         part, digest = _part_of(function), _digest(function, dtype)
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(function))
         if _has_status(function) and not is_traced:
-            part.check_once(digest, lambda: _check_status(part, function, lengths))
+            sizes = f"{digest} {lengths}"  # a longer call has tiles that a shorter one has not
+            part.check_once(sizes, lambda: _check_status(part, function, lengths))
         return (KnownMask if isinstance(function, Mask) else KnownBias)(digest, function)
 
     def is_whole(part: Any) -> bool:

@@ -62,13 +62,10 @@ class _LiteralFigure(Figure):
             text.set_parse_math(False)
             text.set_text(printable(text.get_text()))
         for axis in self.findobj(Axis):
-            for ticks, labels in (
-                (axis.major, axis.get_majorticklabels()),
-                (axis.minor, axis.get_minorticklabels()),
-            ):
-                is_users = isinstance(ticks.formatter, FuncFormatter)
-                for text in labels:
-                    text.set_parse_math(not is_users)  # powers of ten are formulas of Matplotlib
+            for minor, ticks in ((False, axis.major), (True, axis.minor)):
+                if not isinstance(ticks.formatter, FuncFormatter):
+                    for label in axis.get_ticklabels(minor=minor):
+                        label.set_parse_math(True)  # powers of ten are formulas of Matplotlib
         super().draw(renderer)
 
 

@@ -85,7 +85,7 @@ class Checkpoints:
     ) -> None:
         """Returns once the state is on disk, and the steps that are no longer kept are deleted.
 
-        A deletion that fails is a warning.
+        A state that was saved under this name is replaced. A deletion that fails is a warning.
 
         Args:
             step: the name of the state.
@@ -112,7 +112,12 @@ class Checkpoints:
             for name in manifest["files"]:
                 sync(partial / name)
             write_json(partial / "manifest.json", _sealed(manifest))
+            replaced = self._folder / f"{step}.replaced{_PARTIAL}"
+            if step in self.steps():
+                os.rename(self._folder / str(step), replaced)
             os.rename(partial, self._folder / str(step))
+            if replaced.exists():
+                shutil.rmtree(replaced)
         except Exception as error:  # Orbax and its dependencies raise dozens of types
             raise ValueError(
                 f"checkpoint of step {step} could not be saved in {self._folder}:"

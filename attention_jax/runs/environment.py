@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ _LIBRARY = Path(__file__).parents[1]
 _PACKAGES = ("attention-jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
-def environment(*folders: Path) -> dict[str, Any]:
+def environment(*folders: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
     """Versions, device, load, commit and sources, to be stored with results.
 
     "git_commit" ends with "-dirty" where a Python file or setup.cfg differs from that commit or is
@@ -27,9 +28,10 @@ def environment(*folders: Path) -> dict[str, Any]:
 
     Args:
         folders: further folders of sources that results depend on.
+        packages: further packages, which need not be installed.
     """
     versions = {}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *packages):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     device = jax.devices()[0]

@@ -55,9 +55,9 @@ class Interruption:
             " progress; a second signal ends at once\n"
         )
         # A handler may interrupt a print, and must not print itself.
-        with contextlib.suppress(OSError):  # nobody may read it
-            if sys.stdout is not None:  # else a file of the run may have its number
-                os.write(sys.stdout.fileno(), line.encode())
+        with contextlib.suppress(OSError, ValueError):  # nobody may read it
+            if sys.__stdout__ is not None:  # else a file of the run may have its number
+                os.write(sys.__stdout__.fileno(), line.encode())
 
 
 def _signals() -> list[signal.Signals]:

@@ -80,9 +80,9 @@ def say(text: str, *, error: bool = False) -> None:
     not end a run. Characters that the encoding of the stream lacks become "?".
     """
     stream = sys.stderr if error else sys.stdout
-    if stream is None or stream.closed:
+    if stream is None or getattr(stream, "closed", False):  # a user's stream may only write
         return
-    encoding = stream.encoding or "utf-8"
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
         print(text.encode(encoding, "replace").decode(encoding), file=stream, flush=True)
     except OSError as lost:

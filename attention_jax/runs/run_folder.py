@@ -114,18 +114,22 @@ def read_config(folder: Path) -> JSON:
     Raises:
         ValueError: the folder holds no run, or its config.json is damaged.
     """
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text())
-    except (FileNotFoundError, NotADirectoryError):
+    if not (folder / "config.json").exists():
         raise ValueError(
             f"workdir must be the folder of a training run; {folder} has no config.json"
-        ) from None
+        )
+    return read_json(folder / "config.json")
+
+
+def read_json(path: Path) -> JSON:
+    """The JSON object in a file; raises ValueError if it cannot be read."""
+    try:
+        content = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} cannot be read: it must hold a JSON object; got {config!r}")
-    return config
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} cannot be read: it must hold a JSON object; got {content!r}")
+    return content
 
 
 # --- files and folders ---
@@ -147,13 +151,15 @@ def make_folder(name: str, path: Path) -> None:
         raise ValueError(f"{name} {path} cannot be written")
 
 
-def check_output(path: Path | None) -> None:
-    """Raises ValueError unless `path` is None or a file that can be written."""
+def check_output(path: Path | None, suffix: str = "", *, name: str = "out") -> None:
+    """Raises ValueError unless `path` is None or a file with this suffix that can be written."""
     if path is None:
         return
     folder = path.absolute().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise ValueError(f"out must be a file in a folder that can be written; got {path}")
+        raise ValueError(f"{name} must be a file in a folder that can be written; got {path}")
+    if suffix not in ("", path.suffix):
+        raise ValueError(f"{name} must be a file that ends in {suffix}; got {path}")
 
 
 @contextlib.contextmanager

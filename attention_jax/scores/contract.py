@@ -71,18 +71,17 @@ class Score:
 
     def __init_subclass__(cls) -> None:
         """Raises TypeError if the class replaces `pair` and inherits what describes the old one."""
-        owners = {
-            name: next(base for base in cls.__mro__ if name in vars(base))
-            for name in (*_MAKE_LOGITS, *_DESCRIBE_PAIR, "translation_invariant")
-        }
-        depth = {name: cls.__mro__.index(owner) for name, owner in owners.items()}
-        if depth["translation_invariant"] > min(depth[name] for name in _MAKE_LOGITS):
+
+        def depth(name: str) -> int:
+            """The number of the base class that defines it."""
+            return next(n for n, base in enumerate(cls.__mro__) if name in vars(base))
+
+        if depth("translation_invariant") > min(map(depth, _MAKE_LOGITS)):
             cls.translation_invariant = False  # it was said of other logits
-        owners = {name: owners[name] for name in ("pair", *_DESCRIBE_PAIR)}
-        below_pair = cls.__mro__[cls.__mro__.index(owners.pop("pair")) + 1 :]
         lines = []
-        for name, owner in owners.items():
-            if owner in below_pair and vars(owner)[name] is not vars(Score)[name]:
+        for name in _DESCRIBE_PAIR:
+            owner = cls.__mro__[depth(name)]
+            if depth(name) > depth("pair") and vars(owner)[name] is not vars(Score)[name]:
                 # A class that leaves `pair` to its subclasses describes theirs.
                 leaves_pair = getattr(owner, "pair", Score.pair) is Score.pair
                 lines.append(f"{name} = {owner.__name__ if leaves_pair else 'Score'}.{name}")

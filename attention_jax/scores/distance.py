@@ -27,11 +27,12 @@ class NegativeSquaredDistance(WithScale):
         f [p q, a, a', 1, 1] . [k, 1, 1, b, b'],  a + a' = -p |q|^2 / 2,  b + b' = -p |k|^2 / 2,
 
     where f p = 2 scale, p is a power of two and 1 <= f < 2, so that it costs as much as `Dot`.
-    Before that, attention subtracts the mean c of the keys from all tokens if it is far from 0
-    (`scores/origin.py`). The rounding error is that of the three terms, of the order of
-    eps scale (|q - c|^2 + |k - c|^2) with eps = 1.2e-7 in float32. It is large relative to the
-    logit only for tokens that are much closer to each other than to c. e(q, q) may differ from 0
-    by this error, with either sign.
+    Before that, attention subtracts the mean c of the keys from all tokens, in each feature where
+    it is far from 0 (`scores/origin.py`). The rounding error is that of the three terms, of the
+    order of eps scale (|q - c|^2 + |k - c|^2) with eps = 1.2e-7 in float32. It is large relative to
+    the logit only for tokens that are much closer to each other than to c: where keys form distant
+    groups, such as packed sequences of different offsets. e(q, q) may differ from 0 by this error,
+    with either sign.
 
     Attributes:
         scale: the factor, any finite float; None for 1 / sqrt(8 Dk).

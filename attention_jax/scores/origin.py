@@ -20,12 +20,13 @@ Array = jax.Array
 def origin_of(
     key: Array, used: Array | None = None, axis: str | None = None, *, short: bool = False
 ) -> Array:
-    """The mean of the keys if it is far from 0, otherwise 0; without a gradient.
+    """The mean of the keys in each feature where it is far from 0, otherwise 0; without a gradient.
 
-        c = mean_j k_j   if |c|^2 > mean_j |k_j - c|^2,   0 otherwise
+        c_d = mean_j k_jd   if c_d^2 > mean_j (k_jd - c_d)^2,   0 otherwise
 
     In the second case c would reduce the squares by less than half, and subtracting it may round
-    tokens: bfloat16 tokens around 0 are not rounded again.
+    tokens: bfloat16 tokens around 0 are not rounded again. Each feature decides for itself, because
+    a score may weigh them, as `elliptical` does.
 
     Args:
         key: [S, D], float32 or float64.
@@ -46,11 +47,12 @@ def origin_of(
     used = jnp.ones(key.shape[0], bool) if used is None else used
     key = jnp.where(used[:, None], key, 0)
     weights = used.astype(key.dtype)
-    weights = weights / jnp.maximum(*total(weights), 1)
+    (count,) = total(weights)
+    weights = weights / jnp.maximum(count, 1)
     # Queries and keys must lose the same vector. XLA may compute what follows the sum twice, once
     # for each side, also after a barrier, so nothing after it is rounded in more than one way.
-    means = total(key * weights[:, None], (key * key).sum(1) * weights)
+    means = total(key * weights[:, None], key * key * weights[:, None])
     mean, square = jax.lax.optimization_barrier(means)
     if short:
         mean = jax.lax.reduce_precision(mean, exponent_bits=8, mantissa_bits=7)
-    return jnp.where(2 * jnp.sum(mean * mean) > square, mean, 0)[None]
+    return jnp.where(2 * mean * mean > square, mean, 0)[None]

@@ -102,7 +102,6 @@ def best_answers(
     length_penalty: float = 0.0,
 ) -> Array:
     """Answers by greedy search, or the best of a beam: [B, max_length], with the source's dtype."""
-    check_integer("beams", beams)
     ends: Any = {"max_length": max_length, "sos": sos, "eos": EOS, "pad": PAD}
     if beams == 1:
         return model.greedy_decode(source, source_lengths, **ends).tokens

@@ -15,7 +15,7 @@ import optax
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.metrics_file import add_line
+from attention_jax.runs.metrics_file import add_line, read_lines
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import sync, writing
 from attention_jax.training.sharding import Layout
@@ -220,9 +220,12 @@ def train(
             check_metrics(f"task {task.name}", "statistics(...)", metrics)
             records.write("gradients", step, _by_seed(metrics))
 
-    def save(step: int, state: TrainState, loss: float | None) -> None:
+    def is_planned(step: int) -> bool:
         # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
-        planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
+        return step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
+
+    def save(step: int, state: TrainState, loss: float | None) -> None:
+        planned = is_planned(step)
         metric = loss if planned else None
         if rule is not None and planned:
             try:
@@ -247,6 +250,9 @@ def train(
     loss: float | None = None
     if step == 0:
         log_gradients(step, state)
+    lines = read_lines(records.folder / "validation.jsonl")
+    if rule is not None and is_planned(step) and step not in [line["step"] for line in lines]:
+        save(step, state, loss)  # the validation of this checkpoint has failed
     while step < config.steps and interruption.requested is None:
         # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same
         # calls as a run that was never stopped, and ends bit-identical to it.

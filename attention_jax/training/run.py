@@ -158,12 +158,11 @@ def _checked_start(
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
     parts = describe_parts(task)  # before the data is read, which may take seconds
     feed = checked_feed(task, folder, multiple_of=mesh.data)
-    of_one_device = feed
-    if mesh.data > 1 and not is_of_this_package(type(task)):
-        of_one_device = task.feed(folder)  # whose program is that of any mesh
-    settings = settings_of(task, of_one_device, parts)
-    if "program" in settings:
-        task.check_numbers()
+    if is_of_this_package(type(task)):
+        return feed, settings_of(task, feed, parts)
+    # The program is that of one device, whatever the mesh is.
+    settings = settings_of(task, feed if mesh.data == 1 else task.feed(folder), parts)
+    task.check_numbers()
     return feed, settings
 
 

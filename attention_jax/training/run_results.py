@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.runs.run_folder import JSON
+from attention_jax.runs.run_folder import JSON, read_json
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import TrainedRun, load_run
 from attention_jax.training.task import Result, Task
@@ -62,7 +61,7 @@ def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
         step=run.step,
         results={**results, "training loss": _training_loss(workdir, run.step)},
         seconds=sum(seconds) if seconds else math.nan,
-        environment=_read(workdir / "env.json"),
+        environment=read_json(workdir / "env.json"),
     )
 
 
@@ -126,12 +125,3 @@ def check_lengths(task: Task | type[Task], lengths: Sequence[int]) -> None:
         )
     if min(lengths, default=1) < 1:
         raise ValueError(f"lengths must be at least 1; got {given}")
-
-
-def _read(path: Path) -> JSON:
-    """A JSON object; {} if there is none that can be read."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}

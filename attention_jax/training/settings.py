@@ -152,7 +152,7 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
 
     Raises:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
-            changed since, or settings of another version.
+            changed since, or other settings than the task has.
     """
     content = read_config(Path(workdir))
     try:
@@ -170,11 +170,10 @@ def _task_of(content: JSON, score: str | None = None) -> Task:
         content: of config.json.
         score: as in `task_in`.
     """
-    name = content.get("task", "reversal")
-    if ":" not in str(name):
+    name = str(content.get("task"))
+    if ":" not in name:
         raise ValueError(
-            f"config.json is of an earlier version of this library, with task {name!r}; train the"
-            " run anew"
+            f"config.json must name its task as module:Name; got {name!r}: train the run anew"
         )
     cls = task_class(name)
     extra = ("task", "scores", "normalizers", "program", "jax")
@@ -202,10 +201,7 @@ def _check_is_there(score: str) -> None:
 def _with_score(content: JSON, score: str) -> JSON:
     """The content of a config.json, in which the score has another name."""
     if "score" not in content.get("scores", {}):
-        raise ValueError(
-            "score must be left out: this run has none, or config.json is of an earlier version,"
-            f" which did not describe it; got {score!r}"
-        )
+        raise ValueError(f"score must be left out: this run has none; got {score!r}")
     model = content["model"]
     scores = {name: score for name, text in model.items() if text == model["score"]}
     return {**content, "model": {**model, **scores}}
@@ -300,11 +296,10 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
 
 
 def _new_name_of_score(task: Task, stored: JSON) -> str | None:
-    """The name in `task` of a user's score in config.json, if it is another one of a user."""
+    """The name in `task` of a user's score in config.json; None unless both are of a user."""
     if "program" not in stored.get("scores", {}).get("score", {}):
         return None
-    is_new = ":" in task.model.score and task.model.score != stored["model"]["score"]
-    return task.model.score if is_new else None
+    return task.model.score if ":" in task.model.score else None
 
 
 def fields_of(task: Task) -> JSON:

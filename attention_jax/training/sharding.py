@@ -55,10 +55,6 @@ class MeshShape:
             sizes[name] = int(size)
         return cls(**sizes)
 
-    def to_words(self) -> list[str]:
-        """The words that `from_words` parses."""
-        return [f"{name}={size}" for name, size in dataclasses.asdict(self).items()]
-
     def check(self, *, seeds: int, batch_size: int | None) -> None:
         """Raises ValueError unless the devices exist and the mesh divides the seeds and the batch.
 
@@ -66,10 +62,10 @@ class MeshShape:
             seeds: how many.
             batch_size: examples of a batch; None if batches are made to fit the mesh.
         """
-        named = f"mesh {' '.join(self.to_words())}"
         if self.devices > jax.device_count():
             raise ValueError(
-                f"{named} needs {self.devices} devices; there are {jax.device_count()}"
+                f"mesh must have at most {jax.device_count()} devices, which there are; got"
+                f" seed={self.seed} data={self.data}"
             )
         if seeds % self.seed:
             raise ValueError(f"mesh seed must divide the {seeds} seeds; got {self.seed}")

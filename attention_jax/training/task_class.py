@@ -9,7 +9,7 @@ import typing
 from typing import Any
 
 from attention_jax.core.names import imported
-from attention_jax.core.programs import Part, is_of_this_package
+from attention_jax.core.programs import Part, is_of_this_package, module_of
 from attention_jax.training.task import Task
 
 # Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
@@ -80,10 +80,7 @@ def _option_names(cls: Any) -> list[str]:
 
 def name_of(cls: type[Task]) -> str:
     """The name "module:Name" of a task, from which `task_class` finds it."""
-    module = cls.__module__
-    if is_of_this_package(cls):
-        module = ".".join(module.split(".")[:2])  # runs outlive a move within a room
-    return f"{module}:{cls.__qualname__}"
+    return f"{module_of(cls)}:{cls.__qualname__}"
 
 
 def part_of(task: Task) -> Part:

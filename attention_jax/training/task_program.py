@@ -36,7 +36,9 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     """
     if is_of_this_package(type(task)):
         return {}
-    task = _with_parts_of_library(task)
+    if hasattr(task.model, "defaults_of_users_parts"):
+        model = dataclasses.replace(task.model, **task.model.defaults_of_users_parts())
+        task = dataclasses.replace(task, model=model)  # type: ignore[type-var]
     part = part_of(task)
     part.check_signatures(task)
     feed = feed_of()
@@ -99,17 +101,3 @@ def check_program(task: Task, stored: JSON, now: JSON) -> None:
     raise ValueError(
         f"{text}; restore {source or 'the task'}, or train a new run in another folder"
     )
-
-
-def _with_parts_of_library(task: Task) -> Task:
-    """The task with the usual scores and normalisers in place of those that a user wrote."""
-    model = task.model
-    if not hasattr(model, "describe_parts"):
-        return task
-    names = ("score", "self_attention_score", "normalizer", "self_attention_normalizer")
-    usual = {
-        field.name: field.default
-        for field in dataclasses.fields(model)
-        if field.name in names and ":" in str(getattr(model, field.name))
-    }
-    return dataclasses.replace(task, model=dataclasses.replace(model, **usual))  # type: ignore[type-var]

@@ -10,6 +10,7 @@ import functools
 
 import jax
 
+from attention_jax.runs.progress import say
 from benchmarks import measure
 from benchmarks.contestants import our_attention, ours, program
 from benchmarks.peers import PEERS
@@ -42,7 +43,7 @@ def _memory_of(work: Work, shrink: int) -> list[measure.JSON]:
     rows: list[measure.JSON] = []
     for length in _LENGTHS:
         sized = work.but(length=length).shrunk(shrink)
-        measure.print_progress(f"{work.name}: compiling for length {sized.length}")
+        say(f"{work.name}: compiling for length {sized.length}", error=True)
         inputs, cotangent = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sized.arrays()
         )

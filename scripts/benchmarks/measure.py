@@ -10,7 +10,6 @@ import fnmatch
 import functools
 import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +18,8 @@ import jax
 import numpy as np
 from command_line import ScoreNames
 
+from attention_jax.core.checks import check_integer
+from attention_jax.runs.progress import say
 from attention_jax.scores import SCORES, get_score
 from benchmarks.tables import Columns, entry, with_noise
 
@@ -53,8 +54,7 @@ class Options:
         for score in self.scores:
             get_score(score)
         for name in ("shrink", "repeats"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+            check_integer(name, getattr(self, name))
 
     def chosen(self, cases: Mapping[str, Cases]) -> dict[str, Cases]:
         """The cases of each benchmark that match one of `works`; all if there are none."""
@@ -101,7 +101,7 @@ def race(work: JSON, prepare: Mapping[str, Prepare], repeats: int) -> list[JSON]
             ready[name] = prepare_contestant()
         except LookupError as error:
             rows[name]["absent"] = str(error)
-            print_progress(f"{work['work']}: {name} is absent: {error}")
+            say(f"{work['work']}: {name} is absent: {error}", error=True)
     turns = interleaved({name: contestant.call for name, contestant in ready.items()}, repeats)
     for name, milliseconds in turns.items():
         low, median, high = quartiles(milliseconds)
@@ -109,7 +109,7 @@ def race(work: JSON, prepare: Mapping[str, Prepare], repeats: int) -> list[JSON]
         rate = {"rate": 1000 * work["count"] / median} if "count" in work else {}
         rows[name] |= times | rate | ready[name].about
     summary = ", ".join(f"{name} {quartiles(times)[1]:,.4g}" for name, times in turns.items())
-    print_progress(f"{work['work']}: milliseconds of {summary}")
+    say(f"{work['work']}: milliseconds of {summary}", error=True)
     return list(rows.values())
 
 
@@ -253,8 +253,3 @@ def import_peer(module: str) -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise LookupError(f"{reason}; .venv/bin/pip install -e '.[bench]'") from error
-
-
-def print_progress(message: str) -> None:
-    """Prints a line to standard error, so that it does not mix with the tables."""
-    print(message, file=sys.stderr, flush=True)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attention_jax import Additive, ScaledDot, Score, ring_attention
+from attention_jax.runs.progress import say
 from benchmarks.contestants import TOKENS, program
-from benchmarks.measure import JSON, Benchmark, Cases, Options, compile_cold, print_progress
+from benchmarks.measure import JSON, Benchmark, Cases, Options, compile_cold
 from benchmarks.tables import entry
 from benchmarks.works import FORWARD, GRAD, Tree, Work
 
@@ -37,7 +38,7 @@ def _rows(name: str, score: Score, direction: str, length: int) -> list[JSON]:
     params = score.init(jax.random.key(0), _DIM, _DIM)
     rows = []
     for count in _DEVICES:
-        print_progress(f"ring, {name}, {direction}: compiling for {count} devices")
+        say(f"ring, {name}, {direction}: compiling for {count} devices", error=True)
         devices, types = jax.devices()[:count], (AxisType.Auto,)
         mesh = jax.make_mesh((count,), ("context",), axis_types=types, devices=devices)
         sharding = NamedSharding(mesh, PartitionSpec("context"))

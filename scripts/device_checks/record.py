@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.metadata
 import json
 import threading
 import time
@@ -12,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from benchmarks.measure import print_progress
 
 from attention_jax.runs.environment import environment
+from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import write_json
 
 JSON = dict[str, Any]
@@ -101,15 +99,12 @@ class Record:
     def note(self, text: str) -> None:
         """Prints a line with the time that has passed and that is left."""
         now = time.monotonic()
-        print_progress(f"[{now - self._start:.0f} s, {self._end - now:.0f} s left] {text}")
+        say(f"[{now - self._start:.0f} s, {self._end - now:.0f} s left] {text}", error=True)
 
 
 def _about(shrink: int) -> JSON:
     scripts, device = Path(__file__).parents[1], jax.devices()[0]
-    about = environment(scripts, scripts.parent / "experiments")
-    for package in _PACKAGES.split():
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            about["packages"][package] = importlib.metadata.version(package)
+    about = environment(scripts, scripts.parent / "experiments", packages=_PACKAGES.split())
     memory = (device.memory_stats() or {}).get("bytes_limit")  # a CPU has none
     return about | {
         "driver": str(device.client.platform_version), "memory_bytes": memory, "shrink": shrink

@@ -12,8 +12,8 @@ from attention_jax.kernels.windows import (
     hides_tokens,
     padded_windows,
     ranges,
-    tile_statuses,
-    used_tokens,
+    seen_tokens,
+    tile_visits,
     windows_of,
 )
 
@@ -43,13 +43,13 @@ def test_windows_are_those_of_the_table(parts):
     windows = windows_of(mask, T, S)
     columns = windows.map(lambda row: row[:, None], lambda row: row[None])
     np.testing.assert_array_equal(columns.allowed(jnp.arange(S)[None]), table)
-    used_queries, used_keys = used_tokens(windows, S)
+    used_queries, used_keys = seen_tokens(windows, S)
     np.testing.assert_array_equal(used_queries, table.any(1))
     np.testing.assert_array_equal(used_keys, table.any(0))
     # Tiles of 2 queries and 4 keys: further queries see what the last one sees, further keys none.
     padded = np.pad(np.concatenate([table, table[-1:]]), ((0, 0), (0, 3)))
     tiles = padded.reshape(4, 2, 3, 4).swapaxes(1, 2)
-    visited, full = map(np.asarray, tile_statuses(padded_windows(windows, 8, 12), (2, 4), 3))
+    visited, full = map(np.asarray, tile_visits(padded_windows(windows, 8, 12), (2, 4), 3))
     assert np.all(visited >= tiles.any((2, 3)))
     assert np.all(full <= tiles.all((2, 3)))
     if SEGMENTS not in parts:

@@ -289,3 +289,18 @@ def test_a_wrong_tile_status(kind):
         with pytest.raises(ValueError, match=r"^mask Mine: tile_status must agree with allowed"):
             call(0)
     jax.jit(call)(0)  # without the numbers of its arrays, nothing is compared
+
+
+def test_a_tile_status_is_compared_for_every_length():
+    @aj.mask_dataclass
+    class Window(aj.Mask):
+        def allowed(self, i, j):
+            return abs(i[:, None] - j[None]) <= 30
+
+        def tile_status(self, i, j):
+            return TileStatus(j[0] > i[-1] + 20, jnp.bool_(False))
+
+    short, long = normal(20, 8), normal(40, 8)
+    aj.attention(short, short, short, mask=Window())
+    with pytest.raises(ValueError, match=r"^mask Window: tile_status must agree with allowed"):
+        aj.attention(long, long, long, mask=Window())

@@ -3,6 +3,7 @@
 import concurrent.futures
 import os
 import signal
+import sys
 
 import pytest
 from toy_task import toy, train_toy
@@ -13,7 +14,8 @@ ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.mark.parametrize("number", ASKING)
-def test_the_first_signal_asks_in_one_line(number, capfd):
+def test_the_first_signal_asks_in_one_line(number, capfd, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", object())  # a user's stream need not have a file
     before = {number: signal.getsignal(number) for number in ASKING}
     with Interruption() as interruption:
         assert interruption.requested is None

@@ -86,7 +86,7 @@ def test_lines_that_cannot_be_printed_are_lost_and_the_first_error_is_told_at_th
     assert end_of_output() is None
 
 
-def test_a_closed_output_or_an_encoding_without_a_letter_loses_nothing_else(monkeypatch):
+def test_an_output_that_is_closed_lacks_a_letter_or_only_writes_loses_nothing_else(monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", out)
     say("0.5 ± 0.1 [red]")
@@ -95,3 +95,8 @@ def test_a_closed_output_or_an_encoding_without_a_letter_loses_nothing_else(monk
         out.close()
         monkeypatch.setattr(sys, "stdout", closed)
         say("more")
+    lines: list[str] = []
+    only_writes = types.SimpleNamespace(write=lines.append, flush=lambda: None)  # as loggers do
+    monkeypatch.setattr(sys, "stdout", only_writes)
+    say("more")
+    assert "".join(lines) == "more\n"

@@ -271,6 +271,20 @@ def test_a_new_pair_says_what_describes_it():
     assert_leaves_close(tripled, jax.tree.map(lambda x: 3 * x, plain), rtol=1e-5, atol=1e-6)
 
 
+def test_an_offset_of_some_features_costs_no_digits_where_others_are_wide():
+    """`elliptical` hardly weighs the wide features, which would hide the offset of the others."""
+    wide, params = np.arange(8) >= 4, {"log_m": np.where(np.arange(8) < 4, 0, -16)}
+    query, key = np.float32(np.where(wide, 400, 1) * normal(2, 7, 8) + np.where(wide, 0, 100))
+
+    def weights(query, key):
+        params_of_dtype = {"log_m": params["log_m"].astype(query.dtype)}
+        return attention_weights(query, key, score="elliptical", params=params_of_dtype)
+
+    got = weights(query, key)
+    with jax.enable_x64(True):
+        np.testing.assert_allclose(got, weights(np.float64(query), np.float64(key)), atol=2e-6)
+
+
 @dataclasses.dataclass(frozen=True)
 class SharedProjection(L2):
     """|W q - W k|^2, which is translation invariant as |q - k|^2 is."""

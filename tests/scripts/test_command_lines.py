@@ -83,7 +83,7 @@ LONG = "/a/rather/long/folder" * 8
         (["--dim", "wide"], ["--dim", "INT", "'wide'"]),
         (["--dim", LONG], ["--dim", "INT", LONG]),
         (["--step", "old"], ["--step", "newest", "best", "INT", "'old'"]),
-        (["--lengths", "3", "b"], ["--lengths", "INT", "'3 b'"]),
+        (["--lengths", "3", "b"], ["--lengths", "INT", "'b'"]),
         (["--schedule", "up"], ["--schedule", "cosine", "constant", "'up'"]),
         (["--dim"], ["--dim"]),
         (["--dimm", "8"], ["--dimm", "--dim INT"]),

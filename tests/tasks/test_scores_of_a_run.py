@@ -163,12 +163,6 @@ def test_a_renamed_or_rewritten_score_is_read_by_its_new_name(mine, tmp_path, mo
         with pytest.raises(ValueError, match=rf"score '{other}' was "):
             read(score=other)
     config = json.loads((tmp_path / "config.json").read_text())
-    for description in config["scores"].values():  # as earlier versions wrote it
-        del description["numbers"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert read(score="new_scores:SAME") == renamed("new_scores:SAME")
-    with pytest.raises(ValueError, match="without numbers"):
-        read(score="new_scores:REWRITTEN")
     del config["scores"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="score must be left out"):

@@ -38,7 +38,7 @@ def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "reversal", "loop": {}}, "is of an earlier version of this library"),
+        ({"task": "reversal", "loop": {}}, "must name its task as module:Name"),
         ({"task": "nowhere:Task"}, "nowhere"),
         ({"leters": 5}, "has the setting 'leters', which .* did you mean 'letters'"),
         ({"model": {"heads": 2}}, "has the setting 'heads'"),

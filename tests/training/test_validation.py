@@ -168,6 +168,7 @@ def test_an_error_of_the_task_loses_no_step(tmp_path, monkeypatch, result, strai
     assert kept(tmp_path) == ([2], None)
     monkeypatch.undo()
     assert_bits_equal(run(tmp_path).state, straight[0].state)
+    assert content(tmp_path) == content(straight[1])  # the validation that failed is there
 
 
 # --- the best checkpoint ---

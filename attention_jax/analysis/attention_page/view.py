@@ -10,7 +10,7 @@ from typing import Any
 from attention_jax.analysis.attention_page import page, page_data
 from attention_jax.analysis.attention_page.entries import Tokens, attention_entries
 from attention_jax.core.checks import check_choice
-from attention_jax.runs.run_folder import write_text, writing
+from attention_jax.runs.run_folder import check_output, write_text, writing
 
 JSON = dict[str, Any]
 
@@ -97,7 +97,8 @@ class AttentionView:
         Raises:
             ValueError: the file cannot be written.
         """
-        path = check_page_file(path)
+        path = Path(path)
+        check_output(path, ".html", name="html")
         with writing("page", path):
             write_text(path, self.to_html())
         return path
@@ -115,16 +116,6 @@ class AttentionView:
             height: in pixels.
         """
         return page.frame(self.data, height)
-
-
-def check_page_file(path: str | Path) -> Path:
-    """Returns the path; raises ValueError unless it can be an HTML file by its name and folder."""
-    path = Path(path)
-    if path.suffix != ".html" or path.is_dir():
-        raise ValueError(f"html must be a file that ends in .html; got {path}")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"html must be a file in a folder that exists; got {path}")
-    return path
 
 
 def view(

@@ -19,21 +19,23 @@ import jax.numpy as jnp
 
 from attention_jax.core.meshes import is_varying
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.features import Operands
 from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.mosaic_gpu import calls, weighted_tanh
 from attention_jax.kernels.mosaic_gpu.kernels import (
     BackwardResults,
     Shared,
-    Side,
+    SideArrays,
     backward_kernel,
     forward_kernel,
 )
 from attention_jax.kernels.mosaic_gpu.registers import ROWS
-from attention_jax.kernels.rows import RowTerms, Sums
-from attention_jax.kernels.rule import Call, Kernels, attention_by
+from attention_jax.kernels.rows import RowTerms
+from attention_jax.kernels.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.score_forms import form_of
-from attention_jax.kernels.tokens import Operands, reason_against
-from attention_jax.kernels.windows import Windows, ranges, tile_statuses, windows_of
+from attention_jax.kernels.tokens import reason_against
+from attention_jax.kernels.windows import Windows, ranges, tile_visits, windows_of
+from attention_jax.normalizers.rows import Sums
 from attention_jax.scores import Additive, Params, Score
 
 Array = jax.Array
@@ -74,8 +76,8 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
 
 
 def _arrays(
-    call: Call, operands: Operands, windows: Windows | None
-) -> tuple[Shared, Shared, Side, Side]:
+    call: KernelCall, operands: Operands, windows: Windows | None
+) -> tuple[Shared, Shared, SideArrays, SideArrays]:
     """What the forward kernel reads, and the backward kernels too.
 
     Returns:
@@ -84,18 +86,18 @@ def _arrays(
     """
     if windows is None:
         windows = windows_of(None, operands.queries.shape[0], operands.keys.shape[0])
-    visited, _ = tile_statuses(windows, call.tile, call.tiles[1])
+    visited, _ = tile_visits(windows, call.tile, call.tiles[1])
     v = form_of(sum_of_tanh, call.options.score, operands.params)
     weights, small, queries, keys = weighted_tanh.token_features(v, operands.queries, operands.keys)
     return (
         Shared(weights, small, ranges(visited)),
         Shared(weights, small, ranges(visited.T)),
-        Side(queries, None, None, jnp.stack(windows[:2])),
-        Side(keys, operands.values.astype(jnp.float32).T, None, None),
+        SideArrays(queries, None, None, jnp.stack(windows[:2])),
+        SideArrays(keys, operands.values.astype(jnp.float32).T, None, None),
     )
 
 
-def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
+def _forward(call: KernelCall, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
     of_queries, _, queries, keys = _arrays(call, operands, windows)
     results = operands.values.shape[1], 3 if call.options.return_statistics else 2
     output, (largest, total, *excess) = calls.run(
@@ -105,7 +107,7 @@ def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[A
 
 
 def _backward(
-    call: Call, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
+    call: KernelCall, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
 ) -> Operands:
     of_queries, of_keys, queries, keys = _arrays(call, operands, windows)
     scale = terms.scale[:, None]

@@ -11,7 +11,7 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention_jax.kernels.devices import interpret_params, only_on
-from attention_jax.kernels.mosaic_gpu.kernels import Program, Shared, Side, copies
+from attention_jax.kernels.mosaic_gpu.kernels import Program, Shared, SideArrays, copies
 from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers
 from attention_jax.kernels.mosaic_gpu.weighted_tanh import FEATURES_PER_STEP
 
@@ -31,8 +31,8 @@ def run(
     kernel: Callable[[Registers, Program], None],
     name: str,
     shared: Shared,
-    own: Side,
-    other: Side,
+    own: SideArrays,
+    other: SideArrays,
     results: Any,
 ) -> Any:
     """Runs a program for each tile of the own side.

@@ -27,19 +27,13 @@ from attention_jax.kernels.mosaic_gpu.weighted_tanh import (
     two_inverses,
     two_quotients,
 )
-from attention_jax.kernels.rows import (
-    LOWEST,
-    RowTerms,
-    Sums,
-    inverse_totals,
-    tile_cotangents,
-    with_tile,
-)
+from attention_jax.kernels.rows import RowTerms, inverse_totals, tile_cotangents
+from attention_jax.normalizers.rows import LOWEST, Sums, with_tile
 
 Array = jax.Array
 
 LARGEST_BOX = 256  # rows of one asynchronous copy
-# The rows of `Side.numbers`: some of `RowTerms`; the third only with statistics.
+# The rows of `SideArrays.numbers`: some of `RowTerms`; the third only with statistics.
 REFERENCE, OFFSET, DENTROPY = range(3)
 
 
@@ -51,7 +45,7 @@ class Shared(NamedTuple):
     visits: Any  # int32 [tiles, 2] the first tile of the other side that a tile visits, and the end
 
 
-class Side(NamedTuple):
+class SideArrays(NamedTuple):
     """The tokens of one side, in the main memory, or one tile of them in a program's memory."""
 
     features: Any  # [F, tokens]
@@ -64,11 +58,11 @@ class Program(NamedTuple):
     """The references of a program, in the main memory and, from `own` on, in its own memory."""
 
     shared: Shared
-    own_side: Side
-    other_side: Side
+    own_side: SideArrays
+    other_side: SideArrays
     results: Any  # a NamedTuple of arrays [n, tokens] of the own side, or None
-    own: Side  # the program's tile
-    other: Side
+    own: SideArrays  # the program's tile
+    other: SideArrays
     tile_results: Any
     weights: Any
     of_weights: Any  # barriers of the copies
@@ -94,7 +88,7 @@ class Program(NamedTuple):
         plgpu.wait_smem_to_gmem(0)
 
 
-def copies(side: Side) -> int:
+def copies(side: SideArrays) -> int:
     """The number of asynchronous copies of a tile."""
     return sum(len(_boxes(array)) for array in jax.tree.leaves(side))
 
@@ -112,7 +106,7 @@ def _parts(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
             yield array.at[rows, pl.ds(index * ROWS, ROWS)], tile.at[rows]
 
 
-def _load(side: Side, tile: Side, index: Any, barrier: Any) -> None:
+def _load(side: SideArrays, tile: SideArrays, index: Any, barrier: Any) -> None:
     for part, of_tile in _parts(side, tile, index):
         plgpu.copy_gmem_to_smem(part, of_tile, barrier)
     plgpu.barrier_wait(barrier)
@@ -151,7 +145,7 @@ def _logits(
     return jnp.where((keys >= first) & (keys < stop), logits, -jnp.inf)
 
 
-def _queries(registers: Registers, program: Program, own_keys: bool) -> tuple[Any, Side]:
+def _queries(registers: Registers, program: Program, own_keys: bool) -> tuple[Any, SideArrays]:
     """How a number of each query is spread to the tile of pairs, and the tile of queries."""
     if own_keys:
         return registers.along_columns, program.other

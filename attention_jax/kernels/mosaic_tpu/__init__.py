@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.implementations.features import Operands
 from attention_jax.implementations.tile_arrays import cut
 from attention_jax.kernels.mosaic_tpu import calls
 from attention_jax.kernels.mosaic_tpu.operands import (
@@ -28,10 +29,11 @@ from attention_jax.kernels.mosaic_tpu.operands import (
     program_of,
     rows_of,
 )
-from attention_jax.kernels.rows import RowTerms, Sums
-from attention_jax.kernels.rule import Call, Kernels, attention_by
-from attention_jax.kernels.tokens import Operands, reason_against
+from attention_jax.kernels.rows import RowTerms
+from attention_jax.kernels.rule import KernelCall, Kernels, attention_by
+from attention_jax.kernels.tokens import reason_against
 from attention_jax.kernels.windows import Windows
+from attention_jax.normalizers.rows import Sums
 from attention_jax.scores.stand_ins import needs_stand_ins
 
 Array = jax.Array
@@ -71,7 +73,7 @@ def _tile(options: Options, target_length: int, source_length: int) -> tuple[int
     return size(target_length, blocks.query), size(source_length, blocks.key)
 
 
-def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
+def _forward(call: KernelCall, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
     program = program_of(call, operands)
     blocks = blocks_of(call, in_tiles(program, operands), windows)
     output, sums = calls.run(calls.forward, program, blocks)
@@ -79,7 +81,7 @@ def _forward(call: Call, operands: Operands, windows: Windows | None) -> tuple[A
 
 
 def _backward(
-    call: Call, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
+    call: KernelCall, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
 ) -> Operands:
     program = program_of(call, operands)
     tiles, pull_back = jax.vjp(functools.partial(in_tiles, program), operands)

@@ -17,9 +17,9 @@ from attention_jax.core.meshes import varying_type
 from attention_jax.core.programs import one_line
 from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_tpu import kernels, operands
-from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, Program
-from attention_jax.kernels.rows import Sums
+from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, TileProgram
 from attention_jax.kernels.tokens import refuse
+from attention_jax.normalizers.rows import Sums
 
 Array = jax.Array
 
@@ -28,7 +28,7 @@ KERNELS_SHARE = 100 / 128  # of that memory, what a kernel may use
 GRADIENTS_SHARE = 72 / 128  # what its gradients may; the tiles need the rest
 
 
-def run(call: Callable[[Program, Blocks], Any], program: Program, blocks: Blocks) -> Any:
+def run(call: Callable[[TileProgram, Blocks], Any], program: TileProgram, blocks: Blocks) -> Any:
     """`forward` or `backward`, if that can be lowered for a TPU."""
     if interpret_params() is None:
         leaves, structure = jax.tree.flatten(blocks)
@@ -41,7 +41,7 @@ def run(call: Callable[[Program, Blocks], Any], program: Program, blocks: Blocks
     return call(program, blocks)
 
 
-def forward(program: Program, blocks: Blocks) -> Any:
+def forward(program: TileProgram, blocks: Blocks) -> Any:
     """(output [query_tiles, t, Dv], sums [query_tiles, 1, t])"""
     t, query_tiles = program.call.tile[0], program.call.tiles[0]
     value_dim = blocks.operands.values.shape[-1]
@@ -63,7 +63,7 @@ def forward(program: Program, blocks: Blocks) -> Any:
     )
 
 
-def backward(program: Program, blocks: Blocks) -> Any:
+def backward(program: TileProgram, blocks: Blocks) -> Any:
     """The gradients of the operands in tiles."""
     results = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), blocks.operands
@@ -100,7 +100,7 @@ def _per_lane(t: int) -> Any:
 def _pallas_call(
     kernel: Callable[..., None],
     name: str,
-    program: Program,
+    program: TileProgram,
     blocks: Blocks,
     results: Any,
     specs: Any,
@@ -182,7 +182,7 @@ _REFUSAL = (
 @functools.lru_cache(maxsize=256)
 def _check_lowering(
     call: Callable[..., Any],
-    program: Program,
+    program: TileProgram,
     structure: Any,
     shapes: tuple[Any, ...],
     *surroundings: Any,

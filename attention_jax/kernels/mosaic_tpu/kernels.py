@@ -18,30 +18,24 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from attention_jax.core.products import einsum
+from attention_jax.implementations.features import Operands
 from attention_jax.kernels.mosaic_tpu.operands import (
     LANES,
     Blocks,
-    Program,
+    TileProgram,
     key_tile,
 )
 from attention_jax.kernels.mosaic_tpu.scores import transposed_product
-from attention_jax.kernels.rows import (
-    LOWEST,
-    RowTerms,
-    Sums,
-    inverse_totals,
-    tile_cotangents,
-    with_tile,
-)
-from attention_jax.kernels.tokens import Operands
+from attention_jax.kernels.rows import RowTerms, inverse_totals, tile_cotangents
+from attention_jax.normalizers.rows import LOWEST, Sums, with_tile
 
 Array = jax.Array
 
 
-class Tile:
+class TpuTile:
     """One tile in a kernel: the blocks that the grid step reads, and which tile of keys it is."""
 
-    def __init__(self, program: Program, refs: Blocks, j: Array):
+    def __init__(self, program: TileProgram, refs: Blocks, j: Array):
         read = functools.partial(jax.tree.map, lambda ref: ref[...])
         self.program, self.refs, self.j = program, refs, j
         self.queries, self.keys, self.values, matrices = read(refs.operands)
@@ -58,10 +52,10 @@ class Tile:
         return jnp.where(allowed, logits, -jnp.inf)
 
 
-def visit_tile(program: Program, refs: Blocks, visit: Callable[[Tile, bool], None]) -> None:
+def visit_tile(program: TileProgram, refs: Blocks, visit: Callable[[TpuTile, bool], None]) -> None:
     """Calls visit(tile, masked) if the step visits a tile of keys."""
     i, n, schedule = pl.program_id(0), pl.program_id(1), refs.schedule
-    tile = functools.partial(Tile, program, refs, key_tile(schedule, i, n))
+    tile = functools.partial(TpuTile, program, refs, key_tile(schedule, i, n))
     if schedule is None:
         visit(tile(), False)
         return
@@ -82,7 +76,7 @@ class ForwardState(NamedTuple):
 
 
 def forward_kernel(
-    program: Program,
+    program: TileProgram,
     refs: Blocks,
     results: tuple[Any, Sums],  # [t, Dv] and [1, t]
     state: ForwardState,
@@ -106,7 +100,7 @@ def forward_kernel(
         _store(rows, Sums(largest[:, :1].T, *jax.tree.map(jnp.transpose, sums)))
 
 
-def _update(state: ForwardState, tile: Tile, masked: bool) -> None:
+def _update(state: ForwardState, tile: TpuTile, masked: bool) -> None:
     logits = tile.logits(masked)
     sums, exponentials, shrink = with_tile(
         jax.tree.map(lambda ref: ref[...], state.sums),
@@ -145,7 +139,7 @@ class BackwardState(NamedTuple):
 
 
 def backward_kernel(
-    program: Program,
+    program: TileProgram,
     refs: Blocks,
     gradients: Operands,  # [t, ...] of queries, [key_tiles, s, ...] of keys and values
     state: BackwardState,
@@ -189,7 +183,7 @@ def backward_kernel(
         _store(list(gradients[1:]), of_example)
 
 
-def _add_gradients(state: BackwardState, sums: Operands, tile: Tile, masked: bool) -> None:
+def _add_gradients(state: BackwardState, sums: Operands, tile: TpuTile, masked: bool) -> None:
     logits, doutput, j = tile.logits(masked), state.doutput[...], tile.j
     terms = jax.tree.map(lambda column: _repeat(column[...], logits.shape[1]), state.terms)
     products = einsum("td,sd->ts", doutput, tile.values)

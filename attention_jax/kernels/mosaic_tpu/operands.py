@@ -18,12 +18,13 @@ from jax.experimental import pallas as pl
 from jax.extend import core
 
 from attention_jax.core.batches import all_over_batch, any_over_batch
+from attention_jax.implementations.features import Operands
 from attention_jax.implementations.tile_arrays import cut
 from attention_jax.kernels.mosaic_tpu.scores import on_tpu
-from attention_jax.kernels.rule import Call
+from attention_jax.kernels.rule import KernelCall
 from attention_jax.kernels.score_forms import form_of
-from attention_jax.kernels.tokens import Operands, refuse
-from attention_jax.kernels.windows import Windows, ranges, tile_statuses
+from attention_jax.kernels.tokens import refuse
+from attention_jax.kernels.windows import Windows, ranges, tile_visits
 from attention_jax.scores import Score
 
 Array = jax.Array
@@ -54,10 +55,10 @@ class Blocks(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
+class TileProgram:
     """What a kernel computes on a tile, beside the attention itself."""
 
-    call: Call
+    call: KernelCall
     params_structure: Any
     param_shapes: tuple[Any, ...]  # of each parameter of the score; None if `pair` does not read it
 
@@ -82,7 +83,7 @@ class Program:
         return jax.tree.unflatten(self.params_structure, leaves)
 
 
-def program_of(call: Call, operands: Operands) -> Program:
+def program_of(call: KernelCall, operands: Operands) -> TileProgram:
     """The program for operands of these shapes; most parameters belong to the projections.
 
     Raises:
@@ -107,12 +108,12 @@ def program_of(call: Call, operands: Operands) -> Program:
             read.update(v for v in equation.invars if not isinstance(v, core.Literal))
     leaves, structure = jax.tree.flatten(operands.params)
     variables = zip(leaves, closed.jaxpr.invars, strict=False)  # the tokens come last
-    return Program(
+    return TileProgram(
         call, structure, tuple(leaf.shape if v in read else None for leaf, v in variables)
     )
 
 
-def in_tiles(program: Program, operands: Operands) -> Operands:
+def in_tiles(program: TileProgram, operands: Operands) -> Operands:
     """The operands as the kernels read them; see `Blocks`."""
     of_queries, of_keys = (functools.partial(cut, count=n) for n in program.call.tiles)
     return Operands(
@@ -131,7 +132,7 @@ def rows_of(rows: Any, tiles: int) -> Any:
     return jax.tree.map(lambda row: row.reshape(tiles, 1, -1), rows)
 
 
-def blocks_of(call: Call, operands: Operands, windows: Windows | None) -> Blocks:
+def blocks_of(call: KernelCall, operands: Operands, windows: Windows | None) -> Blocks:
     """What the forward kernel reads, and the backward kernel too.
 
     Args:
@@ -141,7 +142,7 @@ def blocks_of(call: Call, operands: Operands, windows: Windows | None) -> Blocks
     """
     if windows is None:
         return Blocks(None, operands, Windows(None, None))
-    visited, full = tile_statuses(windows, call.tile, call.tiles[1])
+    visited, full = tile_visits(windows, call.tile, call.tiles[1])
     columns = ranges(any_over_batch(visited)), ranges(all_over_batch(full))
     schedule = Schedule(*(column for both in columns for column in both.T))
     rows = windows.map(*(functools.partial(rows_of, tiles=tiles) for tiles in call.tiles))
