@@ -216,10 +216,6 @@ def renamed(**names):
     return type("Mine", (Toy,), names)()
 
 
-def answered_by(run, **options):
-    return run.task.answers(run.params_of(0), ["abc"], **options)
-
-
 CALLS = [
     *((lambda folder, task=task: train_run(task, folder), "task")
       for task in ("reversal", Reversal, None, Toy.loss)),
@@ -258,12 +254,10 @@ CALLS = [
         (Recall, {"pairs": 9}), (Recall, {"vocabulary_size": 9}), (NoisyRecall, {"keys": "8"}),
         (NoisyRecall, {"length": 15}), (NoisyRecall, {"noise": 1.5}),
         (SelectiveCopy, {"copied": 16}), (SelectiveCopy, {"copied": 2.5}),
-        (Regression, {"features": 0}), (Regression, {"points": 0}),
-        (Translation, {"source": "a", "target": Path("b")}),
-        (Text, {"text": "a"}),
-        (Text, {"held_out": 1.0, "text": Path("a")}), (Search, {"beams": 0}),
+        (Regression, {"features": 0}), (Regression, {"points": 0}), (Text, {"text": "a"}),
+        (Translation, {"source": "a", "target": Path("b")}), (Search, {"beams": 0}),
+        (Text, {"held_out": 1.0, "text": Path("a")}), (translation_comparison.Config, {"seeds": 1}),
         (translation_comparison.Config, {"scores": ("scaled",)}),
-        (translation_comparison.Config, {"seeds": 1}),
         (translation_settings.Config, {"trials": ("recipe", "magic")}),
         (Search, {"length_penalty": -0.5}), (Search, {"length_penalty": math.nan}))),
     *((lambda folder, call=call: call(Reversal(), None), named)
@@ -287,7 +281,8 @@ CALLS = [
     (lambda folder: load_run(run_of_two_seeds(), 3), "step"),
     (lambda folder: load_run(run_of_two_seeds(), "last"), "step"),
     (lambda folder: load_run(run_of_two_seeds()).params_of(2), "seed_index"),
-    (lambda folder: answered_by(load_run(run_of_two_seeds()), beams=0), "beams"),
+    (lambda folder: (run := load_run(run_of_two_seeds())).task.answers(
+        run.params_of(0), ["abc"], beams=0), "beams"),
     (lambda folder: finished_run(run_of_two_seeds(), [0]), "lengths"),
     (lambda folder: results_of(TrainedRun(toy(), {}, 3), [3]), "lengths"),
     (lambda folder: results_of(TrainedRun(toy(Listing), {}, 3)), "evaluate("),
@@ -350,8 +345,7 @@ WORDS = [
         "--score dto": "dto", "--score dot --tasks recal": "'recall'", "": "--score"}.items()),
     *(((name, "--workdir", "RUN", "--score", "dot"), "score 'dot'")
       for name in ("evaluate", "answers", "analyze_gradients", "translate")),
-    (("sweep", "--scores", "dot"), "workdir"),
-    (("sweep", "--workdir", "RUN"), "workdir"),
+    (("sweep", "--scores", "dot"), "workdir"), (("sweep", "--workdir", "RUN"), "workdir"),
     (("sweep", "--table", "runs", "--steps", "3"), "table"),
     (("sweep", "--table", "nowhere"), "table"),
 ]  # fmt: skip
