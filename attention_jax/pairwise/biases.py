@@ -116,17 +116,17 @@ class RelativeBias(Bias):
         t, s = query_positions.size, key_positions.size
         if 0 in (t, s):
             return jnp.zeros((t, s))
-        if is_symbolic_dim(t) or is_symbolic_dim(s):  # one distance for each pair
-            distances = key_positions[None, :] - query_positions[:, None]
-            values = self.of_distance(distances.reshape(t * s))
-            return jnp.broadcast_to(values, (*values.shape[:-1], t * s)).reshape(
-                *values.shape[:-1], t, s
-            )
-        first = key_positions[0] - query_positions[-1]
-        diagonals = self.of_distance(first + jnp.arange(t + s - 1))
+        by_pair = is_symbolic_dim(t) or is_symbolic_dim(s)
+        if by_pair:
+            distances = (key_positions[None, :] - query_positions[:, None]).reshape(t * s)
+        else:
+            distances = key_positions[0] - query_positions[-1] + jnp.arange(t + s - 1)
+        values = self.of_distance(distances)
         # `take` returns one entry for a table with one entry.
-        diagonals = jnp.broadcast_to(diagonals, (*diagonals.shape[:-1], t + s - 1))
-        return _from_diagonals(diagonals, t, s)
+        values = jnp.broadcast_to(values, (*values.shape[:-1], *distances.shape))
+        if by_pair:
+            return values.reshape(*values.shape[:-1], t, s)
+        return _from_diagonals(values, t, s)
 
 
 def _from_diagonals(diagonals: Array, t: int, s: int) -> Array:
@@ -192,11 +192,8 @@ class ForgettingBias(Bias):
     sums: Array = array_field("T")  # c
 
     def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
-        if not self.sums.shape[-1] == target_length == source_length:
-            raise ValueError(
-                f"log_gates must be [*B, T] with T = S; got [..., {self.sums.shape[-1]}] for"
-                f" {target_length} queries and {source_length} keys"
-            )
+        if len(sizes := {self.sums.shape[-1], target_length, source_length}) > 1:
+            raise ValueError(f"log_gates must be [*B, T] with T = S; got different sizes {sizes}")
         super().check(batch_shape, target_length, source_length)
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
@@ -364,8 +361,7 @@ def forgetting_bias(log_gates: Array) -> Bias:
         a `Bias`, differentiable in the gates.
 
     Raises:
-        ValueError: the gates are not floating-point; where the bias is used, T, S and the number
-            of gates are not equal.
+        ValueError: the gates are not floating-point; attention also raises one unless T = S.
 
     >>> bias = forgetting_bias(jnp.log(jnp.array([0.9, 0.5, 0.25])))
     >>> jnp.exp(bias.materialize(3, 3)[2]).round(3).tolist()  # 0.5 * 0.25, 0.25, 1
