@@ -328,6 +328,7 @@ PARTS = [  # (the argument of attention, a wrong part, what the error says)
       for mine in [score_of(**{name: method})] for score in (mine, aj.SoftCap(mine))),
     *(("normalizer", wrong, f".*Mine.*{message}") for wrong, message in WRONG_NORMALIZERS),
     ("normalizer", aj.LogScaled(WRONG_NORMALIZERS[0][0]), f".*{WRONG_NORMALIZERS[0][1]}"),
+    ("normalizer", aj.LogScaled(normalizer(lambda self, shifted: shifted)), ".*weight must take"),
 ]  # fmt: skip
 
 

@@ -50,6 +50,7 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     part = Part("normalizer", normalizer, "return it from init, and give normalizer_params=")
     part.check_signatures(normalizer)
     family = normalizer.family
+    part.check_signatures(family)
 
     def elementwise(name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:
         contract = (

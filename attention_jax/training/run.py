@@ -155,6 +155,8 @@ def _checked_start(
         )
     if log_gradients is not None and type(task).statistics is Task.statistics:
         raise undefined(task, "statistics(loss, params, batch, rng)")
+    if not isinstance(mesh, MeshShape):
+        raise ValueError(f"mesh must be a MeshShape or None; got {mesh!r}")
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
     parts = describe_parts(task)  # before the data is read, which may take seconds
     feed = checked_feed(task, folder, multiple_of=mesh.data)

@@ -18,7 +18,7 @@ from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import initial_state
-from attention_jax.training.run import load_run
+from attention_jax.training.run import check_run, load_run
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, TrainConfig
 
@@ -154,7 +154,9 @@ def test_each_part_is_drawn_where_it_is_used():
 # --- on one ---
 
 
-def test_words():
+def test_words(tmp_path):
     shape = MeshShape(seed=3, data=2)
     assert MeshShape.from_words(["data=2", "seed=3"]) == shape
     assert shape.devices == 6
+    with pytest.raises(ValueError, match="mesh must be a MeshShape"):
+        check_run(toy(), tmp_path / "run", mesh="data=2")
