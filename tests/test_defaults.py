@@ -179,6 +179,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "translate": dict(search=Search()),
     "translated_ids": dict(search=Search()),
     # runs and figures
+    "Model.features": dict(return_weights=False),
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
     "Checkpoints.save": dict(temporary=False),
     "Checkpoints.restore": dict(step="newest"),
