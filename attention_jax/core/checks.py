@@ -116,7 +116,7 @@ def counter_based(rng: Array) -> Array:
     that they depend on who shares the batch. Its keys are two of Threefry's, which are equal unless
     a user made them otherwise.
     """
-    if str(jax.random.key_impl(rng)) not in ("rbg", "unsafe_rbg"):
+    if rng.dtype.name not in ("key<rbg>", "key<urbg>"):
         return rng
     words = jax.random.key_data(rng)
     left, right = words[..., :2], words[..., 2:]

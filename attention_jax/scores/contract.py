@@ -7,7 +7,6 @@ import functools
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.core.programs import is_of_library
@@ -165,7 +164,7 @@ def init_shapes(part: Any, *sizes: int) -> Params:
     They are a pytree of `jax.ShapeDtypeStruct`.
     """
     shapes = _init_shapes if is_of_library(part) else _init_shapes.__wrapped__
-    return shapes(part, jnp.result_type(float), *sizes)
+    return shapes(part, jax.dtypes.canonicalize_dtype(float), *sizes)
 
 
 @functools.lru_cache(maxsize=256)
