@@ -60,7 +60,7 @@ class FunctionScore(Score):
             function = function.func
         return getattr(function, "__qualname__", type(function).__name__)
 
-    @property
+    @functools.cached_property  # a call asks four times
     def _takes_params(self) -> bool:
         """Whether the function takes (params, q, k) rather than (q, k)."""
         try:
