@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from attention_jax.implementations.query_chunks import Chunk, allowed_only, atte
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, WrappedScore, get_score
+from attention_jax.scores.contract import Features
 from attention_jax.scores.projected_keys import key_feature_shapes
 
 Array = jax.Array
@@ -209,10 +211,24 @@ def _checked_coverage(
 # --- the compiled function ---
 
 
+@dataclasses.dataclass(frozen=True)
+class _FromZero(WrappedScore):
+    """A score whose tokens keep their offset: with coverage, its features depend on it."""
+
+    translation_invariant = False
+    finite_slopes = WrappedScore.finite_slopes
+    round = WrappedScore.round
+    tile_params = WrappedScore.tile_params
+
+    def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
+        return self.score.pair(params, q_features, k_features)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(
     score: Score, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
 ) -> CoverageResult:
+    score = _FromZero(score) if score.translation_invariant else score
     # `inputs.compute_dtype` would leave out the kernel and the coverage.
     dtype = accumulator_dtype(*jax.tree.leaves(inputs._replace(mask=None)), kernel, coverage)
     inputs = inputs._replace(value=inputs.value.astype(dtype))

@@ -35,7 +35,7 @@ def case(name, *batch, target=T, source=S, seed=1, dtype=np.float32):
     return arrays
 
 
-@pytest.mark.parametrize("name", each_score(SCORES, fast=["additive"]))
+@pytest.mark.parametrize("name", each_score(SCORES, fast=["additive", "l2"]))
 def test_every_score_adds_coverage_to_the_features_of_keys(name):
     score, arrays, rng = SCORES[name], case(name, B), np.random.default_rng(2)
     bias = rng.normal(size=(B, T, S)).astype(np.float32)
