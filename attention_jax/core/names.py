@@ -180,7 +180,9 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     """Raises ValueError unless `part` is what `describe` made `stored` of.
 
     A part of a user is the same if its program is, whatever its class and fields are called. If its
-    program is another and gives the same numbers, it counts as the same, with a warning.
+    program is another and gives the same numbers, it counts as the same, with a warning. Earlier
+    versions of this library stored neither numbers nor `init`: there another program is refused, or
+    a warning if it may be because of the version of JAX.
 
     Args:
         setting: how the part was named, for the error.
@@ -189,10 +191,16 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     """
     now = _identity(part)
     changed = {name for name in now if stored.get(name) != now[name]}
+    if "numbers" not in stored:
+        changed -= {"init"}
     if not changed or ("program" in now and changed.isdisjoint(("program", "init"))):
         return
     text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
-    if "program" in stored and "program" in now:
+    if "numbers" not in stored and changed == {"program", "jax"}:
+        versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
+        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
+        return
+    if "numbers" in stored and "program" in now:
         if same_numbers(stored["numbers"], part.sample()):
             warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
             return

@@ -231,3 +231,10 @@ def test_a_rewritten_score_is_the_same_if_its_numbers_are(rewritten, same):
         else:
             with pytest.raises(ValueError, match=f"{message} other numbers"):
                 check_description("score", known(rewritten), then)
+    for name in ("numbers", "init"):  # which earlier versions did not store
+        del before[name]
+    check_description("score", known(Softened()), before | {"program": known(Softened()).digest})
+    with pytest.raises(ValueError, match="when this run was trained"):
+        check_description("score", known(rewritten), before)
+    with pytest.warns(UserWarning, match=r"this may be because jax was 0\.0\.1 then"):
+        check_description("score", known(Softened()), before | {"jax": "0.0.1"})
