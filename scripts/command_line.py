@@ -22,6 +22,7 @@ import tyro
 
 import attention_jax
 from attention_jax.core.names import did_you_mean
+from attention_jax.runs.processes import together
 from attention_jax.runs.progress import end_of_output, say, warn
 from attention_jax.tasks import TASKS
 
@@ -75,7 +76,9 @@ def run_command(
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: warn(" ".join(str(message).split()))
-            status = main(parse(arguments, sys.argv[1:], **shown))
+            with together():
+                options = parse(arguments, sys.argv[1:], **shown)
+            status = main(options)
     except ValueError as error:
         if not is_users_mistake(error):
             raise

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
+import re
+import traceback
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
+import jax
 import tyro
-from command_line import TaskName, run_command
+from command_line import TaskName, is_users_mistake, run_command
 
+from attention_jax.core.programs import one_line
+from attention_jax.runs.processes import is_first, several
 from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
@@ -39,8 +45,14 @@ class Arguments(Generic[Settings]):
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
         mesh: devices along each axis, for example "data=4 seed=2". "seed" spreads seeds and divides
-            their number; "data" spreads the batch and divides its size. If left out, one device.
-            A run may be resumed on another mesh.
+            their number; "data" spreads the batch and divides its size. If left out, one device;
+            with `distributed`, all devices along "data". A run may be resumed on another mesh.
+        distributed: this is one of several processes that train together, each with the same
+            command. The first one prints, and reads and writes `workdir`. On SLURM, TPU pods,
+            Kubernetes and Open MPI JAX finds the others; elsewhere give the address of the first
+            process, `processes` and `process`.
+        processes: how many there are.
+        process: which of them this is, from 0 on.
     """
 
     task: TaskName = "reversal"
@@ -48,6 +60,9 @@ class Arguments(Generic[Settings]):
     resume: bool = False
     log_gradients: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[every=STEPS]")] = None
     mesh: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="AXIS=DEVICES ...")] = None
+    distributed: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[HOST:PORT]")] = None
+    processes: int | None = None
+    process: int | None = None
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
 
     @property
@@ -69,7 +84,12 @@ class Arguments(Generic[Settings]):
 
 
 def main(arguments: Arguments[Any]) -> int:
-    run = training.train_run(arguments.settings, arguments.workdir, **arguments.options)
+    try:
+        run = training.train_run(arguments.settings, arguments.workdir, **arguments.options)
+    except Exception as error:
+        if several() and not is_users_mistake(error):
+            _end_alone(error)
+        raise
     loop = run.task.train
     finished = run.step == loop.steps
     # A signal that arrived while the last step was saved did not stop anything.
@@ -80,17 +100,63 @@ def main(arguments: Arguments[Any]) -> int:
         f"{arguments.workdir}: step {run.step} of {loop.steps}, {loop.seeds} seeds,"
         f" {run.seconds:.0f} s{rate} (all seeds together)"
     )
-    if not finished:
+    if not finished and is_first():
         say("stopped by a signal; --resume goes on from here", error=True)
     return status
 
 
 def arguments_of(words: list[str]) -> Any:
-    """The arguments for the task that the command line names."""
+    """The arguments for the task that the command line names.
+
+    With --distributed this process joins the others here, before the file of a user's task, which
+    may compute something, is imported.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--task", nargs="?")
-    task = parser.parse_known_args(words)[0].task
-    return Arguments[task_of(task or "reversal")]  # type: ignore[misc]
+    for name in ("--task", "--processes", "--process"):
+        parser.add_argument(name, nargs="?")
+    parser.add_argument("--distributed", nargs="*")
+    given = parser.parse_known_args(words)[0]
+    if given.distributed is None and (given.processes or given.process):
+        raise ValueError("processes and process must go with distributed HOST:PORT")
+    if given.distributed is not None and not {"-h", "--help"} & {*words}:
+        _join(given.distributed, given.processes, given.process)
+    return Arguments[task_of(given.task or "reversal")]  # type: ignore[misc]
+
+
+def _join(address: list[str], processes: str | None, process: str | None) -> None:
+    """Joins the other processes.
+
+    Raises:
+        ValueError: the words are wrong, JAX finds no cluster, or the others do not come.
+    """
+    if address and not (re.fullmatch(r"\S+:\d+", address[0]) and len(address) == 1):
+        raise ValueError(f"distributed must be nothing or HOST:PORT; got {' '.join(address)}")
+    numbers = {"num_processes": processes, "process_id": process}
+    if wrong := [each for each in numbers.values() if each and not each.isdecimal()]:
+        raise ValueError(f"processes and process must be integers; got {wrong[0]}")
+    # JAX's handler of SIGTERM would swallow those that come before the first step.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        given: Any = {name: int(number) for name, number in numbers.items() if number}
+        jax.distributed.initialize(*address, **given)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"distributed: {one_line(error)}; where JAX finds no cluster (SLURM, TPU pod,"
+            " Kubernetes, Open MPI), give HOST:PORT of the first process, processes and process"
+        ) from error
+
+
+def _end_alone(error: Exception) -> None:
+    """Ends this process at once, for an error that the others do not know: a lost one, or a bug.
+
+    Otherwise JAX would wait at the end for the others, which wait for this one.
+    """
+    if re.match(r"[A-Z_]+: ", str(error)):  # a status of XLA's runtime
+        message = f"error: process {jax.process_index()} cannot go on: {one_line(error)}"
+        say(f"{message}; --resume goes on from the last checkpoint", error=True)
+    else:
+        traceback.print_exception(error)
+    os._exit(1)
 
 
 if __name__ == "__main__":

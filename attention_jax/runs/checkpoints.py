@@ -103,10 +103,7 @@ class Checkpoints:
         partial = self._folder / f"{step}{_PARTIAL}"
         try:
             args = ocp.args.StandardSave(_without_empty(state))
-            with (
-                _path_for_orbax(self._folder) as folder,
-                ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax,
-            ):
+            with _path_for_orbax(self._folder) as folder, _orbax() as orbax:
                 orbax.save(folder / partial.name / "state", args=args, force=True)
             manifest["files"] = _digests(partial)
             for name in manifest["files"]:
@@ -245,10 +242,12 @@ class Checkpoints:
 
     def _state(self, step: int, like: State) -> State:
         # By default Orbax needs the devices that saved; a run may be read on another machine.
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def placed(leaf: Any) -> jax.ShapeDtypeStruct:
             sharding = getattr(leaf, "sharding", None) or here
+            if not sharding.is_fully_addressable:  # `processes.from_first` spreads it
+                sharding = here
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         def filled(leaf: jax.ShapeDtypeStruct, found: Any) -> jax.Array:
@@ -256,10 +255,7 @@ class Checkpoints:
 
         wanted = jax.tree.map(placed, like)
         args = ocp.args.StandardRestore(_without_empty(wanted))
-        with (
-            _path_for_orbax(self._folder) as folder,
-            ocp.Checkpointer(ocp.StandardCheckpointHandler()) as orbax,
-        ):
+        with _path_for_orbax(self._folder) as folder, _orbax() as orbax:
             found = orbax.restore(folder / str(step) / "state", args=args)
         return jax.tree.map(filled, wanted, found)
 
@@ -268,6 +264,14 @@ def saved_steps(folder: Path) -> list[int]:
     """The steps in a folder of checkpoints, damaged ones included; the newest last."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
+
+
+def _orbax() -> ocp.Checkpointer:
+    """Orbax for this process alone: it waits for no other one."""
+    index = jax.process_index()
+    alone = ocp.options.MultiprocessingOptions(index, {index}, f"process_{index}")
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    return ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ import sys
 import threading
 from types import FrameType
 
+from attention_jax.runs.processes import exchanged
+
 
 class Interruption:
     """While entered, the first signal sets `requested`; a second one ends the process.
@@ -33,6 +35,13 @@ class Interruption:
     def exit_status(self) -> int:
         """128 + the signal's number; 0 without a signal."""
         return 0 if self.requested is None else 128 + self.requested
+
+    def agreed(self) -> bool:
+        """Whether to stop; all processes stop at the same step, whichever got the signal."""
+        asked = [int(number) for number in exchanged(str(self.requested or "")) if number]
+        if asked:  # otherwise a signal that arrives now would be forgotten
+            self.requested = max(asked)
+        return bool(asked)
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():

@@ -9,6 +9,8 @@ import sys
 import time
 import unicodedata
 
+from attention_jax.runs.processes import is_first
+
 _SECONDS_BETWEEN_LINES = 10.0
 _lost: list[OSError] = []  # the first error of standard output, which `say` leaves to the end
 
@@ -76,9 +78,12 @@ class Progress:
 def say(text: str, *, error: bool = False) -> None:
     """Prints a line on standard output, or with `error` on standard error.
 
+    Of several processes the first alone prints on standard output.
     A line that cannot be printed is lost: a closed pipe or terminal, or a full disk behind it, does
     not end a run. Characters that the encoding of the stream lacks become "?".
     """
+    if not error and not is_first():
+        return
     stream = sys.stderr if error else sys.stdout
     if stream is None or getattr(stream, "closed", False):  # a user's stream may only write
         return

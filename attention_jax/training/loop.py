@@ -16,6 +16,7 @@ import optax
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import add_line, read_lines
+from attention_jax.runs.processes import first_does, whole
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import sync, writing
 from attention_jax.training.sharding import Layout
@@ -218,14 +219,22 @@ def train(
         if every is not None and (step % every == 0 or step == config.steps):
             metrics = measure(state, batches_of_step(task, feed, step))
             check_metrics(f"task {task.name}", "statistics(...)", metrics)
-            records.write("gradients", step, _by_seed(metrics))
-
-    def is_planned(step: int) -> bool:
-        # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
-        return step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
+            line = _by_seed(metrics)
+            first_does(lambda: records.write("gradients", step, line))
 
     def save(step: int, state: TrainState, loss: float | None) -> None:
-        planned = is_planned(step)
+        host_state = whole(state)
+        first_does(lambda: save_on_disk(step, host_state, loss))
+
+    def save_on_disk(step: int, state: TrainState, loss: float | None) -> None:
+        """Validates and saves, unless that is done."""
+        # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
+        planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
+        validates = rule is not None and planned
+        validated = read_lines(records.folder / "validation.jsonl") if validates else []
+        is_validated = not validates or step in [line["step"] for line in validated]
+        if step in records.checkpoints.steps() and is_validated:
+            return
         metric = loss if planned else None
         if rule is not None and planned:
             try:
@@ -246,14 +255,13 @@ def train(
         records.checkpoints.save(step, state, metric=metric, temporary=temporary)
 
     state = jax.device_put(state, layout.by_seed)
-    step = int(jax.device_get(state.step)[0])
+    step = int(whole(state.step)[0])
     loss: float | None = None
     if step == 0:
         log_gradients(step, state)
-    lines = read_lines(records.folder / "validation.jsonl")
-    if rule is not None and is_planned(step) and step not in [line["step"] for line in lines]:
-        save(step, state, loss)  # the validation of this checkpoint has failed
-    while step < config.steps and interruption.requested is None:
+    else:
+        save(step, state, loss)  # where the validation of this checkpoint has failed
+    while step < config.steps and not interruption.agreed():
         # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same
         # calls as a run that was never stopped, and ends bit-identical to it.
         count = min(config.log_every - step % config.log_every, config.steps - step)
@@ -261,13 +269,12 @@ def train(
         step += count
         line = _by_seed(metrics)
         loss = statistics.fmean(line["loss"])
-        records.write("metrics", step, line)
+        first_does(functools.partial(records.write, "metrics", step, line))
         log_gradients(step, state)
         records.progress.update(step, line["loss"])
         if step % config.checkpoint_every == 0:
             save(step, state, loss)
-    if step not in records.checkpoints.steps():
-        save(step, state, loss)
+    save(step, state, loss)
     return state
 
 

@@ -11,13 +11,22 @@ from typing import Any
 import jax
 
 from attention_jax.core.programs import is_of_this_package
-from attention_jax.runs.checkpoints import Checkpoints, StepName
+from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
+from attention_jax.runs.processes import (
+    exchanged,
+    first_does,
+    from_first,
+    is_first,
+    together,
+    whole,
+)
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
 from attention_jax.training.settings import (
+    check_equal_in_all,
     check_resumable,
     check_task,
     checked_feed,
@@ -79,7 +88,8 @@ def train_run(
             run then goes on, and ends bit-identical to a run that had all steps from the start, if
             it had ended at a multiple of `log_every` (with validation, of `checkpoint_every`).
         log_gradients: steps between two lines of gradient statistics in gradients.jsonl.
-        mesh: over which devices; None for one device. A run may be resumed on another mesh.
+        mesh: over which devices; None for one device, or with several processes for all devices,
+            which spread the batch. A run may be resumed on another mesh.
         interruption: the caller's own, entered, for several runs; None to watch for signals during
             this run.
 
@@ -87,8 +97,11 @@ def train_run(
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    folder, mesh = Path(workdir), mesh or MeshShape()
-    feed, settings = _checked_start(task, folder, log_gradients, mesh)
+    folder, mesh = Path(workdir), mesh or MeshShape.default()
+    with together():
+        feed, settings = _checked_start(task, folder, log_gradients, mesh)
+    options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
+    check_equal_in_all({**settings, **options})
     folder = folder.absolute()  # the task may change the current folder
     layout, config = Layout(mesh), task.train
     with contextlib.ExitStack() as stack:
@@ -96,27 +109,30 @@ def train_run(
         check_same = functools.partial(check_resumable, task, settings, folder)
         files = {} if feed is None else feed.files
         run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
-        stack.enter_context(run)
-        checkpoints = Checkpoints(
-            folder / "checkpoints", keep=config.keep, keep_best=config.keep_best
-        )
+        keep: Any = {"keep": config.keep, "keep_best": config.keep_best}
+        with together():
+            if is_first():
+                stack.enter_context(run)
+            checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first())
         state, first = _first_state(task, layout, checkpoints)
-        # A run without a checkpoint starts over, and writes the line of step 0 again.
-        for name in ("metrics", "gradients", "validation"):
-            drop_lines_after(folder / f"{name}.jsonl", first or -1)
+        with together():
+            # A run without a checkpoint starts over, and writes the line of step 0 again.
+            for name in ("metrics", "gradients", "validation") if is_first() else ():
+                drop_lines_after(folder / f"{name}.jsonl", first or -1)
         progress = Progress(task.label, start=first, total=config.steps, seeds=config.seeds)
         if feed is not None and feed.note:
             progress.note(feed.note)
         records = Records(folder, checkpoints, progress, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
-        step = int(jax.device_get(state.step)[0])
+        step = int(whole(state.step)[0])
         seconds, rate = progress.seconds, progress.rate
         if step > first:
             speed = {"seconds": seconds, "steps_per_second": rate}
-            add_line(folder / "timing.jsonl", {"from_step": first, "to_step": step, **speed})
+            line = {"from_step": first, "to_step": step, **speed}
+            first_does(lambda: add_line(folder / "timing.jsonl", line))
     return TrainedRun(
         task,
-        state.params,
+        whole(state.params),
         step,
         folder,
         seconds=seconds,
@@ -137,7 +153,7 @@ def check_run(
 
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
-    feed, settings = _checked_start(task, workdir, log_gradients, mesh or MeshShape())
+    feed, settings = _checked_start(task, workdir, log_gradients, mesh or MeshShape.default())
     check_same = functools.partial(check_resumable, task, settings, workdir)
     check_begins(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
@@ -171,10 +187,15 @@ def _checked_start(
 def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[TrainState, int]:
     """The newest good state and its step, or the initial state."""
     start = functools.partial(initial_state, task, layout)
-    if not checkpoints.steps():
+    like = layout.placed(jax.eval_shape(start))
+    restored: Restored | None = None
+    with together():
+        if is_first() and checkpoints.steps():
+            restored = checkpoints.restore(like)
+    step = exchanged("" if restored is None else str(restored.step))[0]
+    if not step:
         return start(), 0
-    restored = checkpoints.restore(layout.placed(jax.eval_shape(start)))
-    return restored.state, restored.step
+    return from_first(restored and restored.state, like), int(step)
 
 
 def load_run(

@@ -20,6 +20,7 @@ from attention_jax.core.checks import check_integer
 from attention_jax.core.names import did_you_mean
 from attention_jax.core.programs import is_of_this_package, one_line
 from attention_jax.runs.checkpoints import saved_steps
+from attention_jax.runs.processes import exchanged
 from attention_jax.runs.run_folder import JSON, read_config
 from attention_jax.scores import get_score
 from attention_jax.training.task import (
@@ -293,6 +294,18 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
         )
+
+
+def check_equal_in_all(settings: JSON) -> None:
+    """Raises ValueError unless all processes of a run have the same settings."""
+    of_all = [_flat(json.loads(text)) for text in exchanged(json.dumps(settings))]
+    for index, other in enumerate(of_all):
+        for name in {**of_all[0], **other}:
+            if of_all[0].get(name) != other.get(name):
+                raise ValueError(
+                    f"{name} must be equal in all processes; got {of_all[0].get(name)!r} in"
+                    f" process 0 and {other.get(name)!r} in process {index}"
+                )
 
 
 def _new_name_of_score(task: Task, stored: JSON) -> str | None:

@@ -15,6 +15,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from attention_jax.core.checks import check_integer
+from attention_jax.runs.processes import several
 
 Array = jax.Array
 
@@ -41,6 +42,11 @@ class MeshShape:
         return math.prod(dataclasses.astuple(self))
 
     @classmethod
+    def default(cls) -> MeshShape:
+        """One device; of several processes all devices, which spread the batch."""
+        return cls(data=jax.device_count() if several() else 1)
+
+    @classmethod
     def from_words(cls, words: Sequence[str]) -> MeshShape:
         """Parses words such as ["data=4", "seed=2"]."""
         names = [field.name for field in dataclasses.fields(cls)]
@@ -65,6 +71,11 @@ class MeshShape:
         if self.devices > jax.device_count():
             raise ValueError(
                 f"mesh must have at most {jax.device_count()} devices, which there are; got"
+                f" seed={self.seed} data={self.data}"
+            )
+        if several() and self.devices < jax.device_count():
+            raise ValueError(
+                f"mesh must have all {jax.device_count()} devices of the processes; got"
                 f" seed={self.seed} data={self.data}"
             )
         if seeds % self.seed:

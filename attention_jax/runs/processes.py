@@ -1,0 +1,90 @@
+"""Several processes of one run, joined by `jax.distributed`: the first writes, all decide together.
+
+A process cannot train on alone: it would wait for the others inside a compiled call. So every
+process calls the functions here that exchange something, in the same order. In a program of one
+process they return at once, and do not touch a device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from attention_jax.core.programs import one_line
+
+
+def several() -> bool:
+    """Whether this is one of several processes."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def is_first() -> bool:
+    """Whether this process writes files and prints."""
+    return not several() or jax.process_index() == 0
+
+
+def exchanged(text: str) -> list[str]:
+    """The text of each process, in the order of the processes."""
+    if not several():
+        return [text]
+    mine = np.frombuffer(text.encode(), np.uint8)
+    lengths = multihost_utils.process_allgather(np.int32(mine.size))
+    if not lengths.any():
+        return [""] * len(lengths)
+    rows = multihost_utils.process_allgather(np.resize(mine, lengths.max()))
+    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """Waits at its end for all processes; an error of one of them is an error of all.
+
+    Nothing may be exchanged inside.
+
+    Raises:
+        ValueError: another process failed; the message has its number and its error.
+    """
+    try:
+        yield
+    except Exception as error:
+        exchanged(one_line(error))
+        raise
+    for index, message in enumerate(exchanged("")):
+        if message:
+            raise ValueError(f"process {index}: {message}")
+
+
+def first_does(action: Callable[[], object]) -> None:
+    """Calls the action in the first process alone, `together`."""
+    with together():
+        if is_first():
+            action()
+
+
+def whole(tree: Any) -> Any:
+    """Arrays on the devices of all processes as NumPy arrays, whole in each process."""
+    return multihost_utils.process_allgather(tree, tiled=True) if several() else tree
+
+
+def from_first(tree: Any, like: Any) -> Any:
+    """The arrays of the first process, spread over the devices of all.
+
+    Args:
+        tree: the arrays; not read in the other processes.
+        like: shapes, dtypes and shardings.
+    """
+    if not several():
+        return tree
+
+    def spread(leaf: jax.ShapeDtypeStruct, value: Any) -> jax.Array:
+        host = np.asarray(value) if is_first() else np.zeros(leaf.shape, leaf.dtype)
+        # A sum, as in JAX's own broadcast, would turn -0.0 into 0.0.
+        found = multihost_utils.process_allgather(host)[0]
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda part: found[part])
+
+    return jax.tree.map(spread, like, tree if is_first() else like)

@@ -1,0 +1,182 @@
+"""Two real processes train as one does; what happens to one of them happens to both."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from toy_task import Toy
+
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.training.run import load_run
+from attention_jax.training.task import Feed, TrainConfig, Validation
+
+ROOT = Path(__file__).parents[2]
+STEPS = {"seeds": 2, "steps": 10, "log_every": 2, "checkpoint_every": 4, "batch_size": 8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawn(Toy):
+    """Each device draws its own part of a batch."""
+
+    train: TrainConfig = TrainConfig(**STEPS)
+
+
+class Fed(Drawn):
+    """Batches made on the host, validation, and the trouble that the environment names."""
+
+    @property
+    def validation(self):
+        return Validation("size", larger_is_better=False)
+
+    def validate(self, params, folder):
+        return {"size": np.sum(params["w"], axis=1).tolist()}
+
+    def feed(self, folder, *, multiple_of=1):
+        process, step_of_trouble, trouble = os.environ.get("TROUBLE", "9 9 -").split()
+        is_here = jax.process_index() == int(process)
+        if is_here and trouble == "nodata":
+            raise ValueError("text must be a file")
+
+        def batch(seed, step):
+            if is_here and (seed, step) == (0, int(step_of_trouble)):
+                if trouble == "bug":
+                    raise ZeroDivisionError(trouble)
+                if trouble == "full":  # the next line cannot be written
+                    (folder / "metrics.jsonl").rename(folder / "metrics")
+                    (folder / "metrics.jsonl").mkdir()
+                else:
+                    os.kill(os.getpid(), signal.Signals[trouble])
+            x = np.random.default_rng([seed, step]).normal(size=(8, 3)).astype(np.float32)
+            return {"x": x, "y": x.sum(axis=1)}
+
+        return Feed(batch)
+
+
+def start(folder, *words, task="Fed", count=2, of_second=(), trouble="9 9 -", **variables):
+    """Starts the processes of a run; alone, one process has two devices."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        address = f"localhost:{free.getsockname()[1]}"
+    command = [sys.executable, ROOT / "scripts/train.py", "--task", f"test_processes:{task}"]
+    command += ["--workdir", folder, *words]
+    paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
+    environment = {**os.environ, "PYTHONPATH": paths, "TROUBLE": trouble, **variables}
+    environment |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment["JAX_NUM_CPU_DEVICES"] = str(2 // count)
+    joined = [["--distributed", address, "--processes", "2", "--process", str(i)] for i in (0, 1)]
+    options = [[*joined[0]], [*joined[1], *of_second]] if count == 2 else [[]]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return [subprocess.Popen([*command, *each], env=environment, **pipes) for each in options]
+
+
+def ended(processes):
+    """The exit statuses, the outputs, and the lines of errors, once all have ended."""
+    try:
+        texts = [process.communicate(timeout=400) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    errors = [[line for line in err.splitlines() if "error: " in line] for _, err in texts]
+    print(*(text for pair in texts for text in pair))
+    return [process.returncode for process in processes], [out for out, _ in texts], errors
+
+
+def run(folder, *words, **options):
+    return ended(start(folder, *words, **options))
+
+
+def assert_same(folder, other):
+    """Asserts that two runs wrote the same lines and have the same parameters."""
+    for name in ("metrics", "validation", "gradients"):
+        assert read_lines(folder / f"{name}.jsonl") == read_lines(other / f"{name}.jsonl")
+    assert (folder / "metrics.jsonl").read_bytes() == (other / "metrics.jsonl").read_bytes()
+    params, expected = load_run(folder).params["w"], load_run(other).params["w"]
+    assert np.asarray(params).tobytes() == np.asarray(expected).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        ("Drawn", ()),
+        pytest.param("Fed", ("--mesh", "seed=2", "--log-gradients"), marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_train_as_one(tmp_path, task, words):
+    together, alone = tmp_path / "together", tmp_path / "alone"
+    mesh = words or ("--mesh", "data=2")
+    both = start(together, *words, task=task), start(alone, *mesh, task=task, count=1)
+    (statuses, outputs, _), (status, _, _) = map(ended, both)
+    assert (statuses, status) == ([0, 0], [0])
+    assert_same(together, alone)
+    assert "step 10 of 10" in outputs[0]
+    assert "step" not in outputs[1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert run(folder, "--mesh", "data=2", count=1)[0] == [0]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("trouble", "statuses", "processes_after"),
+    [
+        ("1 5 SIGTERM", {143}, 2),
+        ("0 5 SIGTERM", {143}, 1),
+        ("1 7 SIGKILL", {1, -signal.SIGKILL}, 1),
+        ("0 7 SIGKILL", {1, -signal.SIGABRT, -signal.SIGKILL}, 2),
+        ("0 7 full", {2}, 2),
+        ("1 7 bug", {1}, 2),
+    ],
+)
+def test_all_end_and_go_on(tmp_path, undisturbed, trouble, statuses, processes_after):
+    found, _, _ = run(tmp_path, trouble=trouble)
+    assert set(found) <= statuses
+    if trouble.endswith("SIGTERM"):
+        assert load_run(tmp_path).step == 6  # the steps in progress were done
+    if trouble.endswith("full"):
+        (tmp_path / "metrics.jsonl").rmdir()
+        (tmp_path / "metrics").rename(tmp_path / "metrics.jsonl")
+    mesh = ("--mesh", "data=2")
+    assert {*run(tmp_path, "--resume", *mesh, count=processes_after)[0]} == {0}
+    assert_same(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+def test_a_damaged_checkpoint_is_damaged_for_all(tmp_path, undisturbed):
+    assert run(tmp_path)[0] == [0, 0]
+    newest = next(iter((tmp_path / "checkpoints" / "10").rglob("d/*")))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    statuses, _, _ = run(tmp_path, "--resume")
+    assert statuses == [0, 0]
+    assert (tmp_path / "damaged_checkpoints" / "10.0").is_dir()
+    assert_same(tmp_path, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"of_second": ("--seeds", "4")}, "seeds"),
+        ({"of_second": ("--seeds", "x")}, "seeds"),
+        ({"of_second": ("--log-gradients",)}, "log_gradients"),
+        ({"trouble": "1 0 nodata"}, "text"),
+        ({"words": ("--mesh", "seed=1")}, "mesh"),
+        ({"words": ("--batch-size", "7"), "task": "Drawn"}, "mesh data"),
+    ],
+)
+def test_an_error_at_the_start_ends_all_in_one_line(tmp_path, options, named):
+    statuses, _, errors = run(tmp_path / "run", *options.pop("words", ()), **options)
+    assert statuses == [2, 2]
+    assert [len(lines) for lines in errors] == [1, 1]
+    assert all(named in lines[0] for lines in errors)
+    assert not (tmp_path / "run").exists()
