@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
 import tyro
 from command_line import TaskName, run_command
+from introduction import introduced
 
+from attention_jax.runs.loggers import get_logger
 from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
@@ -41,6 +44,11 @@ class Arguments(Generic[Settings]):
         mesh: devices along each axis, for example "data=4 seed=2". "seed" spreads seeds and divides
             their number; "data" spreads the batch and divides its size. If left out, one device.
             A run may be resumed on another mesh.
+        log_to: also send the metrics to "tensorboard" (event files in `workdir`/tensorboard), to
+            "wandb" (Weights & Biases), or to "module:Name", your own function f(step, metrics) or
+            class of such functions. A logger that fails stops nothing.
+        profile: trace so many steps after the first compiled call, for Perfetto and TensorBoard, in
+            `workdir`/profile.
     """
 
     task: TaskName = "reversal"
@@ -48,6 +56,8 @@ class Arguments(Generic[Settings]):
     resume: bool = False
     log_gradients: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[every=STEPS]")] = None
     mesh: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="AXIS=DEVICES ...")] = None
+    log_to: Annotated[tuple[str, ...], tyro.conf.arg(metavar="LOGGER ...")] = ()
+    profile: Annotated[int | None, tyro.conf.arg(metavar="STEPS")] = None
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
 
     @property
@@ -55,7 +65,7 @@ class Arguments(Generic[Settings]):
         """What `train_run` takes besides the settings and the folder.
 
         Raises:
-            ValueError: the words of `log_gradients` or of `mesh` are wrong.
+            ValueError: the words of `log_gradients`, `mesh` or `log_to` are wrong.
         """
         mesh = None if self.mesh is None else MeshShape.from_words(self.mesh)
         every = None if self.log_gradients is None else 100
@@ -65,11 +75,16 @@ class Arguments(Generic[Settings]):
             if not steps.isdecimal():
                 raise ValueError(f"log_gradients must be nothing or every=STEPS; got {words}")
             every = int(steps)
-        return {"resume": self.resume, "log_gradients": every, "mesh": mesh}
+        loggers = [get_logger(text) for text in self.log_to]
+        options = {"resume": self.resume, "log_gradients": every, "mesh": mesh}
+        return {**options, "on_metrics": loggers, "profile": self.profile}
 
 
 def main(arguments: Arguments[Any]) -> int:
-    run = training.train_run(arguments.settings, arguments.workdir, **arguments.options)
+    options = arguments.options
+    begin = functools.partial(introduced, mesh=options["mesh"] or MeshShape())
+    task, folder = arguments.settings, arguments.workdir
+    run = training.train_run(task, folder, **options, on_start=begin)
     loop = run.task.train
     finished = run.step == loop.steps
     # A signal that arrived while the last step was saved did not stop anything.
