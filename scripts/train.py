@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import re
 import traceback
@@ -13,8 +14,10 @@ from typing import Annotated, Any, Generic
 import jax
 import tyro
 from command_line import TaskName, is_users_mistake, run_command
+from introduction import introduced
 
 from attention_jax.core.programs import one_line
+from attention_jax.runs.loggers import get_logger
 from attention_jax.runs.processes import is_first, several
 from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
@@ -53,6 +56,11 @@ class Arguments(Generic[Settings]):
             process, `processes` and `process`.
         processes: how many there are.
         process: which of them this is, from 0 on.
+        log_to: also send the metrics to "tensorboard" (event files in `workdir`/tensorboard), to
+            "wandb" (Weights & Biases), or to "module:Name", your own function f(step, metrics) or
+            class of such functions. A logger that fails stops nothing.
+        profile: trace so many steps after the first compiled call, for Perfetto and TensorBoard, in
+            `workdir`/profile.
     """
 
     task: TaskName = "reversal"
@@ -63,6 +71,8 @@ class Arguments(Generic[Settings]):
     distributed: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[HOST:PORT]")] = None
     processes: int | None = None
     process: int | None = None
+    log_to: Annotated[tuple[str, ...], tyro.conf.arg(metavar="LOGGER ...")] = ()
+    profile: Annotated[int | None, tyro.conf.arg(metavar="STEPS")] = None
     settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
 
     @property
@@ -70,7 +80,7 @@ class Arguments(Generic[Settings]):
         """What `train_run` takes besides the settings and the folder.
 
         Raises:
-            ValueError: the words of `log_gradients` or of `mesh` are wrong.
+            ValueError: the words of `log_gradients`, `mesh` or `log_to` are wrong.
         """
         mesh = None if self.mesh is None else MeshShape.from_words(self.mesh)
         every = None if self.log_gradients is None else 100
@@ -80,12 +90,17 @@ class Arguments(Generic[Settings]):
             if not steps.isdecimal():
                 raise ValueError(f"log_gradients must be nothing or every=STEPS; got {words}")
             every = int(steps)
-        return {"resume": self.resume, "log_gradients": every, "mesh": mesh}
+        loggers = [get_logger(text) for text in self.log_to]
+        options = {"resume": self.resume, "log_gradients": every, "mesh": mesh}
+        return {**options, "on_metrics": loggers, "profile": self.profile}
 
 
 def main(arguments: Arguments[Any]) -> int:
+    options = arguments.options
+    begin = functools.partial(introduced, mesh=options["mesh"] or MeshShape.default())
+    task, folder = arguments.settings, arguments.workdir
     try:
-        run = training.train_run(arguments.settings, arguments.workdir, **arguments.options)
+        run = training.train_run(task, folder, **options, on_start=begin)
     except Exception as error:
         if several() and not is_users_mistake(error):
             _end_alone(error)

@@ -190,7 +190,7 @@ DEFAULTS = {  # public names -> what inspect finds
 }
 
 OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
-    "train.Arguments": dict(task="reversal", resume=False),
+    "train.Arguments": dict(task="reversal", resume=False, log_to=()),
     "evaluate.Arguments": dict(step="newest", lengths=()),
     "translate.Arguments": dict(search=Search(beams=4), step="newest", seed_index=0),
     "answers.Arguments": dict(inputs=(), step="newest", seed_index=0, beams=1, compare=(),

@@ -223,11 +223,11 @@ CALLS = [
     (lambda folder: train_run(renamed(__module__="__main__"), folder), "__main__:Mine"),
     (lambda folder: train_run(renamed(__qualname__="Toy", __module__="toy_task"), folder),
      "toy_task:Toy"),
-    *((lambda folder, every=every: train_run(toy(), folder, log_gradients=every), "log_gradients")
-      for every in (3, 0, -25)),
+    *((lambda folder, name=name, value=value: train_run(toy(), folder, **{name: value}), name)
+      for name, values in {
+        "log_gradients": (3, 0, -25), "on_metrics": ("wandb", [print, None]), "profile": (0, "3"),
+        "mesh": (MeshShape(4096), MeshShape(3), MeshShape(data=2))}.items() for value in values),
     (lambda folder: train_run(toy(NoStatistics), folder, log_gradients=25), "statistics"),
-    *((lambda folder, mesh=mesh: train_run(toy(), folder, mesh=mesh), "mesh")
-      for mesh in (MeshShape(data=4096), MeshShape(seed=3), MeshShape(data=2))),
     *((lambda folder, words=words: MeshShape.from_words(words), "mesh")
       for words in (["model=2"], [], ["data="], ["data=-2"], ["data=2", "data=4"], ["data=0"])),
     (lambda folder: train_run(toy(), Path(__file__)), "workdir"),
@@ -303,9 +303,9 @@ WORDS = [
       for words, named in {
         "--score nowhere:Mine": "nowhere", "--dim 7": "dim", "--positions polar": "--positions",
         "--mesh data=4096": "mesh", "--mesh": "mesh", "--accumulate 3": "accumulate",
-        "--log-gradients every=often": "log_gradients",
-        "--task user_tasks:Rotate --letters 3": "--letters",
-        "--task text --text nowhere": "nowhere"}.items()),
+        "--log-gradients every=often": "log_gradients", "--log-to tensorbord": "'tensorboard'",
+        "--log-to nowhere:L": "nowhere:L", "--task user_tasks:Rotate --letters 3": "--letters",
+        "--log-to math:pi": "log_to", "--task text --text nowhere": "nowhere"}.items()),
     *((("evaluate", *words.split()), named)
       for words, named in {
         "--workdir nowhere": "nowhere", "--workdir RUN --step 2": "step",

@@ -8,6 +8,7 @@ import statistics
 import sys
 import time
 import unicodedata
+from typing import NamedTuple
 
 from attention_jax.runs.processes import is_first
 
@@ -15,18 +16,30 @@ _SECONDS_BETWEEN_LINES = 10.0
 _lost: list[OSError] = []  # the first error of standard output, which `say` leaves to the end
 
 
+class Work(NamedTuple):
+    """What a step of one seed takes, for the speed in the log; None for what is not known."""
+
+    tokens: float | None = None  # positions of the batch, padding included
+    flops: float | None = None  # floating-point operations
+    peak: float | None = None  # floating-point operations per second of the devices together
+
+
 class Progress:
-    """Prints the steps done, the rate, the time left and the mean loss, at most every 10 seconds.
+    """Prints the steps done, the speed, the time left and the mean loss, at most every 10 seconds.
 
     Args:
         description: what is being trained.
         start: steps done already.
         total: steps in all.
         seeds: how many train at once; the rate counts the steps of all of them.
+        work: what a step takes.
     """
 
-    def __init__(self, description: str, *, start: int, total: int, seeds: int):
+    def __init__(
+        self, description: str, *, start: int, total: int, seeds: int, work: Work | None = None
+    ):
         self._description, self._total, self._seeds = description, total, seeds
+        self._work = work or Work()
         self._began = self._last_line = time.monotonic()
         self._warm: tuple[int, float] | None = None  # after the first call, which compiles
         self._now = (start, self._began)
@@ -42,6 +55,19 @@ class Progress:
             return None
         (first, began), (last, ended) = self._warm, self._now
         return (last - first) * self._seeds / (ended - began)
+
+    @property
+    def speed(self) -> dict[str, float]:
+        """What is known of the speed of all seeds together, compilation excluded."""
+        rate, (tokens, flops, peak) = self.rate, self._work
+        if rate is None:
+            return {}
+        speed = {"steps_per_second": rate}
+        if tokens is not None:
+            speed["tokens_per_second"] = rate * tokens
+        if flops is not None and peak is not None:
+            speed["flops_utilization"] = rate * flops / peak
+        return speed
 
     @property
     def seconds(self) -> float:
@@ -65,7 +91,12 @@ class Progress:
         else:
             left = (self._total - step) * self._seeds / rate
             speed = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
-            status += f", {speed} steps/s, {left:.0f} s left"
+            status += f", {speed} steps/s"
+            if "tokens_per_second" in self.speed:
+                status += f", {self.speed['tokens_per_second']:,.0f} tokens/s"
+            if "flops_utilization" in self.speed:
+                status += f", {self.speed['flops_utilization']:.1%} of the devices' peak"
+            status += f", {left:.0f} s left"
         if self._now[1] - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total:
             self._last_line = self._now[1]
             self.note(status)

@@ -15,6 +15,7 @@ import optax
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
+from attention_jax.runs.loggers import Loggers
 from attention_jax.runs.metrics_file import add_line, read_lines
 from attention_jax.runs.processes import first_does, whole
 from attention_jax.runs.progress import Progress
@@ -40,11 +41,14 @@ class Records(NamedTuple):
     folder: Path
     checkpoints: Checkpoints
     progress: Progress
+    loggers: Loggers
     log_gradients: int | None = None  # steps between two lines of `Task.statistics`
 
     def write(self, name: str, step: int, metrics: dict[str, list[float]]) -> None:
-        """Adds a line to a file."""
+        """Adds a line to a file, and sends it to the loggers."""
         add_line(self.folder / f"{name}.jsonl", {"step": step, **metrics})
+        prefix = "" if name == "metrics" else f"{name}/"
+        self.loggers(step, {prefix + metric: values for metric, values in metrics.items()})
 
 
 # --- one seed: pure functions ---

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import is_of_this_package
 from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName
 from attention_jax.runs.interruption import Interruption
+from attention_jax.runs.loggers import Logger, Loggers, Profile
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
 from attention_jax.runs.processes import (
     exchanged,
@@ -22,7 +25,7 @@ from attention_jax.runs.processes import (
     together,
     whole,
 )
-from attention_jax.runs.progress import Progress
+from attention_jax.runs.progress import Progress, Work
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
 from attention_jax.training.settings import (
@@ -36,6 +39,8 @@ from attention_jax.training.settings import (
 )
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task, undefined
+
+Loggable = Logger | Sequence[Logger] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +81,9 @@ def train_run(
     log_gradients: int | None = None,
     mesh: MeshShape | None = None,
     interruption: Interruption | None = None,
+    on_metrics: Loggable = None,
+    profile: int | None = None,
+    on_start: Callable[[TrainedRun, Feed | None], Work] | None = None,
 ) -> TrainedRun:
     """Trains in a folder, from its newest good checkpoint or from the start.
 
@@ -92,6 +100,17 @@ def train_run(
             which spread the batch. A run may be resumed on another mesh.
         interruption: the caller's own, entered, for several runs; None to watch for signals during
             this run.
+        on_metrics: a function f(step, metrics), or a class that is called with the folder and the
+            content of config.json and makes such a function; or several of them. It gets each line
+            of metrics.jsonl as {name: a list with a number per seed}, and those of validation.jsonl
+            and gradients.jsonl under the names "validation/..." and "gradients/...". At the end its
+            method `close()` is called, if it has one. An exception costs it a warning, and the run
+            goes on.
+        profile: how many steps after the first compiled call JAX's profiler traces, to the folder
+            "profile".
+        on_start: called before the first step with the run and its feed; returns what a step takes,
+            for the speed in the log. The run's `params` are those of all seeds, until the first
+            step deletes them.
 
     Raises:
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
@@ -99,7 +118,7 @@ def train_run(
     """
     folder, mesh = Path(workdir), mesh or MeshShape.default()
     with together():
-        feed, settings = _checked_start(task, folder, log_gradients, mesh)
+        feed, settings = _checked_start(task, folder, log_gradients, mesh, on_metrics, profile)
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
     check_equal_in_all({**settings, **options})
     folder = folder.absolute()  # the task may change the current folder
@@ -119,15 +138,21 @@ def train_run(
             # A run without a checkpoint starts over, and writes the line of step 0 again.
             for name in ("metrics", "gradients", "validation") if is_first() else ():
                 drop_lines_after(folder / f"{name}.jsonl", first or -1)
-        progress = Progress(task.label, start=first, total=config.steps, seeds=config.seeds)
+        work = on_start and on_start(TrainedRun(task, state.params, first, folder), feed)
+        counts = {"start": first, "total": config.steps, "seeds": config.seeds}
+        progress = Progress(task.label, **counts, work=work)
         if feed is not None and feed.note:
             progress.note(feed.note)
-        records = Records(folder, checkpoints, progress, log_gradients)
+        loggers = _several(on_metrics) if is_first() else []
+        if profile is not None and is_first():
+            loggers.append(Profile(folder, profile))
+        log = stack.enter_context(Loggers(loggers, folder, settings))
+        records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
         step = int(whole(state.step)[0])
         seconds, rate = progress.seconds, progress.rate
         if step > first:
-            speed = {"seconds": seconds, "steps_per_second": rate}
+            speed = {"seconds": seconds, "steps_per_second": rate, **progress.speed}
             line = {"from_step": first, "to_step": step, **speed}
             first_does(lambda: add_line(folder / "timing.jsonl", line))
     return TrainedRun(
@@ -148,21 +173,33 @@ def check_run(
     resume: bool = False,
     log_gradients: int | None = None,
     mesh: MeshShape | None = None,
+    on_metrics: Loggable = None,
+    profile: int | None = None,
 ) -> None:
     """Raises the errors with which `train_run` would not begin; changes nothing.
 
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
-    feed, settings = _checked_start(task, workdir, log_gradients, mesh or MeshShape.default())
+    mesh = mesh or MeshShape.default()
+    feed, settings = _checked_start(task, workdir, log_gradients, mesh, on_metrics, profile)
     check_same = functools.partial(check_resumable, task, settings, workdir)
     check_begins(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
 
 
 def _checked_start(
-    task: Task, folder: Path, log_gradients: int | None, mesh: MeshShape
+    task: Task,
+    folder: Path,
+    log_gradients: int | None,
+    mesh: MeshShape,
+    on_metrics: Loggable,
+    profile: int | None,
 ) -> tuple[Feed | None, JSON]:
     """The data of a run, and its settings for config.json."""
+    if not all(map(callable, _several(on_metrics))):
+        raise ValueError(f"on_metrics must be a function, a class or several; got {on_metrics!r}")
+    if profile is not None:
+        check_integer("profile", profile)
     check_task(task)
     every = task.train.log_every
     if log_gradients is not None and (log_gradients < 1 or log_gradients % every):
@@ -182,6 +219,12 @@ def _checked_start(
     settings = settings_of(task, feed if mesh.data == 1 else task.feed(folder), parts)
     task.check_numbers()
     return feed, settings
+
+
+def _several(on_metrics: Loggable) -> list[Any]:
+    if isinstance(on_metrics, list | tuple):
+        return [*on_metrics]
+    return [] if on_metrics is None else [on_metrics]
 
 
 def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[TrainState, int]:

@@ -14,6 +14,7 @@ from attention_jax.training.task import Task
 
 # Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
 _RESERVED = {"task", "workdir", "resume", "log_gradients", "mesh", "help"}
+_RESERVED |= {"log_to", "profile"}
 _RESERVED |= {"scores", "normalizers", "program", "jax", "run", "seconds"}
 
 

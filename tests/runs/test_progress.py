@@ -7,7 +7,7 @@ import types
 import pytest
 
 from attention_jax.runs import progress as progress_module
-from attention_jax.runs.progress import Progress, end_of_output, say, warn
+from attention_jax.runs.progress import Progress, Work, end_of_output, say, warn
 
 
 @pytest.fixture
@@ -20,16 +20,22 @@ def clock(monkeypatch):
 
 
 def test_rate_and_time_left_leave_the_compiling_call_out(clock, capsys):
-    progress = Progress("dot", start=0, total=100, seeds=3)
+    progress = Progress(
+        "dot", start=0, total=100, seeds=3, work=Work(tokens=1000, flops=2.0, peak=60.0)
+    )
     clock.now += 50  # compiles, and makes 10 steps
     progress.update(10, [2.0, 4.0, 3.0])
-    assert progress.rate is None
+    assert (progress.rate, progress.speed) == (None, {})
     assert capsys.readouterr().out == "dot: step 10/100, loss 3.0000\n"
     clock.now += 12
     progress.update(40, [1.0, 2.0, 1.5])
     assert progress.rate == pytest.approx(30 * 3 / 12)
     # 60 steps are left, at 2.5 steps of all seeds a second: 24 s.
-    assert capsys.readouterr().out == "dot: step 40/100, loss 1.5000, 7.5 steps/s, 24 s left\n"
+    speed = {"steps_per_second": 7.5, "tokens_per_second": 7500, "flops_utilization": 0.25}
+    assert progress.speed == pytest.approx(speed)
+    out = capsys.readouterr().out
+    assert out.startswith("dot: step 40/100, loss 1.5000, 7.5 steps/s, 7,500 tokens/s, 25.0%")
+    assert out.endswith(" 24 s left\n")
     assert progress.seconds == pytest.approx(62)
 
 

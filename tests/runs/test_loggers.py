@@ -1,0 +1,228 @@
+"""Loggers get every line of a run, change no number of it, and cannot stop it."""
+
+import functools
+import gzip
+import json
+import os
+import signal
+import struct
+import sys
+import types
+
+import pytest
+from command_lines import check_error
+from saved_files import assert_bits_equal
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from toy_task import Toy, toy, train_toy
+from wandb.proto.wandb_internal_pb2 import Record
+
+from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.loggers import get_logger
+from attention_jax.runs.metrics_file import read_lines
+from attention_jax.training.task import Validation
+
+FILES = {"metrics": "", "validation": "validation/", "gradients": "gradients/"}
+LENGTH = {"steps": 6, "log_every": 2, "checkpoint_every": 2}
+
+
+class Validated(Toy):
+    """Has lines in all three files."""
+
+    validation = Validation("size", False)
+
+    def validate(self, params, folder):
+        return {"size": params["w"].sum(axis=1).tolist()}
+
+
+def lines_of(folder):
+    """The lines of a run's files as a logger gets them: {(step, name): a number per seed}."""
+    return {
+        (line["step"], prefix + name): numbers
+        for file, prefix in FILES.items()
+        for line in read_lines(folder / f"{file}.jsonl")
+        for name, numbers in line.items()
+        if name != "step"
+    }
+
+
+@pytest.fixture
+def mine(monkeypatch):
+    """A module of a user with loggers; `seen` are the calls that they got."""
+    module = types.ModuleType("mine_to_log")
+    module.seen = []
+
+    def note(step, metrics):
+        module.seen.append((step, {name: [*numbers] for name, numbers in metrics.items()}))
+        metrics["loss"] = [number * 0 for number in metrics.pop("loss", [])]
+
+    class Noted:
+        def __init__(self, folder, config):
+            module.seen.append((folder.name, config["train"]["steps"]))
+
+        def __call__(self, step, metrics):
+            note(step, metrics)
+
+        def close(self):
+            module.seen.append("closed")
+
+    class NeverOpen:
+        def __init__(self, folder, config):
+            raise OSError("no network\nat all")
+
+        __call__ = None
+
+    def failing(step, metrics):
+        raise KeyError("lost")
+
+    for each in (note, Noted, NeverOpen, failing):
+        setattr(module, each.__name__, each)
+    module.number = 3
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def test_loggers_get_every_line_and_change_no_number(tmp_path, mine, capsys):
+    options = {"log_gradients": 2}
+    plain = train_toy(toy(Validated, **LENGTH), tmp_path / "plain", **options)
+    names = [f"{mine.__name__}:{name}" for name in ("failing", "Noted", "NeverOpen")]
+    loggers = [get_logger(name) for name in names]
+    task = toy(Validated, **LENGTH)
+    logged = train_toy(task, tmp_path / "logged", **options, on_metrics=loggers)
+    assert_bits_equal(plain.state, logged.state)
+    for name in FILES:
+        files = [tmp_path / each / f"{name}.jsonl" for each in ("plain", "logged")]
+        assert files[0].read_bytes() == files[1].read_bytes()
+    opened, *calls, closed = mine.seen
+    assert (opened, closed) == (("logged", 6), "closed")
+    got = {(step, name): numbers for step, line in calls for name, numbers in line.items()}
+    assert got == lines_of(tmp_path / "logged")
+    assert [step for step, _ in calls] == sorted(step for step, _ in calls)
+    # One warning when a logger fails first, and one at the end.
+    warnings = capsys.readouterr().err.splitlines()
+    for name, count in (("failing", len(calls)), ("NeverOpen", 1)):
+        of_logger = [line for line in warnings if name in line]
+        assert f"failures: {count};" in of_logger[1]
+    assert len(warnings) == 4
+
+
+def test_a_stopped_run_closes_its_loggers(tmp_path, mine):
+    class Stopping(mine.Noted):
+        def __call__(self, step, metrics):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run = train_toy(toy(**LENGTH), tmp_path, on_metrics=Stopping)
+    assert (run.step, run.interrupted, mine.seen[-1]) == (2, 143, "closed")
+
+
+def read_by_tensorboard(folder):
+    """What TensorBoard's own reader gives: {tag: [(step, number), ...]}, and the last config."""
+    reader = EventAccumulator(str(folder / "tensorboard")).Reload()
+    series = {
+        tag: [(event.step, event.value) for event in reader.Scalars(tag)]
+        for tag in reader.Tags()["scalars"]
+    }
+    config = reader.Tensors("config.json")[-1].tensor_proto.string_val[0]
+    return series, json.loads(config)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_tensorboard_reads_each_step_once_after_a_crash(tmp_path, seeds, monkeypatch):
+    task = toy(Validated, first_seed=3, seeds=seeds, **LENGTH)
+    options = {"log_gradients": 2, "on_metrics": get_logger("tensorboard")}
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", fails_at(6))
+    with pytest.raises(MemoryError):
+        train_toy(task, tmp_path, **options)  # events of step 6, and no checkpoint
+    monkeypatch.setattr(Checkpoints, "save", save)
+    train_toy(task, tmp_path, **options)
+    series, config = read_by_tensorboard(tmp_path)
+    expected = {}
+    for (step, name), numbers in lines_of(tmp_path).items():
+        tags = {name: sum(numbers) / seeds}
+        if seeds > 1:
+            tags |= {f"{name}/seed {3 + index}": number for index, number in enumerate(numbers)}
+        for tag, number in tags.items():
+            expected.setdefault(tag, []).append((step, pytest.approx(number, rel=1e-6)))
+    assert series == expected
+    assert [step for step, _ in series["loss"]] == [2, 4, 6]
+    assert config == json.loads((tmp_path / "config.json").read_text())
+
+
+def fails_at(step):
+    save = Checkpoints.save
+
+    def saved(self, now, *arguments, **options):
+        if now == step:
+            raise MemoryError
+        save(self, now, *arguments, **options)
+
+    return saved
+
+
+def test_weights_and_biases_offline_is_one_run_with_the_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    task = toy(**LENGTH)
+    stop = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
+    stopping = [get_logger("wandb"), lambda step, metrics: stop() if step == 2 else None]
+    assert train_toy(task, tmp_path / "mine", on_metrics=stopping).step == 2
+    train_toy(task, tmp_path / "mine", on_metrics=get_logger("wandb"))
+    first, second = sorted((tmp_path / "mine" / "wandb").glob("offline-run-*"))
+    assert first.name.rpartition("-")[2] == second.name.rpartition("-")[2]
+    records = [record for folder in (first, second) for record in records_of(folder)]
+    settings = {
+        each.key: json.loads(each.value_json) for r in records for each in r.run.config.update
+    }
+    assert settings["train"]["steps"] == 6
+    assert {r.run.display_name for r in records if r.HasField("run")} == {"mine"}
+    losses = {}
+    for history in (r.history for r in records if r.HasField("history")):
+        row = {
+            (each.key or each.nested_key[0]): json.loads(each.value_json) for each in history.item
+        }
+        losses[row["_step"]] = [row["loss/seed 0"], row["loss/seed 1"]]
+    assert losses == {
+        step: numbers
+        for (step, name), numbers in lines_of(tmp_path / "mine").items()
+        if name == "loss"
+    }
+
+
+def records_of(folder):
+    """The records that Weights & Biases has written: a log in LevelDB's format, after 7 bytes."""
+    (path,) = folder.glob("*.wandb")
+    data, at, parts = path.read_bytes(), 7, b""
+    while at < len(data):
+        if (left := -at % 2**15) < 7:  # to the end of the block
+            at += left
+        size, kind = struct.unpack_from("<HB", data, at + 4)
+        parts += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def test_a_profile_names_the_program_of_the_steps(tmp_path, capsys):
+    run = train_toy(toy(**LENGTH), tmp_path, profile=3)
+    assert run.step == 6
+    (path,) = (tmp_path / "profile").rglob("*.trace.json.gz")
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    assert f"profile of steps 2 to 6: open {path}" in capsys.readouterr().out
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    names = {event.get("name", "") for event in events}
+    assert "PjitFunction(train_steps)" in names
+    assert not any("backend_compile" in name for name in names)
+
+
+def test_the_options_of_train_py(tmp_path, command, monkeypatch, mine):
+    words = ["--task", "toy_task:Toy", "--workdir", tmp_path / "a", "--seeds", 2]
+    words += [word for name, value in LENGTH.items() for word in (f"--{name}", value)]
+    words += ["--batch-size", 7, "--log-to", "tensorboard", "mine_to_log:Noted", "--profile", 2]
+    status, out, err = command("train", *words)
+    assert (status, err) == (0, "")
+    assert {"tensorboard", "profile"} <= {path.name for path in (tmp_path / "a").iterdir()}
+    assert mine.seen[0] == ("a", 6)
+    assert "0 of 6" in out
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    check_error(command("train", "--workdir", tmp_path / "b", "--log-to", "wandb"), "[log]")
+    assert not (tmp_path / "b").exists()
