@@ -26,6 +26,7 @@ WEIGHTS[0, 3] = np.eye(S)[4]
 MASK = np.random.default_rng(1).random((B, T, S)) < 0.6
 MASK[0, 0] = [False, True, *[False] * (S - 2)]  # one key
 MASK[1, 4] = False  # none
+MASK[1, 0] = [True, *[False] * (S - 2), True]  # two
 COUNTED = np.array([[True, False, True, True, True], [False, True, True, True, True]])
 ALIGNMENT = np.array([[3, 0, S, 4, 6], [-1, 2, 5, 1, 1]])  # S and -1 are out of range
 
