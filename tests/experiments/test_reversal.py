@@ -14,7 +14,6 @@ from numpy_gru import numpy_logits
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import EOS, PAD
 from attention_jax.training.task import TrainConfig
-from experiments import lab
 from experiments.reversal import coverage, gru_padding
 from experiments.reversal import scale_and_dimension as scale
 
@@ -123,14 +122,6 @@ def test_a_traced_rate_is_the_rate_of_the_configuration():
         found = steps(lambda rate: scale.AtRate(task, rate).optimizer(), 3e-3)
     assert not np.allclose(expected, params["x"], atol=1e-3)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
-def test_arms_are_compared_at_their_best_rates_with_paired_seeds():
-    rows = [{"size": 1, "loss": [1.0, 9.0, 5.0]}, {"size": 1, "loss": [2.0, 4.0, 6.0]}]
-    best = scale.best(rows, size=1)
-    assert best is rows[1]
-    # Gaps 1, 2, 3: mean 2, deviation 1.
-    assert lab.gain(best["loss"], [1.0, 2.0, 3.0]) == pytest.approx((2, 2 / math.sqrt(3)))
 
 
 # --- coverage ---
