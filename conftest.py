@@ -9,8 +9,6 @@ import hypothesis  # isort: skip
 import jax  # isort: skip
 import pytest
 
-pytest_plugins = ["resumable"]
-
 os.environ["ATTENTION_JAX_CACHE"] = "off"  # command lines of tests leave the user's cache alone
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")

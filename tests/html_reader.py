@@ -1,6 +1,16 @@
-"""Reads the elements and the text of an HTML page."""
+"""Reads the elements and the text of an HTML page, and the arrays of a page of attention."""
 
+import base64
 import html.parser
+
+import numpy as np
+
+
+def decoded_numbers(array):
+    """An array in the data of a page of attention, which its README describes."""
+    kind = {"float32": "<f4", "float16": "<f2"}[array["dtype"]]
+    numbers = np.frombuffer(base64.b64decode(array["data"]), kind).astype(np.float32)
+    return (numbers * np.float32(array["scale"])).reshape(array["shape"])
 
 
 class Reader(html.parser.HTMLParser):

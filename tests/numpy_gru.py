@@ -3,54 +3,47 @@
 import numpy as np
 from oracles import softmax
 
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
+from attention_jax.tasks.vocabulary import PAD
 
 
-def gru(x, h, weights_x, weights_h, bias_x, bias_h):
+def gru(x, h, params):
     """One step of Cho et al. 2014; gates in the order reset, update, new."""
-    reset_x, update_x, new_x = np.split(x @ weights_x.T + bias_x, 3, axis=-1)
-    reset_h, update_h, new_h = np.split(h @ weights_h.T + bias_h, 3, axis=-1)
-    update = sigmoid(update_x + update_h)
-    new = np.tanh(new_x + sigmoid(reset_x + reset_h) * new_h)
-    return (1 - update) * new + update * h
+    of_x = np.split(x @ params["input_kernel"] + params["input_bias"], 3)
+    of_h = np.split(h @ params["state_kernel"] + params["state_bias"], 3)
+    reset, update = (1 / (1 + np.exp(-(of_x[n] + of_h[n]))) for n in (0, 1))
+    return (1 - update) * np.tanh(of_x[2] + reset * of_h[2]) + update * h
 
 
-def numpy_logits(score, state, source, target_inputs, lengths=None):
-    """The model's logits, row by row.
+def energy(params, h, k):
+    """Of a state and a memory, with the score "general" or "additive"."""
+    if "kernel" in params:
+        return h @ params["kernel"] @ k
+    return np.tanh(h @ params["query_kernel"] + k @ params["key_kernel"]) @ params["v"]
+
+
+def numpy_logits(params, source, target_inputs, lengths):
+    """The model's logits [B, T, V], row by row.
 
     Args:
-        score: one of the four of the literature.
-        state: the parameters by their names in PyTorch.
+        params: the parameters, in float64.
         source: int [B, S].
         target_inputs: int [B, T].
-        lengths: how many tokens of each row of `source` the decoder may attend to; None for all.
+        lengths: how many tokens of each row of `source` the decoder may attend to.
     """
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    encoder = [state[f"encoder.{name}_l0"] for name in names]
-    decoder = [state[f"decoder.{name}"] for name in names]
-    start = np.zeros(decoder[1].shape[1])
-    logits = np.zeros((*target_inputs.shape, len(state["logits.bias"])))
-    for row in range(len(source)):
+    embeddings = [params[f"{side}_embedding"].copy() for side in ("source", "target")]
+    for table in embeddings:
+        table[PAD] = 0
+    start, logits = np.zeros(len(params["decoder"]["state_kernel"])), []
+    for row, inputs, length in zip(source, target_inputs, lengths, strict=True):
         h, memory = start, []
-        for token in source[row]:
-            h = gru(state["source_embedding.weight"][token], h, *encoder)
+        for token in row:
+            h = gru(embeddings[0][token], h, params["encoder"])
             memory.append(h)
         h = start
-        for t, token in enumerate(target_inputs[row]):
-            energies = []
-            for k in memory[: None if lengths is None else lengths[row]]:
-                if score == "additive":
-                    hidden = np.tanh(state["score.hidden.weight"] @ np.concatenate([h, k]))
-                    energies.append(state["score.v.weight"][0] @ hidden)
-                elif score == "general":
-                    energies.append(h @ state["score.weight"] @ k)
-                else:
-                    energies.append(h @ k / (len(start) ** 0.5 if score == "scaled" else 1))
-            context = softmax(np.array(energies)) @ np.array(memory[: len(energies)])
-            x = np.concatenate([state["target_embedding.weight"][token], context])
-            h = gru(x, h, *decoder)
+        for token in inputs:
+            weights = softmax(np.array([energy(params["score"], h, k) for k in memory[:length]]))
+            context = weights @ np.array(memory[:length])
+            h = gru(np.concatenate([embeddings[1][token], context]), h, params["decoder"])
             both = np.concatenate([h, context])
-            logits[row, t] = state["logits.weight"] @ both + state["logits.bias"]
-    return logits
+            logits.append(both @ params["logits"]["kernel"] + params["logits"]["bias"])
+    return np.reshape(logits, (*target_inputs.shape, -1))

@@ -1,26 +1,17 @@
-"""Every public name has a docstring; those of the library name shapes and have an example.
+"""Every public name has a docstring, and those of the library have an example.
 
-The public names are those of the pages of the API reference (`scripts/reference.py`). The rules,
-for the functions and classes on the pages of the library:
-
-- *docstring*: each has its own, and each public method has one, its own or an inherited one. This
-  rule holds for the pages of training, tasks, runs and reports too.
-- *shapes*: whatever takes, returns or holds arrays names a shape: a bracket such as [*B, T, S], or
-  the word "scalar". In a function each array argument does so in its entry of `Args`, unless the
-  entry refers to another ("as in", "as for", "like") or is a PRNG key. The comments beside fields
-  count. Examples do not count.
-- *example*: each has a doctest in its docstring, except for tuples: the function that returns one
-  shows it.
+The public names are those of the pages of the API reference (`scripts/reference.py`). Each function
+and class has a docstring of its own, and each public method has one, its own or an inherited one.
+On the pages of the library, each function and class has a doctest, except for tuples: the function
+that returns one shows it.
 """
 
 import importlib
 import inspect
 import os
-import re
 import subprocess
 import sys
 import types
-import typing
 from pathlib import Path
 
 import pytest
@@ -91,17 +82,6 @@ def public_methods(value) -> dict:
     }
 
 
-def methods_and_functions(value) -> list:
-    """The function itself, or the methods of a class."""
-    functions = [value, *public_methods(value).values()]
-    return [function for function in functions if inspect.isroutine(function)]
-
-
-def annotations_of(function) -> dict[str, str]:
-    """The annotations of the arguments and, as "return", of the result, as they are written."""
-    return (typing.get_overloads(function) or [function])[-1].__annotations__
-
-
 # --- the rules; each returns what is wrong with a function or class, or "" ---
 
 
@@ -110,58 +90,6 @@ def docstring_mistake(value) -> str:
         return "has no docstring"
     without = [name for name, method in public_methods(value).items() if not inspect.getdoc(method)]
     return f"has methods without a docstring: {', '.join(without)}" if without else ""
-
-
-def has_shape(text: str) -> bool:
-    prose = re.sub(r"^ *>>>.*(\n.+)*", "", text, flags=re.MULTILINE)
-    return bool(re.search(r"\[[^\[\]]*\]|\bscalar", prose))
-
-
-def has_array(annotation) -> bool:
-    return bool(re.search(r"\bArray(Like)?\b", str(annotation)))
-
-
-def section_of(docstring: str, heading: str) -> str:
-    section = re.search(rf"^{heading}:\n((?: +.*\n?|\n)+)", docstring, flags=re.MULTILINE)
-    return section[1] if section else ""
-
-
-def entries_of(docstring: str) -> dict[str, str]:
-    """The entries of `Args` by the names of the arguments."""
-    entries: dict[str, str] = {}
-    for entry in re.split(r"\n(?= {4}\S)", "\n" + section_of(docstring, "Args")):
-        names, _, text = entry.partition(": ")
-        entries |= dict.fromkeys(re.findall(r"\w+", names), text)
-    return entries
-
-
-def shape_mistake(value) -> str:
-    return class_shape_mistake(value) if inspect.isclass(value) else function_shape_mistake(value)
-
-
-def class_shape_mistake(value) -> str:
-    """Anywhere in the docstrings of the class and its methods, or beside its fields."""
-    functions = methods_and_functions(value)
-    holders = [*map(inspect.get_annotations, value.__mro__), *map(annotations_of, functions)]
-    annotations = [annotation for holder in holders for annotation in holder.values()]
-    texts = [own_docstring(value), *with_comments(value).var_docstrings.values()]
-    texts += [inspect.getdoc(function) or "" for function in functions]
-    return "names no shape" if has_array(annotations) and not any(map(has_shape, texts)) else ""
-
-
-def function_shape_mistake(value) -> str:
-    docstring, annotations = own_docstring(value), dict(annotations_of(value))
-    returned, entries = annotations.pop("return", None), entries_of(docstring)
-    refers = re.compile(r"\b(as in|as for|like|PRNG key|broadcastable)\b")
-    without = [
-        name
-        for name, annotation in annotations.items()
-        for entry in [entries.get(name, "")]
-        if has_array(annotation) and not has_shape(entry) and not refers.search(entry)
-    ]
-    if has_array(returned) and not has_shape(section_of(docstring, "Returns") or docstring):
-        without.append("the result")
-    return f"names no shape of {', '.join(without)}" if without else ""
 
 
 def example_mistake(value) -> str:
@@ -173,10 +101,10 @@ def mistakes(rule, named: dict) -> list[str]:
     return [f"{name} {mistake}" for name, value in named.items() if (mistake := rule(value))]
 
 
-def test_public_names_have_docstrings_shapes_and_examples():
+def test_public_names_have_docstrings_and_examples():
     library = public_objects(LIBRARY_PAGES)
     assert len(library) > 100
-    for rule in (docstring_mistake, shape_mistake, example_mistake):
+    for rule in (docstring_mistake, example_mistake):
         assert not mistakes(rule, library)
     assert not mistakes(docstring_mistake, public_objects(PROGRAM_PAGES))
 

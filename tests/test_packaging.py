@@ -72,7 +72,7 @@ def archives(tmp_path_factory):
 
 def files_of_library() -> set[str]:
     """Modules, and what they read."""
-    kinds = (".py", ".js", ".css", "py.typed")
+    kinds = (".py", ".js", ".css", ".html", "py.typed")
     paths = (path for path in (ROOT / "attention_jax").rglob("*") if path.name.endswith(kinds))
     return {str(path.relative_to(ROOT)) for path in paths}
 

@@ -91,10 +91,6 @@ def test_python_of_the_room_of_normalizers():
     assert variables["output"].shape == variables["heavy"].shape == (3, 7, 4)
 
 
-def test_no_other_readme_has_python():
-    assert [readme for readme in READMES if blocks(readme, "python")] == [README, GUIDE, ROOM]
-
-
 def test_users_own_score_attends_by_distance_with_logits_near_unit_deviation():
     namespace: dict = {}
     exec(MY_SCORES, namespace)
@@ -223,18 +219,3 @@ def test_every_link_leads_somewhere(readme):
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert broken == []
-
-
-@every_readme
-def test_every_file_it_names_exists(readme):
-    rooms = {path.name for path in (ROOT / "attention_jax").iterdir()} | {*FOLDERS}
-    names = re.findall(r"`((\w+)/[\w./]*)`", readme.read_text())
-    places = (readme.parent, ROOT, ROOT / "attention_jax")
-    missing = [
-        name
-        for name, folder in names
-        if folder in rooms - {"runs"}  # runs/NAME is a run folder of the reader's
-        and "NAME" not in name
-        and not any((place / name).exists() for place in places)
-    ]
-    assert missing == []

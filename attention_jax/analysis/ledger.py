@@ -22,8 +22,9 @@ from jax.interpreters import partial_eval
 from attention_jax.analysis.jaxpr_evaluation import IN_LINE, WITH_OWN_RULE, bind, programs_of
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention
+from attention_jax.functional.checks import score_of_sizes
 from attention_jax.implementations import BlockSizes
-from attention_jax.scores import Score, get_score
+from attention_jax.scores import Score
 from attention_jax.scores.contract import init_shapes
 
 Array = jax.Array
@@ -89,7 +90,7 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
     Source: "Attention Variants", §38.6, the complexity ledger, which counts a multiplication and
     its addition as one operation, and the projection of a key again for each query.
     """
-    score, query_dim, key_dim = _checked(score, query_dim, key_dim)
+    score, query_dim, key_dim = score_of_sizes(score, query_dim, key_dim)
     params = init_shapes(score, query_dim, key_dim)
 
     def tokens(count: int, dim: int) -> jax.ShapeDtypeStruct:
@@ -257,19 +258,12 @@ def attention_memory(
     ... )
     True
     """
-    score, dim, _ = _checked(score, dim, dim)
+    score, dim, _ = score_of_sizes(score, dim, dim)
     token = jax.ShapeDtypeStruct((check_integer("length", length), dim), jnp.float32)
+    options: Any = {"implementation": implementation, "block_sizes": block_sizes}
 
     def attend(query: Array, key: Array, value: Array, params: Any) -> Array:
-        return attention(
-            query,
-            key,
-            value,
-            score=score,
-            params=params,
-            implementation=implementation,
-            block_sizes=block_sizes,
-        )
+        return attention(query, key, value, score=score, params=params, **options)
 
     inputs = [token, token, token, init_shapes(score, dim, dim)]
     if backward:
@@ -294,15 +288,3 @@ def growth_exponent(lengths: Sequence[float], sizes: Sequence[float]) -> float:
     2.0
     """
     return float(np.polyfit(np.log(lengths), np.log(sizes), 1)[0])
-
-
-def _checked(score: str | Score, query_dim: int, key_dim: int) -> tuple[Score, int, int]:
-    score = get_score(score)
-    query_dim = check_integer("query_dim", query_dim)
-    key_dim = check_integer("key_dim", key_dim)
-    if score.needs_equal_dims and query_dim != key_dim:
-        raise ValueError(
-            f"key_dim must be {query_dim} to match score {score} with query_dim {query_dim};"
-            f" got {key_dim}"
-        )
-    return score, query_dim, key_dim

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
-from attention_jax.core.checks import checked_fraction, checked_rng
+from attention_jax.core.checks import check_integer, checked_fraction, checked_rng
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import (
@@ -143,6 +143,19 @@ def checked_call(
     arrays = {"query": query, "key": key, "value": value, "dropout_rng": rng}
     inputs = Inputs(**arrays, params=params, normalizer_params=normalizer_params, **positions)
     return Call(options, inputs, block_sizes)
+
+
+def score_of_sizes(score: ScoreLike, query_dim: Any, key_dim: Any) -> tuple[Score, int, int]:
+    """The score and the sizes; ValueError unless it can pair tokens of these sizes."""
+    score = get_score(score)
+    query_dim = check_integer("query_dim", query_dim)
+    key_dim = check_integer("key_dim", key_dim)
+    if score.needs_equal_dims and query_dim != key_dim:
+        raise ValueError(
+            f"key_dim must be {query_dim} to match score {score} with query_dim {query_dim};"
+            f" got {key_dim}"
+        )
+    return score, query_dim, key_dim
 
 
 def check_equal_dims(score: Score, query: Array, key: KeyLike) -> None:

@@ -10,10 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.arrays import cast_floats, float_array
-from attention_jax.core.checks import check_integer
 from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention, attention_weights
-from attention_jax.functional.checks import checked_implementation
+from attention_jax.functional.checks import checked_implementation, score_of_sizes
 from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.dropout import DropoutModule, RandomModule
 from attention_jax.nn.parameters import (
@@ -26,7 +25,7 @@ from attention_jax.nn.parameters import (
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import Additive, ScaledDot, Score, get_score
+from attention_jax.scores import Additive, ScaledDot, Score
 
 Array = jax.Array
 Carry = Any  # state that a call passes to the call with the next queries: [*B, S], a cache or None
@@ -77,15 +76,7 @@ class ScoreModule(RandomModule):
         param_dtype: Dtype = jnp.float32,
         rngs: nnx.Rngs,
     ):
-        self.score = get_score(score)
-        for name, size in (("query_dim", query_dim), ("key_dim", key_dim)):
-            check_integer(name, size)
-        if self.score.needs_equal_dims and query_dim != key_dim:
-            raise ValueError(
-                f"key_dim must be {query_dim} to match score {self.score} with query_dim"
-                f" {query_dim}; got {key_dim}"
-            )
-        self.query_dim, self.key_dim = query_dim, key_dim
+        self.score, self.query_dim, self.key_dim = score_of_sizes(score, query_dim, key_dim)
         self.dtype, self.param_dtype = dtype, param_dtype
         self.params = score_params(self.score.init(rngs.params(), query_dim, key_dim), param_dtype)
 

@@ -139,39 +139,24 @@ def test_a_loop_of_unknown_length_is_refused(function):
 
 def test_memory_of_a_program():
     """Two products with a [512, 512] matrix between them, which has to be somewhere."""
-    tall = jax.ShapeDtypeStruct((512, 3), jnp.float32)
-
-    def through_the_square(x):
-        return jnp.sin(x @ x.T) @ x
-
-    options = (
-        {"xla_cpu_experimental_ynn_fusion_type": ""} if jax.default_backend() == "cpu" else None
-    )
-    memory = program_memory(through_the_square, tall, compiler_options=options)
+    tall, is_cpu = jax.ShapeDtypeStruct((512, 3), jnp.float32), jax.default_backend() == "cpu"
+    options = {"xla_cpu_experimental_ynn_fusion_type": ""} if is_cpu else None
+    memory = program_memory(lambda x: jnp.sin(x @ x.T) @ x, tall, compiler_options=options)
     assert memory.arguments == memory.results == 4 * 512 * 3
     assert 4 * 512**2 <= memory.temporary < 4 * 4 * 512**2
 
 
-def test_memory_of_attention_in_tiles_and_materialised():
-    table = 4 * 512**2
-
-    def held(implementation, backward):
-        return attention_memory(
-            "general",
-            512,
-            7,
-            implementation=implementation,
-            backward=backward,
-            block_sizes=BlockSizes(64, 64),
-        )
-
-    forward, both = held("reference", False), held("reference", True)
-    assert forward.temporary >= table
+def test_memory_of_attention_with_its_gradients():
+    """The example of `attention_memory` has the forward pass."""
+    table, token, kernel = 4 * 512**2, 4 * 512 * 7, 4 * 7 * 7
+    sizes = ("general", 512, 7)
+    options = {"backward": True, "block_sizes": BlockSizes(64, 64)}
+    both, tiled = (
+        attention_memory(*sizes, implementation=name, **options) for name in ("reference", "tiled")
+    )
     assert both.temporary >= 2 * table  # weights, and their gradient
-    tiled = held("tiled", True)
     assert tiled.temporary < table / 2
     # Query, key, value, kernel [7, 7] and the cotangent; the output and four gradients.
-    token, kernel = 4 * 512 * 7, 4 * 7 * 7
     assert both.arguments == tiled.arguments == 4 * token + kernel
-    assert forward.arguments == 3 * token + kernel
+    assert attention_memory(*sizes).arguments == 3 * token + kernel
     assert 4 * token + kernel <= tiled.results < 4 * token + kernel + 256  # and a tuple of pointers

@@ -1,4 +1,4 @@
-"""Attention rollout against loops over positions in NumPy."""
+"""Attention rollout against products of matrices in NumPy."""
 
 import numpy as np
 import pytest
@@ -21,39 +21,26 @@ def rows(*shape, seed=0):
     return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
 
-def by_hand(weights, residual=0.5, of_heads=np.mean):
-    """[L, N, T, T] -> each layer's rollout [L, T, T], an entry at a time."""
-    rollout, layers = np.eye(weights.shape[-1]), []
-    for layer in weights.astype(np.float64):
-        size = len(rollout)
-        mixture = np.zeros((size, size))
-        for i in range(size):
-            row = np.array([of_heads(layer[:, i, j]) for j in range(size)])
-            if of_heads is np.max and row.sum():
-                row /= row.sum()
-            row *= 1 - residual
-            row[i] += residual
-            mixture[i] = row / row.sum() if row.sum() else 0
-        rollout = np.array(
-            [[sum(mixture[i] * rollout[:, j]) for j in range(size)] for i in range(size)]
-        )
-        layers.append(rollout)
-    return np.array(layers)
+def normalized(weights):
+    return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+
+
+def of_heads(weights, reduction):
+    """[..., N, T, S] -> [..., T, S] in float64."""
+    heads = getattr(np, reduction)(weights.astype(np.float64), axis=-3)
+    return normalized(heads) if reduction == "max" else heads
 
 
 @pytest.mark.parametrize(("reduction", "residual"), [("mean", 0), ("max", 0.7)])
-def test_the_loop(reduction, residual):
-    weights = rows(L, B, N, T, T)
+def test_the_products_of_the_layers(reduction, residual):
+    weights, rollout = rows(L, B, N, T, T), np.eye(T)
     options = {"residual": residual, "head_reduction": reduction}
     layers = np.asarray(attention_rollout(weights, return_layers=True, **options))
-    assert layers.shape == (L, B, T, T)
-    for b in range(B):
-        expected = by_hand(weights[:, b], residual, getattr(np, reduction))
-        np.testing.assert_allclose(layers[:, b], expected, atol=1e-6)
-    np.testing.assert_allclose(np.sum(layers, -1), np.ones((L, B, T)), atol=1e-6)
-    np.testing.assert_array_equal(attention_rollout(weights, **options), layers[-1])
-    listed = attention_rollout(list(weights), **options)
-    np.testing.assert_array_equal(listed, layers[-1])
+    for layer, found in zip(of_heads(weights, reduction), layers, strict=True):
+        rollout = normalized((1 - residual) * layer + residual * np.eye(T)) @ rollout
+        np.testing.assert_allclose(found, rollout, atol=1e-6)
+    for given in (weights, list(weights)):
+        np.testing.assert_array_equal(attention_rollout(given, **options), layers[-1])
 
 
 def test_rows_without_keys_keep_their_residual():
@@ -80,13 +67,6 @@ def test_cross_rollout(reduction):
     encoder = rows(B, S, S)
     weights = rows(B, N, T, S, seed=2)
     weights[1, :, 2] = 0
-    rollout = np.asarray(cross_rollout(weights, encoder, head_reduction=reduction))
-    for b, i, j in np.ndindex(B, T, S):
-        heads = getattr(np, reduction)(weights[b, :, i], axis=0)
-        if reduction == "max" and heads.sum():
-            heads = heads / heads.sum()
-        expected = sum(heads[m] * encoder[b, m, j] for m in range(S))
-        np.testing.assert_allclose(rollout[b, i, j], expected, atol=1e-6)
-    sums = np.ones((B, T))
-    sums[1, 2] = 0
-    np.testing.assert_allclose(np.sum(rollout, -1), sums, atol=1e-6)
+    rollout = cross_rollout(weights, encoder, head_reduction=reduction)
+    np.testing.assert_allclose(rollout, of_heads(weights, reduction) @ encoder, atol=1e-6)
+    assert not np.any(rollout[1, 2])

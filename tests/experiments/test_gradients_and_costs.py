@@ -1,7 +1,5 @@
 """Formulas of gradient_analysis.py and complexity_ledger.py, against others and on paper."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -72,22 +70,6 @@ def test_gradients_of_grown_kernels_by_the_formula():
     )
 
 
-def test_kernels_at_scale_one_give_unit_variance():
-    measured = jax.jit(
-        jax.vmap(jax.vmap(lambda s, r: analysis.grown_kernels(16, 7, s, r), (None, 0)), (0, None))
-    )
-    scales, rngs = jnp.array([1.0, 30.0]), jax.random.split(jax.random.key(0), 64)
-    found = jax.device_get(measured(scales, rngs))
-    variances = found["scaled"]["variance"][0].astype(np.float64) * 7 / 6
-    assert abs(variances.mean() - 1) < 4 * variances.std() / 8
-    # 30 times the kernels on either side: 900 times the logits.
-    growth = found["scaled"]["variance"][1] / found["scaled"]["variance"][0]
-    np.testing.assert_allclose(growth, 900.0**2, rtol=1e-3)
-    shares = found["additive"]["saturated"].mean(-1)
-    expected = [analysis.saturated(scale) for scale in (1, 30)]
-    np.testing.assert_allclose(shares, expected, rtol=0.2)
-
-
 def test_share_at_padding_on_paper():
     dlogits = np.array([[[-4.0, 3.0, 1.0], [0, 0, 0]], [[1, 1, -2], [3, -1, -2]]], np.float32)
     lengths = np.array([1, 2], np.int32)
@@ -120,32 +102,8 @@ def test_a_naive_form_is_its_score(name):
     np.testing.assert_allclose(output, softmax(logits) @ value, atol=2e-6)
 
 
-def test_the_exponent_of_growth_sees_through_a_constant():
-    def exponent(sizes):
-        return ledger.exponent({"lengths": (1, 2, 4, 8), "held": sizes}, "held")
-
-    assert exponent([1003, 1006, 1012, 1024]) == pytest.approx(1)
-    assert exponent([1003, 1012, 1048, 1192]) == pytest.approx(2)
-    assert exponent([5, 5, 5, 5]) == 0
-    assert exponent([1, 2, 2, 8]) == pytest.approx(0.9)
-
-
 def test_temporary_memory_of_real_programs():
     table = 4 * 128 * 128
     naive = ledger.temporary("additive", "naive", 128, ledger.QUICK)
     assert naive >= 2 * ledger.QUICK.dim * table  # [T, S, A] and its gradient
     assert ledger.temporary("scaled", "tiled", 128, ledger.QUICK) < table
-
-
-def test_tiles_that_grow_as_a_square_miss_their_bound(monkeypatch):
-    def held(score, form, length, config):
-        return 1000 + (700 if form == "naive" else 7) * length ** (1 if form == "tiled" else 2)
-
-    monkeypatch.setattr(ledger, "temporary", held)
-    config = dataclasses.replace(ledger.QUICK, dim=64)
-    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
-        rows = ledger.run(config)
-    assert "MISS" not in [claim.verdict for claim in ledger.claims(rows)]
-    squares = [{**row, "tiled": row["reference"]} if "tiled" in row else row for row in rows]
-    missed = [claim.text for claim in ledger.claims(squares) if claim.verdict == "MISS"]
-    assert missed == ["exponent of memory in tiles, the largest"]

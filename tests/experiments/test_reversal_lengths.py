@@ -66,11 +66,6 @@ def test_arms_have_the_normalizers_of_their_names():
     assert found == expected
 
 
-def test_a_margin_is_the_difference_less_two_standard_errors():
-    margin = length.margin_over([1.0, 0.9], [0.5, 0.6])
-    assert margin == pytest.approx(0.4 - 2 * math.sqrt(0.02 / 2))
-
-
 def test_means_over_the_heads_of_a_rollout():
     uniform, diagonal = np.full((3, 3), 1 / 3), np.eye(3)
     means = rollout.means(

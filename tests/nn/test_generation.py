@@ -1,4 +1,4 @@
-"""Whole answers of the model against naive loops in Python."""
+"""Whole answers of the model: the searches of test_decoding.py, without a cache, give the same."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from numpy_model import scrambled
 
-from attention_jax.nn import Model, ModelConfig
+from attention_jax.nn import Model, ModelConfig, decoding
 
 B, T, S, V = 3, 5, 7, 11
 PAD, SOS, EOS = 0, 1, 2
@@ -17,79 +17,64 @@ LENGTHS = [4, 7, 1]
 FIRST = [SOS, 5, SOS]  # a first token for each row, as a language model reads after its prompt
 ENDS = {"max_length": T, "eos": EOS, "pad": PAD}
 SOURCES = np.random.default_rng(4).integers(3, V, size=(B, S)).astype(np.int32)
+BEAMS = {"beams": B, "length_penalty": 0.6}
 
 
 @functools.cache
-def functions():
-    """Searches with another bias of EOS, and the logits and weights of a prefix."""
+def searches():
+    """Of a bias of EOS: the model's own answers, the same without a cache, and its weights."""
     sizes = {"dim": 8, "hidden_dim": 13, "num_heads": 2}
     config = ModelConfig("decoder", score="additive", positions="rotary", **sizes)
     made, _ = scrambled(lambda: Model(config, V, rngs=nnx.Rngs(0)), seed=7, noise=1.0)
     graph, params = nnx.graphdef(made), nnx.to_pure_dict(nnx.state(made))
 
-    def model(bias):
+    @jax.jit
+    def both(bias, lengths, rng):
         logits = {**params["logits"], "bias": params["logits"]["bias"].at[EOS].add(bias)}
-        return nnx.merge(graph, {**params, "logits": logits})
+        model = nnx.merge(graph, {**params, "logits": logits})
+        given, first = (SOURCES, lengths), jnp.array(FIRST)
 
-    @jax.jit
-    def searches(bias, source, lengths, rng):
-        given, own = (source, lengths), model(bias)
-        return {
-            "greedy": own.greedy_decode(*given, **ENDS, sos=jnp.array(FIRST), return_weights=True),
-            "beams": own.beam_decode(*given, **ENDS, sos=FIRST, beams=B, length_penalty=0.6),
-            "samples": own.sample_decode(*given, rng, **ENDS, sos=SOS, temperature=2.0),
+        def step(state, tokens):
+            """Reads all tokens so far at once; what stands after them is not PAD, to make sure."""
+            source, lengths, read, count = state
+            read = read.at[jnp.arange(len(read)), count].set(tokens)
+            logits = model(source, lengths, read)
+            count = count + 1
+            return logits[jnp.arange(len(read)), count - 1], (source, lengths, read, count)
+
+        state = (*given, jnp.full((B, T), 9), jnp.zeros(B, int))
+        numbers = {"batch_size": B, "sos": first, **ENDS}
+        own = {
+            "greedy": model.greedy_decode(*given, **ENDS, sos=first, return_weights=True),
+            "beams": model.beam_decode(*given, **ENDS, sos=FIRST, **BEAMS),
+            "samples": model.sample_decode(*given, rng, **ENDS, sos=first, temperature=2.0),
         }
+        tokens = own["greedy"].tokens
+        inputs = jnp.concatenate([first[:, None], tokens[:, :-1]], axis=1)
+        expected = {
+            "greedy": decoding.greedy_search(step, state, **numbers),
+            "beams": decoding.beam_search(step, state, **BEAMS, **numbers),
+            "samples": decoding.sample_search(step, state, rng, temperature=2.0, **numbers),
+        }
+        return own, expected, model(*given, inputs, return_weights=True)[1]
 
-    @jax.jit
-    def forward(bias, source, lengths, inputs):
-        return model(bias)(source, lengths, inputs, return_weights=True)
-
-    return searches, forward
-
-
-def log_probabilities(forward, row, tokens, first=SOS):
-    """[len(tokens) + 1 or T, V] of each next token, and the weights, without a cache."""
-    inputs = [first, *tokens][:T]
-    # What stands after the prefix must not matter: not PAD, to make sure.
-    padded = np.array([inputs + [9] * (T - len(inputs))], np.int32)
-    length = jnp.array(LENGTHS[row : row + 1])
-    logits, weights = forward(SOURCES[row : row + 1], length, padded)
-    return np.float64(jax.nn.log_softmax(logits[0])), np.asarray(weights)[:, 0]
+    return both
 
 
 # With the first bias the model never generates EOS; with the second it does in some rows.
 @pytest.mark.parametrize("bias", [-9.0, 2.0])
-def test_searches_are_naive_loops(bias):
-    searches, forward = functions()
-    forward = functools.partial(forward, bias)
-    found = jax.tree.map(np.asarray, searches(bias, SOURCES, jnp.array(LENGTHS), jax.random.key(0)))
-    tokens, weights = found["greedy"]
-    assert (tokens.dtype, weights.shape[1:]) == (np.int32, (B, T, S))
-    answers = []
-    for row in range(B):
-        next_tokens = functools.partial(log_probabilities, forward, row, first=FIRST[row])
-        answer = []
-        while len(answer) < T and EOS not in answer:
-            answer.append(int(np.argmax(next_tokens(answer)[0][len(answer)])))
-        answers.append(answer)
-        np.testing.assert_array_equal(tokens[row], answer + [PAD] * (T - len(answer)))
-        expected = next_tokens(answer)[1][:, : len(answer)]
-        np.testing.assert_allclose(weights[:, row, : len(answer)], expected, atol=1e-5)
-        beams = jax.tree.map(lambda field, row=row: field[row], found["beams"])
-        kept = set()
-        for hypothesis, score, log, length in zip(*beams, strict=True):
-            answer = hypothesis[:length].tolist()
-            assert answer[-1] == EOS or length == T
-            log_p = log_probabilities(forward, row, answer, FIRST[row])[0]
-            assert log == pytest.approx(log_p[np.arange(length), answer].sum(), abs=2e-4)
-            assert score == pytest.approx(log / ((5 + length) / 6) ** 0.6, abs=1e-4)
-            kept.add(tuple(answer))
-        assert len(kept) == 3
-        sample = found["samples"][row].tolist()
-        assert set(sample[sample.index(EOS) + 1 :] if EOS in sample else []) <= {PAD}
-    if bias < 0:
-        assert {len(answer) for answer in answers} == {T}
-        assert np.any(found["samples"] != tokens)
+def test_searches_are_those_without_a_cache(bias):
+    found = searches()(bias, jnp.array(LENGTHS), jax.random.key(0))
+    own, expected, weights = jax.tree.map(np.asarray, found)
+    tokens = own["greedy"].tokens
+    np.testing.assert_array_equal(tokens, expected["greedy"])
+    np.testing.assert_allclose(own["greedy"].weights, weights, atol=1e-5)
+    np.testing.assert_array_equal(own["samples"], expected["samples"])
+    np.testing.assert_array_equal(own["beams"].tokens, expected["beams"].tokens)
+    np.testing.assert_allclose(own["beams"].scores, expected["beams"].scores, rtol=1e-4)
+    assert tokens.dtype == np.int32
+    assert np.any(own["samples"] != tokens)
+    assert np.any(tokens == EOS) == (bias > 0)
 
 
 def test_arguments_of_other_kinds_are_the_same_arguments():

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from numpy_model import scrambled
 
+from attention_jax.analysis.jaxpr_evaluation import programs_of
 from attention_jax.nn import (
     CrossAttention,
     LocalMAttention,
@@ -39,13 +40,8 @@ def quadratic(shape):
 def variables(jaxpr):
     for equation in jaxpr.eqns:
         yield from equation.outvars
-        for inner in jax.tree.leaves(
-            list(equation.params.values()),
-            is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr"),
-        ):
-            inner = getattr(inner, "jaxpr", inner)
-            if hasattr(inner, "eqns"):
-                yield from variables(inner)
+        for inner in programs_of(equation):
+            yield from variables(inner.jaxpr)
 
 
 QUERY, MEMORY = jnp.ones((1, T, D)), jnp.ones((1, S, D))

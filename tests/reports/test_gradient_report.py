@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 from command_lines import call, load
 from conformance import quick_jit
-from html_reader import Reader
+from html_reader import Reader, decoded_numbers
 from stand_in_training import TASK, run_of_two_seeds
 
 from attention_jax.analysis import capture
-from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.analysis.curvature import Estimate, SpectrumEdges
 from attention_jax.reports import gradient_report
 from attention_jax.tasks import gradients

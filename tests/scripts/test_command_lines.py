@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from command_line import run_command
 from command_lines import check_error, load
+from html_reader import decoded_numbers
 from stand_in_training import run_of_two_seeds
 
-from attention_jax.analysis.attention_page.page_data import decoded_numbers
 from attention_jax.runs.progress import say
 from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.pages import cross_attention

@@ -140,10 +140,14 @@ def softplus_rewritten(q, k):
     return jnp.log(1 + jnp.exp(k @ q.T)).T
 
 
-def test_a_renamed_or_rewritten_score_is_read_by_its_new_name(mine, tmp_path, monkeypatch):
+def test_a_renamed_or_rewritten_score_is_read_and_resumed(mine, tmp_path, monkeypatch):
     mine(softplus)
     names = {"score": "my_scores:MINE", "self_attention_score": "my_scores:MINE"}
-    task = begun(tmp_path, Rotate, **names)  # whose program is known, too
+    train = TrainConfig(seeds=1, steps=6, schedule="constant", log_every=2, checkpoint_every=2)
+    model = ModelConfig(**names, dim=8, hidden_dim=8, encoder_layers=0)
+    task = Rotate(model, train)  # whose program is known, too
+    monkeypatch.setattr("attention_jax.training.run.train", scaled_at_each_step)
+    train_run(task, tmp_path)
     monkeypatch.setitem(sys.modules, "my_scores", None)
     with pytest.raises(ValueError, match=r"score 'my_scores:MINE'.* new name as score$"):
         task_in(tmp_path)
@@ -152,44 +156,24 @@ def test_a_renamed_or_rewritten_score_is_read_by_its_new_name(mine, tmp_path, mo
     new.SAME, new.REWRITTEN, new.OTHER = softplus, softplus_rewritten, formula(1.0)
     read = functools.partial(task_in, tmp_path)
 
-    def renamed(score):
-        scores = dict.fromkeys(names, score)
-        return dataclasses.replace(task, model=dataclasses.replace(task.model, **scores))
+    def renamed(score, steps=6):
+        model = dataclasses.replace(task.model, **dict.fromkeys(names, score))
+        return dataclasses.replace(task, model=model, train=dataclasses.replace(train, steps=steps))
+
+    def resumed(score):
+        return train_run(renamed(score, steps=8), tmp_path, resume=True)
 
     assert read(score="new_scores:SAME") == renamed("new_scores:SAME")
     with pytest.warns(UserWarning, match="the same numbers"):
         assert read(score="new_scores:REWRITTEN") == renamed("new_scores:REWRITTEN")
-    for other in ("new_scores:OTHER", "dot"):
-        with pytest.raises(ValueError, match=rf"score '{other}' was "):
-            read(score=other)
+    for other, use in (("new_scores:OTHER", resumed), ("dot", lambda score: read(score=score))):
+        with pytest.raises(ValueError, match=rf"score '{other}' was .*"):
+            use(other)
+    with pytest.warns(UserWarning, match="the same numbers"):
+        resumed("new_scores:REWRITTEN")
+    assert read() == renamed("new_scores:REWRITTEN", 8)  # and no warning: the new program
     config = json.loads((tmp_path / "config.json").read_text())
     del config["scores"]
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="score must be left out"):
         read(score="new_scores:SAME")
-
-
-def test_a_renamed_score_is_resumed_and_its_name_recorded(mine, tmp_path, monkeypatch):
-    mine(softplus)
-    sizes = {"dim": 8, "hidden_dim": 8, "encoder_layers": 0, "decoder_self_attention": False}
-    train = TrainConfig(seeds=1, steps=6, schedule="constant", log_every=2, checkpoint_every=2)
-    task = Reversal(ModelConfig(score="my_scores:MINE", **sizes), train)
-    monkeypatch.setattr("attention_jax.training.run.train", scaled_at_each_step)
-    train_run(task, tmp_path)
-    monkeypatch.setitem(sys.modules, "my_scores", None)
-    new = types.ModuleType("new_scores")
-    new.MINE, new.OTHER = softplus_rewritten, formula(1.0)
-    monkeypatch.setitem(sys.modules, "new_scores", new)
-
-    def resumed(score):
-        model = dataclasses.replace(task.model, score=score)
-        longer = dataclasses.replace(train, steps=8)
-        return train_run(
-            dataclasses.replace(task, model=model, train=longer), tmp_path, resume=True
-        )
-
-    with pytest.raises(ValueError, match=r"score 'new_scores:OTHER' was .*; restore"):
-        resumed("new_scores:OTHER")
-    with pytest.warns(UserWarning, match="the same numbers"):
-        resumed("new_scores:MINE")
-    assert task_in(tmp_path).model.score == "new_scores:MINE"  # and no warning: the new program

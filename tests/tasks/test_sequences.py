@@ -1,4 +1,4 @@
-"""Tasks from sequence to sequence: loss, accuracies and answers, against loops in Python."""
+"""Tasks from sequence to sequence: loss, accuracies and answers, and what users may give."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask, TrainConfig
-from attention_jax.tasks.vocabulary import Vocabulary
+from attention_jax.tasks.vocabulary import Vocabulary, padded_batch, up_to_eos
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import TrainedRun
 from attention_jax.training.settings import settings_of
@@ -104,46 +104,27 @@ def trained():
 
 
 @jax.jit
-def forward_of(params, *given):
-    return TASK.bind(params)(*given, return_weights=True)
+def outputs_of(params, batch):
+    """The likeliest tokens after the right ones; the model's own answers, and their weights."""
+    model, ends = TASK.bind(params), {"max_length": 4, "sos": SOS, "eos": EOS, "pad": PAD}
+    own = model.greedy_decode(batch.source, batch.source_lengths, **ends, return_weights=True)
+    return jnp.argmax(model(*batch.inputs), axis=-1), *own
 
 
-def forward_alone(params, source, inputs, width=3):
-    """Logits [T, V] and weights [T, S] of one source, padded to the width of training."""
-    padded = np.array([[SOS, *source, *[PAD] * (width - len(source))]], np.int32)
-    inputs = np.array([[*inputs, *[PAD] * (width + 1 - len(inputs))]], np.int32)
-    logits, weights = forward_of(params, padded, np.array([len(source) + 1], np.int32), inputs)
-    return np.asarray(logits)[0], np.asarray(weights)[-1, 0]
-
-
-def answer_alone(params, source, length):
-    """Tokens of free running, EOS included if it came, and the weights of the last step."""
-    tokens = []
-    while len(tokens) < length and EOS not in tokens:
-        logits, weights = forward_alone(params, source, [SOS, *tokens])
-        tokens.append(int(np.argmax(logits[len(tokens)])))
-    return tokens, weights
-
-
-def test_accuracies_are_those_of_the_model_asked_in_a_loop(trained):
+def test_accuracies_are_the_shares_that_the_model_gets_right(trained):
     results = accuracies(TASK, trained.params, [3, 2], strings=11)
     assert list(results) == [3, 2]
     draw, seen = jax.jit(TASK.batch, static_argnames=("size", "length")), []
     for length, found in results.items():
-        rng = jax.random.fold_in(jax.random.key(0), length)
-        sources = np.asarray(draw(rng, size=11, length=length).source)[:, 1 : length + 1].tolist()
+        batch = draw(jax.random.fold_in(jax.random.key(0), length), size=11, length=length)
         for seed in range(SEEDS):
-            params, forced, free, exact = trained.params_of(seed), [], [], []
-            for source in sources:
-                right = source[::-1]
-                logits, _ = forward_alone(params, source, [SOS, *right])
-                forced += [int(np.argmax(logits[i])) == right[i] for i in range(length)]
-                tokens, _ = answer_alone(params, source, 4)
-                answer = tokens + [PAD] * 3
-                free += [answer[i] == right[i] for i in range(length)]
-                exact.append(tokens == [*right, EOS])
+            forced, free = (
+                np.asarray(tokens) == np.asarray(batch.targets)
+                for tokens in outputs_of(trained.params_of(seed), batch)[:2]
+            )
+            letters = [np.mean(right[:, :length]) for right in (forced, free)]
             shares = [float(column[seed]) for column in found]
-            assert shares == pytest.approx([np.mean(forced), np.mean(free), np.mean(exact)])
+            assert shares == pytest.approx([*letters, np.mean(free[:, : length + 1].all(axis=1))])
             seen += shares
     beside = accuracies(TASK, trained.params, [2, 5], strings=11)[2]
     np.testing.assert_array_equal(beside, results[2])  # whichever other lengths are asked for
@@ -152,17 +133,19 @@ def test_accuracies_are_those_of_the_model_asked_in_a_loop(trained):
 
 
 def test_answers_and_their_weights_are_the_models_own(trained):
-    words, params = ["ab", "q", "zz"], trained.params_of(1)
+    words, params, letters = ["ab", "q", "zz"], trained.params_of(1), TASK.vocabulary
     answers = TASK.answers(params, words)
     panels = cross_attention(TASK, params, answers.batch, answers.labels)
     for word, (given, answer, right) in zip(words, answers.texts, strict=True):
-        tokens, weights = answer_alone(params, TASK.vocabulary.encode(word), 4)
+        alone = padded_batch([[SOS, *letters.encode(word)]], [[EOS]], source_width=4)
+        _, (tokens,), weights = outputs_of(params, alone)
+        tokens = up_to_eos(tokens)
         assert (given, right) == (word, word[::-1])
-        assert answer == TASK.vocabulary.decode(tokens)
+        assert answer == letters.decode(tokens)
         found, rows, columns = panels[word]
-        assert rows == [TASK.vocabulary.label(token) for token in tokens]
+        assert rows == [letters.label(token) for token in tokens]
         assert columns == ["SOS", *word, *["PAD"] * (3 - len(word))]
-        np.testing.assert_allclose(found, weights[: len(rows), : len(columns)], atol=1e-5)
+        np.testing.assert_allclose(found, weights[-1, 0, : len(rows), : len(columns)], atol=1e-5)
 
 
 def biased(trained, token):

@@ -1,4 +1,4 @@
-"""Translating, a batch at a time, against the model asked for one subword after another."""
+"""Translating, a batch at a time, against the model's search for one sentence alone."""
 
 import functools
 import re
@@ -23,7 +23,7 @@ from attention_jax.tasks.translation.translate import (
     translate,
     translated_ids,
 )
-from attention_jax.tasks.vocabulary import EOS, PAD, SOS, padded_rows
+from attention_jax.tasks.vocabulary import EOS, PAD, SOS, padded_rows, up_to_eos
 
 SIZE = 300
 WORDS = ["der hund bellt", "die katze schläft im haus", "ein kind spielt", "im garten"] * 4
@@ -65,21 +65,25 @@ def repeating(translator, token):
     return translator._replace(params=params)
 
 
-@functools.cache
-def forward(task):
-    return jax.jit(lambda params, *inputs: task.bind(params)(*inputs))
+@functools.partial(jax.jit, static_argnames=("task", "most", "beams", "length_penalty"))
+def decoded(task, params, source, lengths, most, **search):
+    ends = {"max_length": most, "sos": SOS, "eos": EOS, "pad": PAD}
+    return task.bind(params).beam_decode(source, lengths, **search, **ends).tokens[:, 0]
 
 
-def answer_alone(translator, ids, most):
-    """The ids that the model chooses one after another, by its forward pass of all before them."""
-    source = np.array([[*ids, *[PAD] * (19 - len(ids))]], np.int32)  # other padding than theirs
-    lengths, answer = np.array([len(ids)], np.int32), []
-    while len(answer) < most and EOS not in answer:
-        inputs = [SOS, *answer, *[PAD] * (39 - len(answer))]  # no position looks to its right
-        arguments = translator.params, source, lengths, np.array([inputs], np.int32)
-        logits = forward(translator.task)(*arguments)[0, len(answer)]
-        answer.append(int(np.argmax(np.asarray(logits, np.float64))))
-    return answer
+def answer_alone(translator, ids, beams=1, length_penalty=0.0):
+    """The model's answer to one sentence, with other padding than that of its batch."""
+    most = longest_answer(-(-len(ids) // 8) * 8)
+    source = padded_rows([ids], 1, 19)
+    found = decoded(
+        translator.task,
+        translator.params,
+        *source,
+        most,
+        beams=beams,
+        length_penalty=length_penalty,
+    )
+    return up_to_eos(found[0])
 
 
 def ids_of(translator, sentence):
@@ -97,8 +101,7 @@ def test_each_translation_is_the_models_own_and_in_its_place(translator):
     assert len(counts) > 4
     alone = {"": ""}
     for sentence in filter(None, SENTENCES):
-        ids = ids_of(translator, sentence)
-        answer = answer_alone(translator, ids, longest_answer(-(-len(ids) // 8) * 8))
+        answer = answer_alone(translator, ids_of(translator, sentence))
         (alone[sentence],) = translator.subwords.decode([answer])
     assert found == [alone[sentence] for sentence in sentences]
     assert len(set(found)) == 7  # they differ: one in another's place would be seen
@@ -106,16 +109,10 @@ def test_each_translation_is_the_models_own_and_in_its_place(translator):
 
 
 def test_beams_are_those_of_the_model_alone(translator):
-    penalty, sentences = 2.5, ["ein hund", "katze", "im"]
-    rows = [ids_of(translator, sentence) for sentence in sentences]
-    assert max(map(len, rows)) <= 8
-    found = translate(translator, sentences, Search(beams=2, length_penalty=penalty))
-    search = functools.partial(
-        translator.task.bind(translator.params).beam_decode, beams=2, length_penalty=penalty,
-        sos=SOS, eos=EOS, pad=PAD, max_length=longest_answer(8),
-    )  # fmt: skip
-    alone = jax.jit(search)(*padded_rows(rows, 3, 11))
-    assert found == translator.subwords.decode(np.asarray(alone.tokens[:, 0]))
+    search, sentences = {"beams": 2, "length_penalty": 2.5}, ["ein hund", "katze", "im"]
+    found = translate(translator, sentences, Search(**search))
+    alone = [answer_alone(translator, ids_of(translator, each), **search) for each in sentences]
+    assert found == translator.subwords.decode(alone)
     assert found != translate(translator, sentences)
 
 
@@ -132,7 +129,7 @@ def test_the_longest_answer(translator):
 def test_one_sentence_is_translated_up_to_its_end(translator):
     ids, answer = translated_ids(translator, "ein hund")
     assert ids == ids_of(translator, "ein hund")
-    assert answer == answer_alone(translator, ids, longest_answer(8))
+    assert answer == answer_alone(translator, ids)
     for sentence in ("", " "):
         with pytest.raises(ValueError, match=r"sentence must have text; got none"):
             translated_ids(translator, sentence)

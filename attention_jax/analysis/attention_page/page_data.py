@@ -40,13 +40,6 @@ def encoded_numbers(array: np.ndarray, dtype: str) -> JSON:
     return {"shape": list(array.shape), "dtype": dtype, "scale": scale, "data": data}
 
 
-def decoded_numbers(array: JSON) -> np.ndarray:
-    """The numbers of an array in JSON, float32, in its shape."""
-    numbers = np.frombuffer(base64.b64decode(array["data"]), _DTYPES[array["dtype"]])
-    scale = np.float32(array["scale"])
-    return (numbers.astype(np.float32) * scale).reshape(array["shape"])
-
-
 def encoded_mask(mask: np.ndarray) -> JSON:
     """A boolean array as JSON: one bit per pair, the first in the lowest bit of its byte."""
     bits = np.packbits(np.ravel(mask), bitorder="little")

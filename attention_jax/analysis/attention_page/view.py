@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,12 @@ class AttentionView:
         Args:
             height: in pixels.
         """
-        return page.frame(self.data, height)
+        return (
+            f'<iframe sandbox="allow-scripts" title="{html.escape(self.data["title"])}"'
+            f' srcdoc="{html.escape(self.to_html())}"'
+            f' style="width: 100%; height: {height}px; border: 1px solid #999; resize: vertical;">'
+            "</iframe>"
+        )
 
 
 def view(
