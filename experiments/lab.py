@@ -14,6 +14,8 @@ and
                                that were written before the run
     missing(config) -> reason  optional: which data or package the user has yet to bring; "" for
                                none
+    HAS_CELLS = True           optional: `run` keeps all of its rows by `kept_rows`, in a folder
+                               that several machines may share; the command then has --part I/N
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
 alone, so that they can be changed without a new run. `table` and `plot` work with any scores and
@@ -25,12 +27,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import itertools
 import json
 import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
@@ -53,7 +56,17 @@ from benchmarks.measure import ratio as ratio
 from benchmarks.tables import markdown as markdown
 from command_line import ScoreNames as ScoreNames
 from command_line import check_names as check_names
-from command_line import command, run_command
+from command_line import command, part_of, run_command
+
+# The type of every option --part; see `rows_of`.
+PartName = Annotated[
+    str | None,
+    tyro.conf.arg(
+        metavar="I/N",
+        help="Measure every N-th cell from the I-th on. N processes or machines with the parts 1/N"
+        " to N/N share the folder of finished cells; what is there is read.",
+    ),
+]
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
@@ -202,14 +215,18 @@ def main(module: str) -> None:
     experiment = sys.modules[module]
     run_command(
         options_of(experiment),
-        lambda arguments: conduct(experiment, arguments.config, arguments.results),
+        lambda arguments: conduct(
+            experiment, arguments.config, arguments.results, getattr(arguments, "part", None)
+        ),
         description=inspect.getdoc(experiment) or "",
     )
 
 
 def options_of(experiment: ModuleType) -> Any:
     """The class of an experiment's command line."""
-    fields = [("config", Annotated[experiment.Config, tyro.conf.OmitArgPrefixes])]
+    fields: list[Any] = [("config", Annotated[experiment.Config, tyro.conf.OmitArgPrefixes])]
+    if hasattr(experiment, "HAS_CELLS"):
+        fields.append(("part", PartName, None))
     return dataclasses.make_dataclass(
         "Options", fields, bases=(Arguments,), frozen=True, kw_only=True
     )
@@ -225,10 +242,13 @@ def name_of(experiment: ModuleType) -> str:
     return Path(str(experiment.__file__)).stem
 
 
-def conduct(experiment: ModuleType, config: Any, results: Path | None = None) -> int:
+def conduct(
+    experiment: ModuleType, config: Any, results: Path | None = None, part: str | None = None
+) -> int:
     """Runs an experiment, writes NAME.json and the figures, and prints the table and their paths.
 
-    With the default settings, for which claims are made, it prints the claims too.
+    With the default settings, for which claims are made, it prints the claims too. With a part,
+    nothing is written until all cells are there.
 
     Returns:
         1 if a claim is missed with the default settings; else 0.
@@ -249,7 +269,10 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     check_folder("results", folder)
     make_folder("results", folder)
     start = time.monotonic()
-    rows = json.loads(json.dumps(experiment.run(config)))  # what reading the file will give
+    measured, missing = rows_of(experiment, config, part)
+    if missing:
+        return 0
+    rows = json.loads(json.dumps(measured))  # what reading the file will give
     content = {
         "schema": SCHEMA,
         "experiment": name,
@@ -290,14 +313,52 @@ def program_of(score: str, dim: int) -> str:
     return identity(known_score(get_score(score), None, dim, dim))
 
 
+_mine: Iterator[bool] = itertools.repeat(True)  # whether this process measures the next cell
+_cells: list[bool] = []  # whether each cell is there
+
+
+def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list[Row], int]:
+    """The rows of an experiment, and how many of its cells are missing.
+
+    Args:
+        experiment: its cells are the calls of `kept_rows`, in their order.
+        config: its settings.
+        part: "3/8" measures the 3rd, the 11th cell and so on, and reads what is there of the
+            others; None measures all.
+    """
+    global _mine
+    part_of((), part)  # raises what is wrong with it
+    parts = 1 if part is None else int(part.partition("/")[2])
+    mine = part_of(range(parts), part)
+    _mine = itertools.cycle([index in mine for index in range(parts)])
+    _cells.clear()
+    try:
+        rows = experiment.run(config)
+    finally:
+        _mine = itertools.repeat(True)
+    missing = _cells.count(False)
+    if part is not None:
+        text = f"{name_of(experiment)}, part {part}: {missing} of {len(_cells)} cells are missing"
+        say(text)
+    return rows, missing
+
+
 def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> list[Row]:
-    """The rows in a file of the work folder; measured and written there if settings differ."""
+    """The rows in a file of the work folder; measured and written there if settings differ.
+
+    Of a cell of another part that is not there, see `rows_of`, there are none.
+    """
     settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
+    is_mine = next(_mine)
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
         raise ValueError(f"{path} is damaged; delete it to measure it again: {error}") from error
-    if content.get("settings") != settings:
+    is_there = content.get("settings") == settings
+    _cells.append(is_there or is_mine)
+    if not is_there:
+        if not is_mine:
+            return []
         content = {"settings": settings, "rows": measure()}
         write_json(path, content)
     rows: list[Row] = content["rows"]

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Annotated, Any
 
 import tyro
-from command_line import ScoreNames, check_names, command, print_table, run_command
+from command_line import ScoreNames, check_names, command, part_of, print_table, run_command
 
 from attention_jax.reports import html_page
 from attention_jax.runs.progress import say
@@ -44,12 +44,16 @@ class Arguments:
         quick: one rate, one scale, two seeds, and few steps for relations: two minutes in all.
             Scaled dot is measured in the same way, for comparison.
         workdir: folder of finished parts, and of bench.csv and bench.html.
+        part: measure a part of the cells, which are a score with a task: 3/8 measures the 3rd, the
+            11th and so on. Eight processes or machines with the parts 1/8 to 8/8 share `workdir`.
+            The table is of what is finished; the page comes once all is.
     """
 
     score: Annotated[ScoreNames, tyro.conf.arg(metavar="SCORE [SCORE ...]")]
     tasks: tuple[str, ...] = ()
     quick: bool = False
     workdir: Path = Path("runs/bench")
+    part: Annotated[str | None, tyro.conf.arg(metavar="I/N")] = None
 
     def __post_init__(self) -> None:
         if not self.score:
@@ -57,6 +61,7 @@ class Arguments:
         for score in self.score:
             get_score(score)
         check_names("tasks", self.tasks, PARTS)
+        part_of((), self.part)
         check_folder("workdir", self.workdir)
         self.experiments()  # checks the scores in every model
 
@@ -80,18 +85,22 @@ class Arguments:
 
 def main(arguments: Arguments) -> int:
     make_folder("workdir", arguments.workdir)
-    rows, parts = {}, []
+    rows, parts, all_missing = {}, [], 0
     for experiment, config in arguments.experiments():
         name = lab.name_of(experiment)
         mark = " (quick)" if arguments.quick else ""
-        measured = [{**row, "score": f"{row['score']}{mark}"} for row in experiment.run(config)]
+        found, missing = lab.rows_of(experiment, config, arguments.part)
+        all_missing += missing
+        measured = [{**row, "score": f"{row['score']}{mark}"} for row in found]
         own, tasks = ({row.get(key) for row in measured} for key in ("score", "task"))
         committed = (lab.content_of(name) or {"rows": []})["rows"]
         others = [r for r in committed if r["score"] not in own and r.get("task") in tasks]
         rows[name] = measured + others
-        parts += _page_of(experiment, rows[name])
+        parts += [] if missing else _page_of(experiment, rows[name])
     head, lines = learning.summary(rows.get("relations", []), rows.get("learning", []))
     print_table("mean ± standard deviation over seeds (worst seed)", head, lines)
+    if all_missing:
+        return 0
     page = [html_page.command(command()), *parts]
     page.insert(1, html_page.table(head, lines))
     with writing("workdir", arguments.workdir):

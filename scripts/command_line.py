@@ -27,6 +27,7 @@ from attention_jax.runs.progress import end_of_output, say, warn
 from attention_jax.tasks import TASKS
 
 Arguments = TypeVar("Arguments")
+Cell = TypeVar("Cell")
 
 # The type of every option --scores, with what its help says of the words; see `get_score`.
 ScoreNames = Annotated[
@@ -149,6 +150,18 @@ def parse(
     if text := printed.getvalue().rstrip("\n"):
         say(text, error=True)  # what the code of a user's score printed
     return parsed[0].with_other_options(parsed[1]) if takes_others else parsed
+
+
+def part_of(cells: Sequence[Cell], part: str | None) -> Sequence[Cell]:
+    """Every N-th cell from the I-th on, for the option --part I/N; all without it.
+
+    Raises:
+        ValueError: the part is not I/N with I from 1 to N.
+    """
+    first, _, parts = ("1/1" if part is None else part).partition("/")
+    if not (first.isdecimal() and parts.isdecimal() and 1 <= int(first) <= int(parts)):
+        raise ValueError(f"part must be I/N with I from 1 to N; got {part!r}")
+    return cells[int(first) - 1 :: int(parts)]
 
 
 def check_names(option: str, names: Iterable[str], known: Collection[str]) -> None:

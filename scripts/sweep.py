@@ -16,7 +16,15 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import train
 import tyro
-from command_line import ScoreNames, TaskName, is_users_mistake, parse, print_table, run_command
+from command_line import (
+    ScoreNames,
+    TaskName,
+    is_users_mistake,
+    parse,
+    part_of,
+    print_table,
+    run_command,
+)
 
 from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting
@@ -71,6 +79,9 @@ class Arguments:
             folder of the first run.
         task: what to learn, a name or "module:Name".
         lengths: also test at these lengths, for a task whose examples have lengths.
+        part: train a part of the combinations: 3/8 trains the 3rd, the 11th and so on. Eight
+            processes or machines with the parts 1/8 to 8/8 share `workdir`. The table is of what is
+            finished, and the last part to end makes that of all.
         table: train nothing; make the table of these run folders, made by any command. All must be
             of one task. What varies among them becomes the columns.
     """
@@ -82,6 +93,7 @@ class Arguments:
     workdir: Path | None = None
     task: TaskName = "reversal"
     lengths: tuple[int, ...] = ()
+    part: Annotated[str | None, tyro.conf.arg(metavar="I/N")] = None
     table: tuple[Path, ...] = ()
     combinations: Annotated[tuple[Combination, ...], tyro.conf.Suppress] = ()
 
@@ -91,9 +103,11 @@ class Arguments:
         Raises:
             ValueError: a combination is not possible, or options do not go together.
         """
+        part_of((), self.part)
         if self.table:
-            if words or self.settings:
-                given = " ".join(["--set"] * bool(self.settings) + words)
+            if words or self.settings or self.part:
+                options = {"--set": self.settings, "--part": self.part}
+                given = " ".join([*(name for name in options if options[name]), *words])
                 raise ValueError(f"table must go with workdir and lengths alone; got {given}")
             return self
         if self.workdir is None:
@@ -112,6 +126,8 @@ def _combinations(sweep: Arguments, workdir: Path, common: list[str]) -> list[Co
     for name in given:
         if name == "score":
             raise ValueError("score must be left out: a sweep has --scores")
+        if name in ("distributed", "processes", "process"):
+            raise ValueError(f"{name} must be left out: a sweep has --part for several machines")
         if name in names and given.count(name) > 1:
             raise ValueError(f"{name} must be given once, to --set or as an option")
     combinations = []
@@ -204,14 +220,18 @@ def main(arguments: Arguments) -> int:
     workdir = arguments.workdir or folders[0].parent
     if not folders:
         check_sweep(workdir, arguments.combinations)
-        status = train_combinations(arguments.combinations)
+        status = train_combinations(arguments.combinations, arguments.part)
         if status:
             say("stopped by a signal; the same command goes on from here", error=True)
             return status
         trained = [combination.arguments.workdir for combination in arguments.combinations]
         others = (path for path in workdir.iterdir() if path.is_dir() and path not in trained)
-        folders = [*trained, *sorted(others)]
-    make_table(folders, workdir, arguments.lengths)
+        there = [path for path in trained if path.exists()]
+        folders = [*there, *sorted(others)]
+    unfinished = make_table(folders, workdir, arguments.lengths)
+    if arguments.part:
+        missing = len(trained) - len({*there} - {*unfinished})
+        say(f"part {arguments.part}: {missing} of {len(trained)} combinations are missing")
     return 0
 
 
@@ -227,12 +247,12 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
     make_folder("workdir", workdir)
 
 
-def train_combinations(combinations: Sequence[Combination]) -> int:
-    """Trains what is not finished; returns the exit status, 0 if all combinations are finished."""
+def train_combinations(combinations: Sequence[Combination], part: str | None) -> int:
+    """Trains what is not finished; returns the exit status, 0 if the part is finished."""
     with Interruption() as interruption:  # between two runs too
-        for index, (label, arguments) in enumerate(combinations):
+        for index, (label, arguments) in part_of([*enumerate(combinations, 1)], part):
             task, folder = arguments.settings, arguments.workdir
-            title = f"combination {index + 1} of {len(combinations)}: {label}"
+            title = f"combination {index} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
                 finished = training.load_run(folder)
                 same = fields_of(finished.task) == fields_of(task)
@@ -258,14 +278,18 @@ class Row(NamedTuple):
     settings: dict[str, Any]  # the score first
 
 
-def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -> None:
+def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -> list[Path]:
     """Prints the table of the finished runs in folders, and writes its files to `workdir`.
+
+    Returns:
+        the folders that are left out.
 
     Raises:
         ValueError: there is no finished run, the runs are of several tasks, or a file cannot be
             written.
     """
     runs: list[FinishedRun] = []
+    left_out = []
     for folder in folders:
         try:
             runs.append(finished_run(folder, lengths))
@@ -273,6 +297,7 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
             if not is_users_mistake(error):
                 raise
             warn(f"left out of the table: {error}")
+            left_out.append(folder)
     if not runs:
         raise ValueError("table must be of one or more finished runs; got none")
     if other := [run for run in runs if type(run.task) is not type(runs[0].task)]:
@@ -301,6 +326,7 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
         plotting.save(_figure(rows), workdir / "sweep.png")
     for name in ("table.csv", "table.json", "sweep.png"):
         say(str(workdir / name))
+    return left_out
 
 
 def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:

@@ -154,7 +154,7 @@ def _join(address: list[str], processes: str | None, process: str | None) -> Non
     try:
         given: Any = {name: int(number) for name, number in numbers.items() if number}
         jax.distributed.initialize(*address, **given)
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:  # JAX asks the cluster in many ways
         raise ValueError(
             f"distributed: {one_line(error)}; where JAX finds no cluster (SLURM, TPU pod,"
             " Kubernetes, Open MPI), give HOST:PORT of the first process, processes and process"

@@ -305,7 +305,9 @@ WORDS = [
         "--mesh data=4096": "mesh", "--mesh": "mesh", "--accumulate 3": "accumulate",
         "--log-gradients every=often": "log_gradients", "--log-to tensorbord": "'tensorboard'",
         "--log-to nowhere:L": "nowhere:L", "--task user_tasks:Rotate --letters 3": "--letters",
-        "--log-to math:pi": "log_to", "--task text --text nowhere": "nowhere"}.items()),
+        "--log-to math:pi": "log_to", "--distributed here": "distributed",
+        "--distributed a:1 --processes two": "processes", "--process 1": "processes",
+        "--task text --text nowhere": "nowhere"}.items()),
     *((("evaluate", *words.split()), named)
       for words, named in {
         "--workdir nowhere": "nowhere", "--workdir RUN --step 2": "step",
@@ -327,6 +329,8 @@ WORDS = [
         "--set dim=8 --dim 4": "dim", "--score dot": "score", "--bogus 3": "--bogus",
         "--set keep=1,2 --mesh seed=4096": "mesh", '--set positions="learned': "positions",
         "--task translation --lengths 3": "lengths", "--task reversl": "task",
+        "--part 0/8": "part", "--part 9/8": "part", "--part x": "part",
+        "--distributed": "distributed",
         "--set attention=local-p --normalizer entmax": "normalizer"}.items()),
     (("train", "--workdir", "RUN"), "--resume"),
     (("train", "--workdir", "RUN", "--resume", "--letters", "3"), "letters"),
@@ -342,11 +346,13 @@ WORDS = [
         "--out /proc/no": "out"}.items()),
     *((("bench", *words.split()), named)
       for words, named in {
-        "--score dto": "dto", "--score dot --tasks recal": "'recall'", "": "--score"}.items()),
+        "--score dto": "dto", "--score dot --part 3/2": "part",
+        "--score dot --tasks recal": "'recall'", "": "--score"}.items()),
     *(((name, "--workdir", "RUN", "--score", "dot"), "score 'dot'")
       for name in ("evaluate", "answers", "analyze_gradients", "translate")),
     (("sweep", "--scores", "dot"), "workdir"), (("sweep", "--workdir", "RUN"), "workdir"),
     (("sweep", "--table", "runs", "--steps", "3"), "table"),
+    (("sweep", "--table", "runs", "--part", "1/2"), "table"),
     (("sweep", "--table", "nowhere"), "table"),
 ]  # fmt: skip
 

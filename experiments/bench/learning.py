@@ -125,7 +125,7 @@ def run(config: Config) -> list[Row]:
             found = lab.kept_rows(path, known_by(*settings), measure)
         rows += [{"score": score, **row} for row in found]
         minutes = (time.monotonic() - start) / 60
-        what = f"{score}, {name or 'milliseconds per step'}"
+        what = f"{score}, {name or 'milliseconds per step'}{'' if found else ': missing'}"
         lab.say(f"{index + 1} of {len(parts)}: {what}; {minutes:.1f} min", error=True)
     return rows
 
@@ -312,6 +312,7 @@ def _speed(of_task: dict[str, Row], score: str) -> str:
     return f"{' / '.join(texts) or '-'}; {row['factor']:g}; {row['rate']:g}"
 
 
+HAS_CELLS = True
 CAPTIONS = {
     "learning": "What each score learns of each task, with the best of four factors of the"
     " logits and of four rates: every seed, the mean, and one standard deviation on either side.",

@@ -65,6 +65,7 @@ RELATIONS: dict[str, Callable[[Array, Array], Array]] = {
 PRODUCTS = ("dot", "general", "scaled", "softcap", "softplus")
 AT_HOME = {"cosine": "cosine", "distance": "nearest", "manhattan": "manhattan", "dot": "inner"}
 LEARNED = 0.99
+HAS_CELLS = True
 CAPTIONS = {
     "relations": "Per cent of the fresh test samples in which the right key has the largest weight,"
     " mean over seeds; chance is 12.5. Signs in the corners: + weights are known that express the"
@@ -224,8 +225,10 @@ def run(config: Config) -> list[Row]:
         path = config.workdir / f"{score_folder(name)}_{base}.json"
         measure = functools.partial(_rows_of, config, name, base)
         program = lab.program_of(name, config.dim)
-        rows += lab.kept_rows(path, settings | {"score": program}, measure)
-        lab.say(f"{index + 1} of {len(cells)}: {name}, base {base}")
+        found = lab.kept_rows(path, settings | {"score": program}, measure)
+        rows += found
+        missing = "" if found else ": missing"
+        lab.say(f"{index + 1} of {len(cells)}: {name}, base {base}{missing}")
     return rows
 
 

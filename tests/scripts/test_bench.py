@@ -103,6 +103,18 @@ def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
         rows(MINE, 6)
 
 
+def test_parts_share_the_files_of_cells(tmp_path):
+    def run(part):
+        cells = [(tmp_path / f"{name}.json", name) for name in "abcde"]
+        measured = [lab.kept_rows(path, {}, lambda n=name: [n + part]) for path, name in cells]
+        return [row for rows in measured for row in rows]
+
+    experiment = SimpleNamespace(run=run, __file__="cells.py")
+    assert lab.rows_of(experiment, "2", "2/2") == (["b2", "d2"], 3)
+    assert lab.rows_of(experiment, "1", "1/2") == (["a1", "b2", "c1", "d2", "e1"], 0)
+    assert lab.rows_of(experiment, "0", None) == lab.rows_of(experiment, "3", "3/3")
+
+
 class Trained(NamedTuple):
     params: Any
 

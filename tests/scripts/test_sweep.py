@@ -218,6 +218,20 @@ def test_an_interrupted_sweep_goes_on(tmp_path, run, trained, monkeypatch):
     assert run(*arguments)[1].count(": finished\n") == 2
 
 
+def test_the_last_part_makes_the_table_of_all(tmp_path, run, trained):
+    arguments = [*COMBINATIONS, "--workdir", tmp_path, *SHORT]
+    for part, names in (("2/2", NAMES[1:]), ("1/2", NAMES)):
+        assert run(*arguments, "--part", part)[0] == 0
+        table = (tmp_path / "table.csv").read_text()
+        assert [line["run"] for line in csv.DictReader(table.splitlines())] == [
+            str(tmp_path / name) for name in names
+        ]
+    steps, _ = trained
+    assert steps == [(0, 4), (0, 4)]
+    assert run(*arguments)[0] == 0
+    assert (tmp_path / "table.csv").read_text() == table
+
+
 # --- combinations ---
 
 

@@ -59,21 +59,43 @@ class Fed(Drawn):
         return Feed(batch)
 
 
-def start(folder, *words, task="Fed", count=2, of_second=(), trouble="9 9 -", **variables):
-    """Starts the processes of a run; alone, one process has two devices."""
+CLUSTERS = {  # variables of the environment by which JAX finds a cluster
+    "slurm": {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"},
+    "pod": {
+        "JAX_FORCE_TPU_INIT": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost,localhost",
+        "MEGASCALE_COORDINATOR_ADDRESS": "localhost",
+        "MEGASCALE_NUM_SLICES": "1",
+        "MEGASCALE_SLICE_ID": "0",
+    },
+}
+
+
+def start(folder, *words, task="Fed", count=2, of_second=(), trouble="9 9 -", cluster=None):
+    """Starts the two processes of a run, or one process with two devices."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
+        port = free.getsockname()[1]
     command = [sys.executable, ROOT / "scripts/train.py", "--task", f"test_processes:{task}"]
     command += ["--workdir", folder, *words]
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
-    environment = {**os.environ, "PYTHONPATH": paths, "TROUBLE": trouble, **variables}
-    environment |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-    environment["JAX_NUM_CPU_DEVICES"] = str(2 // count)
-    joined = [["--distributed", address, "--processes", "2", "--process", str(i)] for i in (0, 1)]
-    options = [[*joined[0]], [*joined[1], *of_second]] if count == 2 else [[]]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen([*command, *each], env=environment, **pipes) for each in options]
+    environment = {**os.environ, "PYTHONPATH": paths, "TROUBLE": trouble, "JAX_PLATFORMS": "cpu"}
+    environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": str(2 // count)}
+    processes = []
+    for index in range(count):
+        options = [*command, *(of_second if index else ())]
+        variables = environment
+        if cluster is not None:
+            ranks = ("SLURM_PROCID", "SLURM_LOCALID", "TPU_WORKER_ID")
+            variables = environment | CLUSTERS[cluster] | dict.fromkeys(ranks, str(index))
+            variables["JAX_COORDINATOR_PORT"] = str(port)
+            options += ["--distributed"]
+        elif count == 2:
+            options += ["--distributed", f"localhost:{port}"]
+            options += ["--processes", "2", "--process", str(index)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        processes.append(subprocess.Popen(options, env=variables, **pipes))
+    return processes
 
 
 def ended(processes):
@@ -102,16 +124,21 @@ def assert_same(folder, other):
 
 
 @pytest.mark.parametrize(
-    ("task", "words"),
+    ("task", "words", "cluster"),
     [
-        ("Drawn", ()),
-        pytest.param("Fed", ("--mesh", "seed=2", "--log-gradients"), marks=pytest.mark.slow),
+        ("Drawn", (), None),
+        pytest.param("Fed", ("--mesh", "seed=2", "--log-gradients"), None, marks=pytest.mark.slow),
+        pytest.param("Fed", (), "slurm", marks=pytest.mark.slow),
+        pytest.param("Fed", (), "pod", marks=pytest.mark.slow),
     ],
 )
-def test_two_processes_train_as_one(tmp_path, task, words):
+def test_two_processes_train_as_one(tmp_path, task, words, cluster):
     together, alone = tmp_path / "together", tmp_path / "alone"
     mesh = words or ("--mesh", "data=2")
-    both = start(together, *words, task=task), start(alone, *mesh, task=task, count=1)
+    both = (
+        start(together, *words, task=task, cluster=cluster),
+        start(alone, *mesh, task=task, count=1),
+    )
     (statuses, outputs, _), (status, _, _) = map(ended, both)
     assert (statuses, status) == ([0, 0], [0])
     assert_same(together, alone)
