@@ -56,7 +56,8 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     for name, text in {
         "parameters": f"{sizes.total():,}: {parts}",
         "a step": ", ".join(step),
-        "steps": f"{run.step:,} of {train.steps:,} done, {train.seeds} seeds each",
+        "steps": f"{run.step:,} of {train.steps:,} done",
+        "seeds": f"{train.seeds}, from {train.first_seed} on",
         "dtype": ", ".join(dtypes),
         "devices": f"{mesh.devices} of {jax.device_count()}: {kind}, seed={mesh.seed}"
         f" data={mesh.data}",

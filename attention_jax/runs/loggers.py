@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -29,7 +29,7 @@ Logger = Callable[..., Any]
 
 
 class Loggers:
-    """Calls several loggers while it is entered. One that raises costs warnings, never the run.
+    """Several loggers as one. A logger that raises costs warnings, never the run.
 
     Args:
         loggers: the loggers.
@@ -53,10 +53,8 @@ class Loggers:
             # A logger gets lists of its own, and may change them.
             self._called(name, logger, step, {key: [*each] for key, each in metrics.items()})
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Closes all of them, and says how often each has failed."""
         for name, logger in self._open:
             self._called(name, getattr(logger, "close", lambda: None))
         for name, count in self._failures.items():

@@ -131,7 +131,8 @@ def train_run(
         loggers = _several(on_metrics)
         if profile is not None:
             loggers.append(Profile(folder, profile))
-        log = stack.enter_context(Loggers(loggers, folder, settings))
+        log = Loggers(loggers, folder, settings)
+        stack.callback(log.close)
         records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
         step = int(jax.device_get(state.step)[0])
