@@ -1,6 +1,5 @@
 """Loggers get every line of a run, change no number of it, and cannot stop it."""
 
-import functools
 import gzip
 import json
 import os
@@ -100,12 +99,18 @@ def test_loggers_get_every_line_and_change_no_number(tmp_path, mine, capsys):
     assert len(warnings) == 4
 
 
-def test_a_stopped_run_closes_its_loggers(tmp_path, mine):
-    class Stopping(mine.Noted):
-        def __call__(self, step, metrics):
+def stop_at(last_step):
+    """A logger that sends one signal, when a step is done; a second would end the process."""
+
+    def stop(step, metrics):
+        if (step, "loss" in metrics) == (last_step, True):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    run = train_toy(toy(**LENGTH), tmp_path, on_metrics=Stopping)
+    return stop
+
+
+def test_a_stopped_run_closes_its_loggers(tmp_path, mine):
+    run = train_toy(toy(**LENGTH), tmp_path, on_metrics=(mine.Noted, stop_at(2)))
     assert (run.step, run.interrupted, mine.seen[-1]) == (2, 143, "closed")
 
 
@@ -157,8 +162,7 @@ def fails_at(step):
 def test_weights_and_biases_offline_is_one_run_with_the_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     task = toy(**LENGTH)
-    stop = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
-    stopping = [get_logger("wandb"), lambda step, metrics: stop() if step == 2 else None]
+    stopping = [get_logger("wandb"), stop_at(2)]
     assert train_toy(task, tmp_path / "mine", on_metrics=stopping).step == 2
     train_toy(task, tmp_path / "mine", on_metrics=get_logger("wandb"))
     first, second = sorted((tmp_path / "mine" / "wandb").glob("offline-run-*"))
@@ -197,12 +201,13 @@ def records_of(folder):
             parts = b""
 
 
-def test_a_profile_names_the_program_of_the_steps(tmp_path, capsys):
-    run = train_toy(toy(**LENGTH), tmp_path, profile=3, log_gradients=2)
-    assert run.step == 6
+@pytest.mark.parametrize(("steps", "last_step", "end"), [(3, 6, 6), (1, 6, 4), (99, 4, 4)])
+def test_a_profile_names_the_program_of_the_steps(tmp_path, capsys, steps, last_step, end):
+    stop = stop_at(last_step)
+    train_toy(toy(**LENGTH), tmp_path, profile=steps, log_gradients=2, on_metrics=stop)
     (path,) = (tmp_path / "profile").rglob("*.trace.json.gz")
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    assert f"profile of steps 2 to 6: open {path}" in capsys.readouterr().out
+    assert f"profile of steps 2 to {end}: open {path}" in capsys.readouterr().out
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     names = {event.get("name", "") for event in events}
     assert "PjitFunction(train_steps)" in names
