@@ -136,7 +136,7 @@ def train_run(
         records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
         step = int(jax.device_get(state.step)[0])
-        seconds, rate = progress.seconds, progress.rate
+        seconds, rate = progress.seconds, progress.speed.get("steps_per_second")
         if step > first:
             speed = {"seconds": seconds, "steps_per_second": rate, **progress.speed}
             add_line(folder / "timing.jsonl", {"from_step": first, "to_step": step, **speed})
