@@ -7,7 +7,6 @@ import math
 from typing import Any
 
 import jax
-import numpy as np
 
 from attention_jax.analysis.ledger import operation_count
 from attention_jax.core.programs import one_line
@@ -33,35 +32,33 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     task, train, kind = run.task, run.task.train, jax.devices()[0].device_kind
     sizes: collections.Counter[str] = collections.Counter()
     for path, leaf in jax.tree_util.tree_leaves_with_path(run.params):
-        names = [str(getattr(key, "key", getattr(key, "name", key))) for key in path]
+        names = [str(getattr(key, "key", getattr(key, "name", key))) for key in path] or ["all"]
         # The modules of this library keep the parameters of a score under this name.
         sizes["scores" if "params" in names[1:] else names[0]] += leaf.size // train.seeds
     parts = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
     one_seed = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), run.params
     )
-    dtypes = {str(leaf.dtype) for leaf in jax.tree.leaves(one_seed)}
-    dtypes |= {str(task.model.dtype)} if hasattr(task.model, "dtype") else set()
-    batches = _batches(run, feed)
-    tokens = None
-    if isinstance(batches[0], Batch):
-        sides = [(batch.source, batch.target_inputs) for batch in batches]
-        tokens = sum(math.prod(ids.shape[:2]) for pair in sides for ids in pair) / len(sides)
-    flops, operations = None, ""
-    try:
-        gradient = jax.value_and_grad(task.loss, has_aux=True)
-        flops = operation_count(gradient, one_seed, batches[0], jax.random.key(0)).flops
-        operations = f"{flops / 1e9:,.3g} GFLOP"
-    except Exception as error:  # a mistake of the task is raised again by the first step
-        operations = f"FLOPs not counted ({one_line(error)})"
+    dtypes = [" and ".join(sorted({str(leaf.dtype) for leaf in jax.tree.leaves(one_seed)}))]
+    if hasattr(task.model, "dtype"):
+        dtypes.append(f"computed in {task.model.dtype}")
+    batch, tokens = _batch(run, feed)
     step = [f"{train.batch_size} examples"] if train.batch_size else []
     step += [] if tokens is None else [f"{tokens:,.0f} tokens, padding included"]
+    flops = None
+    try:
+        gradient = jax.value_and_grad(task.loss, has_aux=True)
+        flops = operation_count(gradient, one_seed, batch, jax.random.key(0)).flops
+        step.append(f"{flops / 1e9:,.3g} GFLOP")
+    except Exception as error:  # a mistake of the task is raised again by the first step
+        step.append(f"FLOPs not counted ({one_line(error)})")
     say(f"{run.workdir}: {task.label}")
     for name, text in {
         "parameters": f"{sizes.total():,}: {parts}",
-        "a step": ", ".join([*step, operations]),
-        "steps": f"{run.step:,} of {train.steps:,} done, {train.seeds} seeds each",
-        "dtype": " and ".join(sorted(dtypes)),
+        "a step": ", ".join(step),
+        "steps": f"{run.step:,} of {train.steps:,} done",
+        "seeds": f"{train.seeds}, from {train.first_seed} on",
+        "dtype": ", ".join(dtypes),
         "devices": f"{mesh.devices} of {jax.device_count()}: {kind}, seed={mesh.seed}"
         f" data={mesh.data}",
     }.items():
@@ -70,11 +67,20 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     return Work(tokens, flops, None if peak is None else peak * mesh.devices)
 
 
-def _batches(run: TrainedRun, feed: Feed | None) -> list[Any]:
-    """Batches of one seed, or only their shapes, if the device draws them all of one shape."""
-    train = run.task.train
-    if feed is not None:
-        steps = range(run.step, run.step + _SAMPLE)
-        return [jax.tree.map(np.asarray, feed.batch(train.first_seed, step)) for step in steps]
-    rng = jax.random.key(0)
-    return [jax.eval_shape(lambda: run.task.batch(rng, size=train.batch_size))]
+def _batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
+    """A batch of one seed, or its shapes, of about the mean size; and the mean number of tokens."""
+    size, first = run.task.train.batch_size, run.task.train.first_seed
+    if feed is None:  # all have one shape
+        rng = jax.random.key(0)
+        batches = [jax.eval_shape(lambda: run.task.batch(rng, size=size))]
+    else:
+        batches = [feed.batch(first, step) for step in range(run.step, run.step + _SAMPLE)]
+    if not isinstance(batches[0], Batch):
+        return batches[0], None
+    mean = sum(map(_tokens, batches)) / len(batches)
+    return min(batches, key=lambda batch: abs(_tokens(batch) - mean)), mean
+
+
+def _tokens(batch: Batch) -> int:
+    """The positions of a batch, padding included."""
+    return sum(math.prod(ids.shape[:2]) for ids in (batch.source, batch.target_inputs))

@@ -11,7 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax
 
@@ -29,7 +29,7 @@ Logger = Callable[..., Any]
 
 
 class Loggers:
-    """Calls several loggers while it is entered. One that raises costs warnings, never the run.
+    """Several loggers as one. A logger that raises costs warnings, never the run.
 
     Args:
         loggers: the loggers.
@@ -53,10 +53,8 @@ class Loggers:
             # A logger gets lists of its own, and may change them.
             self._called(name, logger, step, {key: [*each] for key, each in metrics.items()})
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Closes all of them, and says how often each has failed."""
         for name, logger in self._open:
             self._called(name, getattr(logger, "close", lambda: None))
         for name, count in self._failures.items():
@@ -80,7 +78,7 @@ class TensorBoard:
         protos = "tensorboard.compat.proto"
         self._event = _load(f"{protos}.event_pb2")
         self._summary = _load(f"{protos}.summary_pb2").Summary
-        self._seeds = _seeds(config)
+        self._first_seed = config["train"]["first_seed"]
         writer = _load("tensorboard.summary.writer.event_file_writer")
         self._writer = writer.EventFileWriter(str(folder / "tensorboard"))
         # TensorBoard drops the events of the steps that a resumed run makes again.
@@ -95,7 +93,7 @@ class TensorBoard:
         self._write(first, [{"tag": "config.json", "metadata": metadata, "tensor": text}])
 
     def __call__(self, step: int, metrics: Metrics) -> None:
-        series = _series(metrics, self._seeds)
+        series = _series(metrics, self._first_seed)
         self._write(step, [{"tag": tag, "simple_value": number} for tag, number in series])
 
     def _write(self, step: int, values: list[JSON]) -> None:
@@ -121,7 +119,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, folder: Path, config: JSON):
-        self._seeds = _seeds(config)
+        self._first_seed = config["train"]["first_seed"]
         wandb = _load("wandb")
         names = [path.name for path in (folder / "wandb").glob("*run-*_*-*")]
         ids = [name.partition("run-")[2].split("-", 1)[1] for name in names]
@@ -140,7 +138,7 @@ class WeightsAndBiases:
         )
 
     def __call__(self, step: int, metrics: Metrics) -> None:
-        self._run.log(dict(_series(metrics, self._seeds)), step=step)
+        self._run.log(dict(_series(metrics, self._first_seed)), step=step)
 
     def close(self) -> None:
         """Ends the run of Weights & Biases."""
@@ -157,15 +155,14 @@ class Profile:
 
     def __init__(self, folder: Path, steps: int):
         self._folder, self._steps = folder / "profile", steps
-        self._first: int | None = None
-        self._last = 0
+        self._first = self._last = -1  # the steps before and at the end of the trace
         self._is_open = False
 
     def __call__(self, step: int, metrics: Metrics) -> None:
         if "loss" not in metrics:  # gradients or validation
             return
         self._last = step
-        if self._first is None:
+        if self._first < 0:
             self._first, self._is_open = step, True
             jax.profiler.start_trace(self._folder)
         elif step - self._first >= self._steps:
@@ -177,10 +174,13 @@ class Profile:
             return
         self._is_open = False
         jax.profiler.stop_trace()
-        files = sorted(self._folder.rglob("*.trace.json.gz"))
+        if self._first == self._last:
+            warn("profile: nothing was traced, because the run ended after its first compiled call")
+            return
+        path = [self._folder, *sorted(self._folder.rglob("*.trace.json.gz"))][-1]
         say(
-            f"profile of steps {self._first} to {self._last}: open {files[-1]} in ui.perfetto.dev,"
-            f" or pip install xprof tensorboard and tensorboard --logdir {self._folder}"
+            f"profile of steps {self._first} to {self._last}: open {path} in ui.perfetto.dev, or"
+            f" pip install xprof tensorboard, and tensorboard --logdir {self._folder}"
         )
 
 
@@ -195,25 +195,19 @@ def get_logger(text: str) -> Logger:
     """
     if text in _BY_NAME:
         optional_package(text, f"log_to {text}", extra="log")
-    found = _BY_NAME.get(text) or imported(text, text, "log_to", _BY_NAME)
+    found: Any = _BY_NAME.get(text) or imported(text, text, "log_to", _BY_NAME)
     if not callable(found):
         raise ValueError(f"log_to {text!r} must be a function or a class; got {found!r}")
-    logger: Logger = found
-    return logger
+    return found
 
 
 _load = importlib.import_module  # packages that need not be installed
 
 
-def _seeds(config: JSON) -> range:
-    first = config["train"]["first_seed"]
-    return range(first, first + config["train"]["seeds"])
-
-
-def _series(metrics: Metrics, seeds: range) -> Iterator[tuple[str, float]]:
+def _series(metrics: Metrics, first_seed: int) -> Iterator[tuple[str, float]]:
     """The mean over seeds of each metric, and if there are several seeds each seed's number."""
     for name, by_seed in metrics.items():
         yield name, statistics.fmean(by_seed)
-        if len(seeds) > 1:
-            for seed, number in zip(seeds, by_seed, strict=True):
+        if len(by_seed) > 1:
+            for seed, number in enumerate(by_seed, first_seed):
                 yield f"{name}/seed {seed}", number

@@ -46,22 +46,16 @@ class Progress:
         self._diverged = 0  # seeds whose loss is not finite
 
     @property
-    def rate(self) -> float | None:
-        """Steps per second of all seeds together, without the first call, which compiles.
+    def speed(self) -> dict[str, float]:
+        """Of all seeds together, without the first call, which compiles; as far as it is known.
 
-        None until the second call is done.
+        {} until the second call is done.
         """
         if self._warm is None or self._now == self._warm:
-            return None
-        (first, began), (last, ended) = self._warm, self._now
-        return (last - first) * self._seeds / (ended - began)
-
-    @property
-    def speed(self) -> dict[str, float]:
-        """What is known of the speed of all seeds together, compilation excluded."""
-        rate, (tokens, flops, peak) = self.rate, self._work
-        if rate is None:
             return {}
+        (first, began), (last, ended) = self._warm, self._now
+        rate = (last - first) * self._seeds / (ended - began)
+        tokens, flops, peak = self._work
         speed = {"steps_per_second": rate}
         if tokens is not None:
             speed["tokens_per_second"] = rate * tokens
@@ -85,18 +79,17 @@ class Progress:
                 " finite; a smaller learning rate may help"
             )
         status = f"step {step}/{self._total}, loss {statistics.fmean(losses):.4f}"
-        rate = self.rate
-        if rate is None:
+        speed = self.speed
+        if not speed:
             self._warm = self._now
         else:
-            left = (self._total - step) * self._seeds / rate
-            speed = f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
-            status += f", {speed} steps/s"
-            if "tokens_per_second" in self.speed:
-                status += f", {self.speed['tokens_per_second']:,.0f} tokens/s"
-            if "flops_utilization" in self.speed:
-                status += f", {self.speed['flops_utilization']:.1%} of the devices' peak"
-            status += f", {left:.0f} s left"
+            rate = speed["steps_per_second"]
+            status += f", {rate:.0f} steps/s" if rate >= 100 else f", {rate:.3g} steps/s"
+            if "tokens_per_second" in speed:
+                status += f", {speed['tokens_per_second']:,.0f} tokens/s"
+            if "flops_utilization" in speed:
+                status += f", {speed['flops_utilization']:.1%} of the devices' peak"
+            status += f", {(self._total - step) * self._seeds / rate:.0f} s left"
         if self._now[1] - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total:
             self._last_line = self._now[1]
             self.note(status)

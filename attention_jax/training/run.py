@@ -146,11 +146,12 @@ def train_run(
         loggers = _several(on_metrics) if is_first() else []
         if profile is not None and is_first():
             loggers.append(Profile(folder, profile))
-        log = stack.enter_context(Loggers(loggers, folder, settings))
+        log = Loggers(loggers, folder, settings)
+        stack.callback(log.close)
         records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
         step = int(whole(state.step)[0])
-        seconds, rate = progress.seconds, progress.rate
+        seconds, rate = progress.seconds, progress.speed.get("steps_per_second")
         if step > first:
             speed = {"seconds": seconds, "steps_per_second": rate, **progress.speed}
             line = {"from_step": first, "to_step": step, **speed}

@@ -1,6 +1,5 @@
 """Loggers get every line of a run, change no number of it, and cannot stop it."""
 
-import functools
 import gzip
 import json
 import os
@@ -51,16 +50,14 @@ def mine(monkeypatch):
     module = types.ModuleType("mine_to_log")
     module.seen = []
 
-    def note(step, metrics):
-        module.seen.append((step, {name: [*numbers] for name, numbers in metrics.items()}))
-        metrics["loss"] = [number * 0 for number in metrics.pop("loss", [])]
-
     class Noted:
         def __init__(self, folder, config):
             module.seen.append((folder.name, config["train"]["steps"]))
 
         def __call__(self, step, metrics):
-            note(step, metrics)
+            module.seen.append((step, {name: [*numbers] for name, numbers in metrics.items()}))
+            for numbers in metrics.values():
+                numbers[:] = [0.0] * len(numbers)
 
         def close(self):
             module.seen.append("closed")
@@ -69,48 +66,51 @@ def mine(monkeypatch):
         def __init__(self, folder, config):
             raise OSError("no network\nat all")
 
-        __call__ = None
-
     def failing(step, metrics):
-        raise KeyError("lost")
+        del metrics["loss"]
 
-    for each in (note, Noted, NeverOpen, failing):
+    for each in (Noted, NeverOpen, failing):
         setattr(module, each.__name__, each)
-    module.number = 3
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
 
 
 def test_loggers_get_every_line_and_change_no_number(tmp_path, mine, capsys):
-    options = {"log_gradients": 2}
-    plain = train_toy(toy(Validated, **LENGTH), tmp_path / "plain", **options)
-    names = [f"{mine.__name__}:{name}" for name in ("failing", "Noted", "NeverOpen")]
-    loggers = [get_logger(name) for name in names]
-    task = toy(Validated, **LENGTH)
+    task, options = toy(Validated, **LENGTH), {"log_gradients": 2}
+    plain = train_toy(task, tmp_path / "plain", **options)
+    words = ("Noted", "failing", "NeverOpen", "Noted")
+    loggers = [get_logger(f"mine_to_log:{word}") for word in words]
     logged = train_toy(task, tmp_path / "logged", **options, on_metrics=loggers)
     assert_bits_equal(plain.state, logged.state)
-    for name in FILES:
-        files = [tmp_path / each / f"{name}.jsonl" for each in ("plain", "logged")]
-        assert files[0].read_bytes() == files[1].read_bytes()
-    opened, *calls, closed = mine.seen
-    assert (opened, closed) == (("logged", 6), "closed")
+    for path in (tmp_path / "plain").glob("[!tel]*.json*"):
+        assert path.read_bytes() == (tmp_path / "logged" / path.name).read_bytes()
+    assert mine.seen[:2] == 2 * [("logged", 6)]
+    assert mine.seen[-2:] == 2 * ["closed"]
+    calls = mine.seen[2:-2]
+    assert calls[::2] == calls[1::2]
+    assert [step for step, _ in calls] == sorted(step for step, _ in calls)
     got = {(step, name): numbers for step, line in calls for name, numbers in line.items()}
     assert got == lines_of(tmp_path / "logged")
-    assert [step for step, _ in calls] == sorted(step for step, _ in calls)
     # One warning when a logger fails first, and one at the end.
     warnings = capsys.readouterr().err.splitlines()
-    for name, count in (("failing", len(calls)), ("NeverOpen", 1)):
+    for name, count in (("failing", 1 + 6 // 2 + 3), ("NeverOpen", 1)):
         of_logger = [line for line in warnings if name in line]
         assert f"failures: {count};" in of_logger[1]
     assert len(warnings) == 4
 
 
-def test_a_stopped_run_closes_its_loggers(tmp_path, mine):
-    class Stopping(mine.Noted):
-        def __call__(self, step, metrics):
+def stop_at(last_step):
+    """A logger that sends one signal, when a step is done; a second would end the process."""
+
+    def stop(step, metrics):
+        if (step, "loss" in metrics) == (last_step, True):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    run = train_toy(toy(**LENGTH), tmp_path, on_metrics=Stopping)
+    return stop
+
+
+def test_a_stopped_run_closes_its_loggers(tmp_path, mine):
+    run = train_toy(toy(**LENGTH), tmp_path, on_metrics=(mine.Noted, stop_at(2)))
     assert (run.step, run.interrupted, mine.seen[-1]) == (2, 143, "closed")
 
 
@@ -162,8 +162,7 @@ def fails_at(step):
 def test_weights_and_biases_offline_is_one_run_with_the_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     task = toy(**LENGTH)
-    stop = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
-    stopping = [get_logger("wandb"), lambda step, metrics: stop() if step == 2 else None]
+    stopping = [get_logger("wandb"), stop_at(2)]
     assert train_toy(task, tmp_path / "mine", on_metrics=stopping).step == 2
     train_toy(task, tmp_path / "mine", on_metrics=get_logger("wandb"))
     first, second = sorted((tmp_path / "mine" / "wandb").glob("offline-run-*"))
@@ -202,12 +201,13 @@ def records_of(folder):
             parts = b""
 
 
-def test_a_profile_names_the_program_of_the_steps(tmp_path, capsys):
-    run = train_toy(toy(**LENGTH), tmp_path, profile=3)
-    assert run.step == 6
+@pytest.mark.parametrize(("steps", "last_step", "end"), [(3, 6, 6), (1, 6, 4), (99, 4, 4)])
+def test_a_profile_names_the_program_of_the_steps(tmp_path, capsys, steps, last_step, end):
+    stop = stop_at(last_step)
+    train_toy(toy(**LENGTH), tmp_path, profile=steps, log_gradients=2, on_metrics=stop)
     (path,) = (tmp_path / "profile").rglob("*.trace.json.gz")
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
-    assert f"profile of steps 2 to 6: open {path}" in capsys.readouterr().out
+    assert f"profile of steps 2 to {end}: open {path}" in capsys.readouterr().out
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     names = {event.get("name", "") for event in events}
     assert "PjitFunction(train_steps)" in names
