@@ -106,8 +106,7 @@ DEFAULTS = {  # public names -> what inspect finds
     # analysis
     "attention_gradients logit_scale_sweep": dict(score="scaled"),
     "attention_memory": dict(backward=False),
-    "attention_rollout": dict(residual=0.5, head_reduction="mean", return_layers=False),
-    "cross_rollout": dict(head_reduction="mean"),
+    "attention_rollout": dict(residual=0.5, return_layers=False),
     "attention_summary saturation": dict(bound=0.99),
     "capture capture_gradients": dict(matrices=True),
     "hessian_trace": dict(samples=32),
@@ -165,8 +164,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
     "Result Panel": dict(low=0.0),
     "answers_view": dict(seed_index=0, compare=(), all_steps=False),
-    "accuracies": dict(strings=1000, seed=0, beams=1),
-    "decoded": dict(beams=1),
+    "accuracies": dict(strings=1000, seed=0),
     "best_answers": dict(beams=1, length_penalty=0.0, sos=1),
     "Task.answers SequenceTask.answers Text.answers Translation.answers TokenTask.answers"
     " Regression.answers": dict(inputs=(), beams=1),

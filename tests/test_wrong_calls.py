@@ -166,8 +166,6 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         ("saturation", {}, {"bound": one_of(-0.5, 1.0, np.nan, "a", None, 1j)}),
         *((name, {"alignment": [0, 1]}, {"alignment": one_of("a", None, 1.0, ones(7, dtype=int))})
           for name in ("alignment_error", "expected_distance")))),
-    (analysis.jensen_shannon, {"weights_a": PAIRS}, {
-        "weights_b": no.floats | one_of(None, ones(3, 2), ones(1, 2, 3))}),
     (analysis.softmax_vjp, {"weights": PAIRS}, {"dweights": no.floats | one_of(None, ones(3, 2))}),
     *((getattr(analysis, name), {}, {"weights": no.floats})
       for name in ("softmax_jacobian", "softmax_jacobian_norm")),
@@ -175,7 +173,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (analysis.attention_rollout, ROLLOUT, {
         "weights": one_of("text", 3, None, [], ones(2, 3), ones(1, 1, 2, 3), ones(0, 1, 2, 2),
                           [ones(1, 2, 2), ones(1, 3, 3)], [ones(1, 2, 2), "text"]),
-        "residual": no.rate.filter(lambda x: x != [0.1]), "head_reduction": no.word}),
+        "residual": no.rate.filter(lambda x: x != [0.1])}),
     (analysis.attention_gradients, TOKENS | {"doutput": ones(2, 2)}, {
         **only_floats, "doutput": no.floats | one_of(None, ones(3, 2), ones(2, 2, 2))}),
     (interop.dot_product_attention, HEADS, {

@@ -7,35 +7,20 @@ from __future__ import annotations
 
 import base64
 import html
+import string
 from collections.abc import Sequence
+from importlib import resources
 
 from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
 
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
-       max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1, h2 { line-height: 1.2; } h2 { margin-top: 2.5rem; border-bottom: 1px solid #ccc; }
-figure { margin: 1.5rem 0; } figure img { max-width: 100%; height: auto; }
-figcaption { color: #444; font-size: 0.95rem; }
-.table { overflow-x: auto; } table { border-collapse: collapse; margin: 1rem 0; }
-th, td { border: 1px solid #ccc; padding: 0.25rem 0.6rem; text-align: left; }
-td.number { text-align: right; font-variant-numeric: tabular-nums; }
-code { background: #f2f2f2; padding: 0.1rem 0.25rem; }
-.met { color: #00563f; } .missed { color: #a02c00; font-weight: bold; }
-"""
-
 
 def page(title: str, parts: Sequence[str]) -> str:
     """The whole document; the functions below make its `parts`."""
-    body = "\n".join(parts)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{html.escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f"<h1>{html.escape(title)}</h1>\n{body}\n</body>\n</html>\n"
-    )
+    template = resources.files("attention_jax.reports").joinpath("page.html")
+    text = string.Template(template.read_text(encoding="utf-8"))
+    return text.substitute(title=html.escape(title), body="\n".join(parts))
 
 
 def heading(text: str) -> str:

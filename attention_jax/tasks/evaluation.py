@@ -36,7 +36,6 @@ def accuracies(
     *,
     strings: int = 1000,
     seed: int = 0,
-    beams: int = 1,
 ) -> dict[int, Accuracies]:
     """Accuracies by length, on fresh random examples, the same for all seeds and models.
 
@@ -50,7 +49,6 @@ def accuracies(
         lengths: each at least 1.
         strings: how many examples of each length.
         seed: of the examples.
-        beams: partial answers kept at each step of the search; 1 is greedy.
 
     Raises:
         ValueError: an argument is out of range.
@@ -62,20 +60,20 @@ def accuracies(
     config, results = task.network.known(), {}
     for length in lengths:
         batch = drawn(jax.random.fold_in(jax.random.key(seed), length), size=strings, length=length)
-        results[length] = _accuracies(config, task.vocabulary.size, beams, params, batch)
+        results[length] = _accuracies(config, task.vocabulary.size, params, batch)
     return results
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _accuracies(
-    config: ModelConfig, vocabulary_size: int, beams: int, params: Params, batch: Batch
+    config: ModelConfig, vocabulary_size: int, params: Params, batch: Batch
 ) -> Accuracies:
     lengths = batch.target_lengths - 1  # letters
 
     def one_seed(params: Params) -> Accuracies:
         model = bind(config, params, vocabulary_size)
         forced = jnp.argmax(model(*batch.inputs), axis=-1)
-        free = decoded(model, batch, beams=beams)
+        free = decoded(model, batch)
         return Accuracies(
             token_accuracy(forced, batch.targets, lengths),
             token_accuracy(free, batch.targets, lengths),
@@ -85,10 +83,10 @@ def _accuracies(
     return jax.vmap(one_seed)(params)
 
 
-def decoded(model: Model, batch: Batch, *, beams: int = 1) -> Array:
-    """The model's own answers, by greedy search or the best of a beam, int32 like the targets."""
+def decoded(model: Model, batch: Batch) -> Array:
+    """The model's own answers, by greedy search, int32 like the targets."""
     size = batch.targets.shape[1]
-    return best_answers(model, batch.source, batch.source_lengths, max_length=size, beams=beams)
+    return best_answers(model, batch.source, batch.source_lengths, max_length=size)
 
 
 def best_answers(

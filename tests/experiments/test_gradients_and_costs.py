@@ -7,7 +7,7 @@ import pytest
 from numpy_model import PAIRS
 from oracles import normal, softmax
 
-from attention_jax import SCORES
+from attention_jax import SCORES, attention
 from attention_jax.scores import Additive
 from attention_jax.tasks.vocabulary import Batch
 from experiments.costs import complexity_ledger as ledger
@@ -48,26 +48,23 @@ def test_gradients_of_grown_kernels_by_the_formula():
         params = Additive().init(score_rng, dim, dim)
         params = {name: params[name] * (1 if name == "v" else scale) for name in params}
 
-        def additive(params):
-            q, k = query @ params["query_kernel"], key @ params["key_kernel"]
-            logits = jnp.tanh(q[:, None, :] + k[None, :, :]) @ params["v"]
-            return jnp.sum((jax.nn.softmax(logits) @ value) * doutput)
+        def total(query, key, **options):
+            return jnp.sum(attention(query, key, value, **options) * doutput)
 
         def scaled(kernel):
-            logits = query @ kernel @ (key @ params["key_kernel"] * 2**0.5).T / dim**0.5
-            return jnp.sum((jax.nn.softmax(logits) @ value) * doutput)
+            return total(query @ kernel, key @ params["key_kernel"] * 2**0.5, score="scaled")
 
-        found = analysis.grown_kernels(dim, keys, jnp.float32(scale), rng)
-        return found, jax.grad(additive)(params), jax.grad(scaled)(params["query_kernel"] * 2**0.5)
+        expected = {
+            "additive": jax.grad(lambda p: total(query, key, score=Additive(), params=p))(params),
+            "scaled": {"query_kernel": jax.grad(scaled)(params["query_kernel"] * 2**0.5)},
+        }
+        return analysis.grown_kernels(dim, keys, jnp.float32(scale), rng), expected
 
-    found, of_additive, of_scaled = both(jax.random.key(0))
-    for name, gradient in of_additive.items():
-        assert float(found["additive"][name]) == pytest.approx(
-            float(np.linalg.norm(gradient)), rel=1e-4
-        )
-    assert float(found["scaled"]["query_kernel"]) == pytest.approx(
-        float(np.linalg.norm(of_scaled)), rel=1e-4
-    )
+    found, expected = both(jax.random.key(0))
+    for score, gradients in expected.items():
+        for name, gradient in gradients.items():
+            norm = float(np.linalg.norm(gradient))
+            assert float(found[score][name]) == pytest.approx(norm, rel=1e-4)
 
 
 def test_share_at_padding_on_paper():

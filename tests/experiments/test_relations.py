@@ -118,7 +118,7 @@ def manhattan(_, score):
         signs = np.array(np.meshgrid(*[[-1, 1]] * 4)).reshape(4, -1).T
         return (side(*(np.append(each, 0) for each in signs)),) * 2
     if score == "neural":
-        query, key = [sign * each for sign in (1, -1) for each in KEY], KEY * 2
+        query = [sign * each for sign in (1, -1) for each in KEY]
         key = [-sign * each for sign in (1, -1) for each in KEY]
         return side(*query), side(*key), {"v": np.array([-1.0] * 8 + [0] * 8)}
     return side(*KEY), side(*KEY)

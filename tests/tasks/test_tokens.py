@@ -171,18 +171,16 @@ def test_the_loss_is_the_mean_where_something_is_asked(name):
         return task.loss(params, batch, None), task.bind(params)(*batch.inputs)
 
     (loss, metrics), output = both(jax.jit(task.init)(jax.random.key(1)))
-    output, losses, right = np.asarray(output, np.float64), [], []
-    for row, token in np.ndindex(batch.targets.shape):
-        logits, target = output[row, token], batch.targets[row, token]
-        if name == "regression":
-            if token % 2 == 0:
-                losses.append((logits[0] - target) ** 2 / 3)
-        elif target:
-            losses.append(np.log(np.sum(np.exp(logits))) - logits[target])
-            right.append(np.argmax(logits) == target)
+    output, targets = np.asarray(output, np.float64), batch.targets
+    if name == "regression":  # at each point, in units of the variance of the answers
+        losses = (output[:, ::2, 0] - targets[:, ::2]) ** 2 / 3
+    else:
+        asked = np.nonzero(targets)
+        logits, right = output[asked], targets[asked]
+        losses = np.log(np.sum(np.exp(logits), -1)) - logits[np.arange(len(right)), right]
+        share = np.mean(np.argmax(logits, -1) == right)
+        np.testing.assert_allclose(metrics["accuracy"], share, rtol=1e-5)
     np.testing.assert_allclose(loss, np.mean(losses), rtol=1e-5)
-    if right:
-        np.testing.assert_allclose(metrics["accuracy"], np.mean(right), rtol=1e-5)
 
 
 def test_few_logits_are_computed_at_the_published_size():

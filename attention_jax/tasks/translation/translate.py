@@ -63,14 +63,10 @@ class Search:
             raise ValueError(f"length_penalty must be at least 0; got {self.length_penalty}")
 
 
-# Greedy search: one beam.
-GREEDY = Search()
-
-
 def translate(
     translator: Translator,
     sentences: Sequence[str],
-    search: Search = GREEDY,
+    search: Search = Search(),
     *,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[str]:
@@ -87,7 +83,7 @@ def translate(
 
 
 def translated_ids(
-    translator: Translator, sentence: str, search: Search = GREEDY
+    translator: Translator, sentence: str, search: Search = Search()
 ) -> tuple[list[int], list[int]]:
     """The ids of one sentence and of its translation, each up to EOS if it has one.
 
