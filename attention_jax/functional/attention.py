@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal, Unpack, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.functional.capture_point import (
-    capture_point,
-    capturing,
-    capturing_matrices,
-)
-from attention_jax.functional.checks import (
-    NO_VALUE,
-    AttentionArguments,
-    Call,
-    checked_call,
-    checked_implementation,
-)
+from attention_jax.functional.capture_point import capture_point, capturing, capturing_matrices
+from attention_jax.functional.checks import NO_VALUE, Call, checked_call, checked_implementation
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_mask_and_values, params_of_normalizer
@@ -37,43 +27,23 @@ from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ScoreLike
 Array = jax.Array
 
 
-@overload
 def attention(
     query: Array,
     key: KeyLike,
     value: Array,
     *,
-    implementation: str | None = ...,
-    return_statistics: Literal[False] = ...,
-    **arguments: Unpack[AttentionArguments],
-) -> Array: ...
-@overload
-def attention(
-    query: Array,
-    key: KeyLike,
-    value: Array,
-    *,
-    implementation: str | None = ...,
-    return_statistics: Literal[True],
-    **arguments: Unpack[AttentionArguments],
-) -> tuple[Array, AttentionStatistics]: ...
-def attention(
-    query,
-    key,
-    value,
-    *,
-    score=DEFAULT_SCORE,
-    params=None,
-    mask=None,
-    bias=None,
-    normalizer=DEFAULT_NORMALIZER,
-    normalizer_params=None,
-    dropout_rate=0.0,
-    dropout_rng=None,
-    implementation=None,
-    block_sizes=None,
-    return_statistics=False,
-):
+    score: ScoreLike = DEFAULT_SCORE,
+    params: Params = None,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    normalizer: NormalizerLike = DEFAULT_NORMALIZER,
+    normalizer_params: Params = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    implementation: str | None = None,
+    block_sizes: BlockSizes | None = None,
+    return_statistics: bool = False,
+) -> Any:
     """Attention with any score function and any normaliser.
 
         logits_ij = score(query_i, key_j) + bias_ij

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -20,9 +19,9 @@ from attention_jax.implementations.query_chunks import Chunk, allowed_only, atte
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, WrappedScore, get_score
-from attention_jax.scores.contract import Features
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
 from attention_jax.scores.projected_keys import key_feature_shapes
+from attention_jax.scores.wrapped import LogitMap
 
 Array = jax.Array
 
@@ -211,17 +210,13 @@ def _checked_coverage(
 # --- the compiled function ---
 
 
-@dataclasses.dataclass(frozen=True)
-class _FromZero(WrappedScore):
+class _FromZero(LogitMap):
     """A score whose tokens keep their offset: with coverage, its features depend on it."""
 
     translation_invariant = False
-    finite_slopes = WrappedScore.finite_slopes
-    round = WrappedScore.round
-    tile_params = WrappedScore.tile_params
 
-    def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
-        return self.score.pair(params, q_features, k_features)
+    def map_logits(self, logits: Array) -> Array:
+        return logits
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -87,8 +87,8 @@ def attend_in_order(
     inputs = cast_floats(inputs, inputs.compute_dtype)
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
     options = Options(score, BlockSizes(size, lengths[1]))
-    plan, arrays, constants = tiling.prepare(options, inputs)
-    mask, integers = constants.mask, constants.bias_integers
+    plan, arrays = tiling.prepare(options, inputs)
+    mask = arrays.mask
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
     # The loop takes tables row by row. If it read a whole table, every step would add a gradient of
     # the size of the table.
@@ -98,7 +98,7 @@ def attend_in_order(
     def attend(carry: Any, query_tile: Any) -> tuple[Any, Any]:
         index, queries, tables = query_tile
         biases = BiasTiles(tuple(table[None] for table in tables), arrays.biases.functions)
-        bias = bias_tiles.tile_values(biases, integers, plan.grid, index, first_key)
+        bias = bias_tiles.tile_values(biases, plan, index, first_key)
         chunk = Chunk(
             params=arrays.params,
             queries=queries,
@@ -107,7 +107,7 @@ def attend_in_order(
             bias=None if bias is None else jnp.broadcast_to(bias, shape),
             allowed=None if mask is None else tiling.allowed_pairs(plan, mask, index, first_key),
             positions=positions(index, plan.tile.query),
-            stand_ins=constants.stand_ins,
+            stand_ins=arrays.stand_ins,
         )
         carry, weights, rows = compute_weights(chunk, carry)
         output = einsum("ts,sd->td", weights, values)
@@ -122,7 +122,7 @@ def attend_in_order(
     if plan.query_tiles > 1:
         attend = jax.checkpoint(attend, prevent_cse=False)
     query_tiles = (jnp.arange(plan.query_tiles), arrays.queries, tables)
-    carry, results = _scan(attend, carry, query_tiles)
+    carry, results = jax.lax.scan(attend, carry, query_tiles, unroll=plan.query_tiles == 1)
     results = jax.tree.map(functools.partial(joined, length=lengths[0]), results)
     return *results, carry
 
@@ -130,11 +130,3 @@ def attend_in_order(
 def allowed_only(allowed: Array | None, pairs: Array) -> Array:
     """`pairs` with 0 in place of masked entries, whose cotangents then reach nothing."""
     return pairs if allowed is None else jnp.where(allowed, pairs, 0)
-
-
-def _scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:
-    """`jax.lax.scan` over the leading axis of `chunks`, without a loop if its size is 1."""
-    if jax.tree.leaves(chunks)[0].shape[0] > 1:
-        return jax.lax.scan(body, carry, chunks)
-    carry, results = body(carry, jax.tree.map(lambda leaf: leaf[0], chunks))
-    return carry, jax.tree.map(lambda leaf: leaf[None], results)

@@ -28,9 +28,9 @@ import jax.numpy as jnp
 
 from attention_jax.implementations import tiled, tiling
 from attention_jax.implementations.contract import Inputs, Options, results
-from attention_jax.implementations.rounds import Ring
+from attention_jax.implementations.rounds import Plan, Ring
 from attention_jax.implementations.tile_arrays import joined
-from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.implementations.tiling import Arrays
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.pairwise.biases import ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
@@ -57,14 +57,12 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
     plan = tiling.make_plan(options, *(math.ceil(length / 2) for length in lengths))
     ring = Ring(axis, lengths, plan.padded_lengths)
     plan = _with_tiles(plan, lengths, ring)
-    arrays, constants = _prepare(plan, ring, inputs)
-    rows = jax.tree.map(
-        lambda tiles: joined(tiles, lengths[0]), tiled.attend_tiles(plan, arrays, constants)
-    )
+    rows = tiled.attend_tiles(plan, _prepare(plan, ring, inputs))
+    rows = jax.tree.map(lambda tiles: joined(tiles, lengths[0]), rows)
     return jax.tree.map(lambda row: ring.mirrored(row, 0), results(options, inputs, *rows))
 
 
-def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]:
+def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> Arrays:
     """`tiling.prepare` for the tokens of this device.
 
     The schedule has an axis [devices] in front, for the rounds. All are made before the first
@@ -77,7 +75,7 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]
     schedule = None
     if mask is not None:
         statuses = jax.lax.map(
-            lambda step: tiling.tile_statuses(plan.grid, ring.at_round(mask, step)),
+            lambda step: tiling.tile_statuses(plan, ring.at_round(mask, step)),
             jnp.arange(devices),
         )
         schedule = tiling.schedule_of(statuses)
@@ -88,12 +86,10 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]
         bias=None if inputs.bias is None else ShiftedBias(inputs.bias, shifts),
     )
     used = _used_tokens(plan, inputs.mask, shifts, ring.lengths, devices)
-    arrays, constants = tiling.in_tiles(
-        plan, inputs, mask, schedule, used, devices * ring.lengths[1]
-    )
-    if constants.dropout_mask is not None:
-        constants = constants._replace(dropout_mask=ShiftedMask(constants.dropout_mask, shifts))
-    return arrays, constants
+    arrays = tiling.in_tiles(plan, inputs, mask, schedule, used, devices * ring.lengths[1])
+    if arrays.dropout_mask is not None:
+        arrays = arrays._replace(dropout_mask=ShiftedMask(arrays.dropout_mask, shifts))
+    return arrays
 
 
 def _with_tiles(plan: Plan, lengths: tuple[int, int], ring: Ring | None = None) -> Plan:
@@ -124,7 +120,7 @@ def _used_tokens(
         part_mask = _shifted_mask(part_plan, mask, shifts, lengths)
         if part_mask is None:
             return None, None
-        schedule = tiling.schedule_of(tiling.tile_statuses(part_plan.grid, part_mask))
+        schedule = tiling.schedule_of(tiling.tile_statuses(part_plan, part_mask))
         return tiling.used_tokens(part_plan, part_mask, schedule)
 
     (queries, keys), unshifted = lengths, jnp.zeros(1, int)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.implementations.contract import BlockSizes, Options
 from attention_jax.pairwise.position_functions import Shifts
 
 Array = jax.Array
@@ -62,32 +63,48 @@ class Ring:
 
         return jax.tree.map(shifted, functions, is_leaf=lambda leaf: isinstance(leaf, Shifts))
 
-    def fold(self, constants: Any, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
-        """`keys, carry = visit(constants, keys, carry)`, once per device; see `fold_rounds`."""
+    def fold(self, arrays: Any, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
+        """`keys, carry = visit(arrays, keys, carry)`, once per device; see `fold_rounds`."""
         devices = jax.lax.axis_size(self.axis)
         next_device = [(device, (device + 1) % devices) for device in range(devices)]
 
         def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
             step, schedule = step_and_schedule
-            of_round = self.at_round(constants._replace(schedule=None), step)
+            of_round = self.at_round(arrays._replace(schedule=None), step)
             keys, carry = visit(of_round._replace(schedule=schedule), *state)
             # The last permutation returns the keys to their first device. Only gradients need it;
             # the forward pass has it too, so that the program holds a single copy of the round.
             return (jax.lax.ppermute(keys, self.axis, next_device), carry), None
 
-        rounds = jnp.arange(devices), constants.schedule
+        rounds = jnp.arange(devices), arrays.schedule
         (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), rounds)
         return keys, carry
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The static part of a tiled computation."""
+
+    options: Options
+    tile: BlockSizes  # t and s
+    query_tiles: int
+    key_tiles: int
+    ring: Ring | None = None  # the devices that share the keys; None for a single device
+
+    @property
+    def padded_lengths(self) -> tuple[int, int]:
+        """T and S, padded to whole tiles."""
+        return self.query_tiles * self.tile.query, self.key_tiles * self.tile.key
+
+
 def fold_rounds(
-    ring: Ring | None, constants: Any, keys: Any, carry: Any, visit: Visit
+    ring: Ring | None, arrays: Any, keys: Any, carry: Any, visit: Visit
 ) -> tuple[Any, Any]:
-    """`keys, carry = visit(constants, keys, carry)`, once per round.
+    """`keys, carry = visit(arrays, keys, carry)`, once per round.
 
     Args:
         ring: None for one round with all keys.
-        constants: the arrays that are not differentiated; a ring computes those of each round.
+        arrays: those of all tiles; a ring replaces the positions and the schedule in each round.
         keys: a pytree of all that belongs to keys (features, values, their gradients). A ring sends
             it to the next device after each round.
         carry: a pytree that stays on its device.
@@ -97,13 +114,13 @@ def fold_rounds(
         the keys, back on their first device, and the last carry.
     """
     if ring is None:
-        return visit(constants, keys, carry)
-    return ring.fold(constants, keys, carry, visit)
+        return visit(arrays, keys, carry)
+    return ring.fold(arrays, keys, carry, visit)
 
 
 def map_query_tiles(
     ring: Ring | None,
-    constants: Any,
+    arrays: Any,
     keys: Any,
     tiles: Any,
     *,
@@ -116,11 +133,11 @@ def map_query_tiles(
 
     Args:
         ring: as in `fold_rounds`.
-        constants: as in `fold_rounds`.
+        arrays: as in `fold_rounds`.
         keys: as in `fold_rounds`.
         tiles: a pytree of arrays [query_tiles, ...]: the queries and the arrays that go with them.
         start: returns the state of one tile of queries before its first key.
-        attend: takes (constants, keys, tile, state) and returns the next state.
+        attend: takes (arrays, keys, tile, state) and returns the next state.
         finish: takes the last state of a tile and returns its result.
         recompute: whether the gradient recomputes each step instead of saving its arrays.
 
@@ -137,23 +154,23 @@ def map_query_tiles(
 
         @checkpointed
         def whole_tile(tile: Any) -> Any:
-            return finish(attend(constants, keys, tile, start()))
+            return finish(attend(arrays, keys, tile, start()))
 
         return jax.lax.map(whole_tile, tiles)
 
     @checkpointed
-    def one_round(constants: Any, keys: Any, states: Any) -> Any:
+    def one_round(arrays: Any, keys: Any, states: Any) -> Any:
         @checkpointed
         def one_tile(tile_and_state: Any) -> Any:
-            return attend(constants, keys, *tile_and_state)
+            return attend(arrays, keys, *tile_and_state)
 
         return jax.lax.map(one_tile, (tiles, states))
 
-    def visit(constants: Any, keys: Any, states: Any) -> tuple[Any, Any]:
+    def visit(arrays: Any, keys: Any, states: Any) -> tuple[Any, Any]:
         # The keys are returned unchanged, so that the ring can send them while the round computes.
-        return keys, one_round(constants, keys, states)
+        return keys, one_round(arrays, keys, states)
 
     count = jax.tree.leaves(tiles)[0].shape[0]
     states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), start())
-    _, states = ring.fold(constants, keys, states, visit)
+    _, states = ring.fold(arrays, keys, states, visit)
     return jax.vmap(finish)(states)

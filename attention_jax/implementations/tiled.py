@@ -25,9 +25,9 @@ from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
 from attention_jax.implementations import bias_tiles, plain_tiles, reference, tile_arrays, tiling
 from attention_jax.implementations.contract import Inputs, Options, results
-from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
+from attention_jax.implementations.rounds import Plan, fold_rounds, map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
-from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.implementations.tiling import Arrays
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import family_of
 from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
@@ -47,19 +47,16 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=plain_tiles.attend_tiles)
-def attend_tiles(
-    plan: Plan, arrays: Arrays, constants: Constants
-) -> tuple[Array, RowSummary | None]:
+def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t] of softmax.
 
     The summary leaves out a sink. It has an entropy if statistics are requested.
 
     Args:
         plan: the sizes and numbers of tiles, and the ring if the keys are on many devices.
-        arrays: the differentiable arrays.
-        constants: in a ring those of the first round, with the schedules of all rounds.
+        arrays: in a ring with the positions of the first round, and the schedules of all rounds.
     """
-    rows = _forward(plan, arrays, constants)
+    rows = _forward(plan, arrays)
     return rows.output, rows.summary
 
 
@@ -67,45 +64,44 @@ class Residuals(NamedTuple):
     """The arrays that the forward pass saves for the backward pass."""
 
     arrays: Arrays
-    constants: Constants
     rows: FinalRows  # [query_tiles, t, ...]
 
 
-def _attend_fwd(plan, arrays, constants):
-    rows = _forward(plan, arrays, constants)
+def _attend_fwd(plan, arrays):
+    rows = _forward(plan, arrays)
     results = rows.output, rows.summary
     if rows.summary is not None:  # `jax_debug_infs` would refuse an infinity
         rows = rows._replace(summary=rows.summary._replace(largest=None))
-    return results, Residuals(arrays, constants, rows)
+    return results, Residuals(arrays, rows)
 
 
 def _attend_bwd(plan, residuals, cotangents):
-    return _backward(plan, residuals, cotangents), None
+    return (_backward(plan, residuals, cotangents),)
 
 
 attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
+def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
     """The results of all rows, in tiles."""
 
-    def attend_to_keys(constants: Constants, keys_and_values, query_tile, sums: RowSums) -> RowSums:
+    def attend_to_keys(arrays: Arrays, keys_and_values, query_tile, sums: RowSums) -> RowSums:
         i, queries = query_tile
 
         def fold(update, carry):
             def visit(masked, j, carry):
-                tile = Tile(plan, arrays, constants, i, j, masked)
+                tile = Tile(plan, arrays, i, j, masked)
                 keys, values = tile_arrays.tile_of(keys_and_values, j)
                 logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
                 return update(carry, logits, values, tile.factors_of_values)
 
-            return tiling.for_visited_keys(plan, constants, i, visit, carry)
+            return tiling.for_visited_keys(plan, arrays.schedule, i, visit, carry)
 
         return add_keys(plan, arrays, fold, sums)
 
     return map_query_tiles(
         plan.ring,
-        constants,
+        arrays,
         (arrays.keys, arrays.values),
         (jnp.arange(plan.query_tiles), arrays.queries),
         start=lambda: tiling.empty_state(plan, arrays),
@@ -143,16 +139,15 @@ class RowCotangents(NamedTuple):
 # has exp(x - M), and the cotangents of each row are divided by its divisor n once.
 def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     """The cotangents of `arrays`."""
-    arrays, constants = residuals.arrays, residuals.constants
+    arrays = residuals.arrays
     rows = _row_cotangents(plan, residuals, cotangents)
 
-    def visit(constants: Constants, keys_and_gradients, carry):
+    def visit(arrays: Arrays, keys_and_gradients, carry):
         (keys, values), (dkeys, dvalues) = keys_and_gradients
         gradients, dqueries = carry
         gradients, dqueries = _add_gradients(
             plan,
             arrays._replace(keys=keys, values=values),
-            constants,
             rows,
             gradients._replace(keys=dkeys, values=dvalues),
             dqueries,
@@ -161,19 +156,21 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
         return keys_and_gradients, (gradients._replace(keys=None, values=None), dqueries)
 
     # The gradients of keys and values travel with them; those of queries add up over the rounds.
-    zeros: Any = tiling.zero_gradients(arrays)
+    zeros: Any = tiling.zero_gradients(arrays.differentiable)
     keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
     # On one device no round comes before: each tile of queries begins with zeros of its own (None).
     dqueries = None if plan.ring is None else zeros.queries
     carry = zeros._replace(queries=None, keys=None, values=None), dqueries
-    keys, (gradients, dqueries) = fold_rounds(plan.ring, constants, keys, carry, visit)
+    keys, (gradients, dqueries) = fold_rounds(plan.ring, arrays, keys, carry, visit)
     _, (dkeys, dvalues) = keys
     gradients = gradients._replace(queries=dqueries, keys=dkeys, values=dvalues)
-    return jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), gradients, arrays)
+    return jax.tree.map(
+        lambda gradient, leaf: gradient.astype(leaf.dtype), gradients, arrays.differentiable
+    )
 
 
 def _add_gradients(
-    plan: Plan, arrays: Arrays, constants: Constants, rows: RowCotangents, gradients, dqueries
+    plan: Plan, arrays: Arrays, rows: RowCotangents, gradients, dqueries
 ) -> tuple[Any, Any]:
     """Adds the gradients of all tiles to `gradients` (without queries) and `dqueries`.
 
@@ -191,7 +188,7 @@ def _add_gradients(
         def visit(masked, j, carry):
             dqueries, gradients = carry
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            tile = Tile(plan, arrays, constants, i, j, masked)
+            tile = Tile(plan, arrays, i, j, masked)
             logits = tile.logits(queries, keys)
             dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(tile, logits, values, rows)
             dparams, dq, dk = pair_vjp_with_stand_ins(
@@ -200,7 +197,7 @@ def _add_gradients(
                 queries,
                 keys,
                 tile.allowed(),
-                constants.stand_ins,
+                arrays.stand_ins,
                 dlogits,
             )
             if scale is not None:
@@ -219,20 +216,16 @@ def _add_gradients(
                 params=jax.tree.map(jnp.add, gradients.params, dparams),
                 normalizer_params=jax.tree.map(jnp.add, gradients.normalizer_params, dnormalizer),
                 biases=bias_tiles.add_gradient(
-                    gradients.biases, arrays.biases, constants.bias_integers, dlogits, *tile.place
+                    gradients.biases, arrays.biases, dlogits, *tile.place
                 ),
                 damping=bias_tiles.add_gradient(
-                    gradients.damping,
-                    arrays.damping,
-                    constants.damping_integers,
-                    ddamping,
-                    *tile.place,
+                    gradients.damping, arrays.damping, ddamping, *tile.place
                 ),
             )
             return dqueries, gradients
 
         carry = varying_as((dqueries, gradients), arrays, rows)
-        dqueries, gradients = tiling.for_visited_keys(plan, constants, i, visit, carry)
+        dqueries, gradients = tiling.for_visited_keys(plan, arrays.schedule, i, visit, carry)
         return gradients, dqueries
 
     tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
