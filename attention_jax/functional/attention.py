@@ -14,7 +14,7 @@ from attention_jax.functional.capture_point import capture_point, capturing, cap
 from attention_jax.functional.checks import NO_VALUE, Call, checked_call, checked_implementation
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.reference import logits_mask_and_values, params_of_normalizer
+from attention_jax.implementations.reference import logits_mask_and_values
 from attention_jax.kernels import IMPLEMENTATIONS, OF_A_BATCH
 from attention_jax.kernels.choice import choose, current_backend
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
@@ -129,14 +129,14 @@ def attention(
 
 def results_of(call: Call, implementation: str | None = None) -> Any:
     """The output of `attention`; or (output, statistics) if they are requested."""
-    options, inputs, block_sizes = call
+    options, inputs = call
     implementation = checked_implementation(implementation)
     # "cudnn" returns no statistics: if they are captured, another call computes them.
     if capturing() is not None and implementation != "cudnn":
         options = dataclasses.replace(
             options, return_statistics=options.normalizer.family.is_softmax
         )
-    output, statistics = _computed(inputs, options, implementation, block_sizes)
+    output, statistics = _computed(inputs, options, implementation)
     output = capture_point(
         inputs, output, functools.partial(_captured_results, options, inputs, statistics)
     )
@@ -176,29 +176,24 @@ def attention_weights(
     call = checked_call(
         query, key, NO_VALUE, **pairs, normalizer=normalizer, normalizer_params=normalizer_params
     )
-    return weights_of(call.options, call.inputs)
+    return weights_of(*call)
 
 
 # --- the compiled functions ---
 
 
 def _computed(
-    inputs: Inputs,
-    options: Options,
-    implementation: str | None = None,
-    block_sizes: BlockSizes | None = None,
+    inputs: Inputs, options: Options, implementation: str | None = None
 ) -> tuple[Array, AttentionStatistics | None]:
     """(output [*B, T, Dv], statistics [*B, T] or None) by the implementation that is chosen."""
-    return _attend(*choose(implementation, block_sizes, options, inputs, current_backend()), inputs)
+    return _attend(*choose(implementation, options, inputs, current_backend()), inputs)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(implementation: str, options: Options, inputs: Inputs):
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
     whole = implementation in OF_A_BATCH
-    return vmap_over_batch(
-        options.score, attend, inputs, by_query=True, whole=whole, normalizer=options.normalizer
-    )
+    return vmap_over_batch(options, attend, inputs, by_query=True, whole=whole)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -221,11 +216,11 @@ def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]
 
     def one_example(inputs: Inputs) -> tuple[Array, Array]:
         logits, mask, _ = logits_mask_and_values(options, inputs)
-        normalizer_params = params_of_normalizer(inputs)
-        weights = normalizer(normalizer_params, logits, mask)
-        return transformed_rows(normalizer, normalizer_params, logits, mask), weights
+        params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
+        weights = normalizer(params, logits, mask)
+        return transformed_rows(normalizer, params, logits, mask), weights
 
-    return vmap_over_batch(options.score, one_example, inputs, by_query=True, normalizer=normalizer)
+    return vmap_over_batch(options, one_example, inputs, by_query=True)
 
 
 def _captured_results(

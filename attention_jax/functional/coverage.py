@@ -13,7 +13,7 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_arra
 from attention_jax.core.serialization import exported
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
 from attention_jax.functional.checks import check_axes, checked_call
-from attention_jax.implementations import Inputs
+from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.implementations.softmax import masked_softmax
@@ -120,7 +120,7 @@ def coverage_attention(
     check_axes("coverage_kernel", coverage_kernel, (feature_dim,), tuple(batch_shape))
     coverage = _checked_coverage(coverage, source_length, batch_shape)
     all_weights = return_weights or capturing_matrices()
-    result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
+    result = _attend(call.options, all_weights, inputs, coverage_kernel, coverage)
     weights = result.weights
     output = capture_point(inputs, result.output, lambda: {"weights": weights})
     return result._replace(output=output, weights=weights if return_weights else None)
@@ -221,8 +221,9 @@ class _FromZero(LogitMap):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(
-    score: Score, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
+    options: Options, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
 ) -> CoverageResult:
+    score = options.score
     score = _FromZero(score) if score.translation_invariant else score
     # `inputs.compute_dtype` would leave out the kernel and the coverage.
     dtype = accumulator_dtype(*jax.tree.leaves(inputs._replace(mask=None)), kernel, coverage)
@@ -256,4 +257,4 @@ def _attend(
             loss = jnp.zeros(output.shape[0], inputs.compute_dtype)
         return CoverageResult(output, weights, coverage, loss)
 
-    return vmap_over_batch(score, one_example, inputs, (kernel, 1), (coverage, 1))
+    return vmap_over_batch(options, one_example, inputs, (kernel, 1), (coverage, 1))

@@ -106,7 +106,7 @@ def local_attention_weights(
     Array([[0.0451, 0.3333, 0.0451, 0.    ]], dtype=float32)
     """
     call = _windowed_call(query, key, NO_VALUE, centers, radius, sigma, WeightsArguments, arguments)
-    return weights_of(call.options, call.inputs)
+    return weights_of(*call)
 
 
 def _windowed_call(

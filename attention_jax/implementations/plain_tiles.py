@@ -32,8 +32,9 @@ def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as in `tiled`."""
 
     # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
-    floats = cast_floats(tuple(arrays[:NUM_DIFFERENTIABLE]), arrays.compute_dtype)
-    arrays = Arrays(*floats, *arrays[NUM_DIFFERENTIABLE:])
+    floats, rest = arrays[:NUM_DIFFERENTIABLE], arrays[NUM_DIFFERENTIABLE:]
+    fields: Any = *cast_floats(tuple(floats), arrays.compute_dtype), *rest
+    arrays = Arrays(*fields)
 
     def finish(state: RowSums) -> tuple[Array, RowSummary | None]:
         rows = state.finalize(plan.options.normalizer)

@@ -63,23 +63,6 @@ class Ring:
 
         return jax.tree.map(shifted, functions, is_leaf=lambda leaf: isinstance(leaf, Shifts))
 
-    def fold(self, arrays: Any, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
-        """`keys, carry = visit(arrays, keys, carry)`, once per device; see `fold_rounds`."""
-        devices = jax.lax.axis_size(self.axis)
-        next_device = [(device, (device + 1) % devices) for device in range(devices)]
-
-        def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
-            step, schedule = step_and_schedule
-            of_round = self.at_round(arrays._replace(schedule=None), step)
-            keys, carry = visit(of_round._replace(schedule=schedule), *state)
-            # The last permutation returns the keys to their first device. Only gradients need it;
-            # the forward pass has it too, so that the program holds a single copy of the round.
-            return (jax.lax.ppermute(keys, self.axis, next_device), carry), None
-
-        rounds = jnp.arange(devices), arrays.schedule
-        (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), rounds)
-        return keys, carry
-
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -115,7 +98,20 @@ def fold_rounds(
     """
     if ring is None:
         return visit(arrays, keys, carry)
-    return ring.fold(arrays, keys, carry, visit)
+    devices = jax.lax.axis_size(ring.axis)
+    next_device = [(device, (device + 1) % devices) for device in range(devices)]
+
+    def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
+        step, schedule = step_and_schedule
+        of_round = ring.at_round(arrays._replace(schedule=None), step)
+        keys, carry = visit(of_round._replace(schedule=schedule), *state)
+        # The last permutation returns the keys to their first device. Only gradients need it; the
+        # forward pass has it too, so that the program holds a single copy of the round.
+        return (jax.lax.ppermute(keys, ring.axis, next_device), carry), None
+
+    rounds = jnp.arange(devices), arrays.schedule
+    (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), rounds)
+    return keys, carry
 
 
 def map_query_tiles(
@@ -172,5 +168,5 @@ def map_query_tiles(
 
     count = jax.tree.leaves(tiles)[0].shape[0]
     states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), start())
-    _, states = ring.fold(arrays, keys, states, visit)
+    _, states = fold_rounds(ring, arrays, keys, states, visit)
     return jax.vmap(finish)(states)

@@ -32,16 +32,10 @@ class Tile(NamedTuple):
     j: Array  # of the tile of keys
     masked: bool  # whether the mask may hide pairs of the tile
 
-    @property
-    def place(self) -> tuple[Plan, Array, Array]:
-        """Where the tile is in a table [T, S]."""
-        return self.plan, self.i, self.j
-
     def allowed(self) -> Array | None:
         """The mask, bool [t, s]; None if it hides no pair."""
         if not self.masked:
             return None
-        assert self.arrays.mask is not None  # masked tiles imply a mask
         return allowed_pairs(self.plan, self.arrays.mask, self.i, self.j)
 
     def logits(self, queries: Any, keys: Any, *, differentiable: bool = False) -> Array:
@@ -58,7 +52,7 @@ class Tile(NamedTuple):
         score, params = self.plan.options.score, arrays.params
         logits = pair_with_stand_ins(score, params, queries, keys, replaced, arrays.stand_ins)
         logits = logits.astype(arrays.compute_dtype)
-        bias = bias_tiles.tile_values(arrays.biases, *self.place)
+        bias = bias_tiles.tile_values(arrays.biases, self.plan, self.i, self.j)
         if bias is not None:
             logits = logits + bias.astype(logits.dtype)
         return logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
@@ -74,7 +68,7 @@ class Tile(NamedTuple):
         if self.arrays.dropout_mask is not None:
             keep = allowed_pairs(self.plan, self.arrays.dropout_mask, self.i, self.j)
             weights = dropout.drop(weights, keep, self.plan.options.dropout_rate)
-        damping = bias_tiles.tile_values(self.arrays.damping, *self.place)
+        damping = bias_tiles.tile_values(self.arrays.damping, self.plan, self.i, self.j)
         return weights if damping is None else weights * jnp.exp(damping)
 
 

@@ -23,7 +23,8 @@ import jax.numpy as jnp
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
-from attention_jax.implementations import bias_tiles, plain_tiles, reference, tile_arrays, tiling
+from attention_jax.implementations import plain_tiles, reference, tile_arrays, tiling
+from attention_jax.implementations.bias_tiles import add_gradient
 from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.rounds import Plan, fold_rounds, map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
@@ -73,13 +74,6 @@ def _attend_fwd(plan, arrays):
     if rows.summary is not None:  # `jax_debug_infs` would refuse an infinity
         rows = rows._replace(summary=rows.summary._replace(largest=None))
     return results, Residuals(arrays, rows)
-
-
-def _attend_bwd(plan, residuals, cotangents):
-    return (_backward(plan, residuals, cotangents),)
-
-
-attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
@@ -137,8 +131,7 @@ class RowCotangents(NamedTuple):
 #     dn' - dH (log w_j + H),
 # since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). No tile forms w = exp(x - M) / n: it
 # has exp(x - M), and the cotangents of each row are divided by its divisor n once.
-def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
-    """The cotangents of `arrays`."""
+def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arrays]:
     arrays = residuals.arrays
     rows = _row_cotangents(plan, residuals, cotangents)
 
@@ -156,7 +149,8 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
         return keys_and_gradients, (gradients._replace(keys=None, values=None), dqueries)
 
     # The gradients of keys and values travel with them; those of queries add up over the rounds.
-    zeros: Any = tiling.zero_gradients(arrays.differentiable)
+    floats = arrays.differentiable
+    zeros: Any = tiling.zero_gradients(floats)
     keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
     # On one device no round comes before: each tile of queries begins with zeros of its own (None).
     dqueries = None if plan.ring is None else zeros.queries
@@ -164,9 +158,10 @@ def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
     keys, (gradients, dqueries) = fold_rounds(plan.ring, arrays, keys, carry, visit)
     _, (dkeys, dvalues) = keys
     gradients = gradients._replace(queries=dqueries, keys=dkeys, values=dvalues)
-    return jax.tree.map(
-        lambda gradient, leaf: gradient.astype(leaf.dtype), gradients, arrays.differentiable
-    )
+    return (jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), gradients, floats),)
+
+
+attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _add_gradients(
@@ -215,12 +210,8 @@ def _add_gradients(
                 values=tile_arrays.add_tile(gradients.values, j, dvalues),
                 params=jax.tree.map(jnp.add, gradients.params, dparams),
                 normalizer_params=jax.tree.map(jnp.add, gradients.normalizer_params, dnormalizer),
-                biases=bias_tiles.add_gradient(
-                    gradients.biases, arrays.biases, dlogits, *tile.place
-                ),
-                damping=bias_tiles.add_gradient(
-                    gradients.damping, arrays.damping, ddamping, *tile.place
-                ),
+                biases=add_gradient(gradients.biases, arrays.biases, dlogits, plan, i, j),
+                damping=add_gradient(gradients.damping, arrays.damping, ddamping, plan, i, j),
             )
             return dqueries, gradients
 
@@ -239,12 +230,12 @@ def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCot
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     doutput = jnp.where(rows.empty[..., None], 0, doutput)
     shift = rows.shift._replace(reference=jnp.where(rows.empty, jnp.inf, rows.shift.reference))
-    doffset, dentropy = None, None
+    doffset: Any = None
+    dentropy = None
     if plan.options.normalizer.family.sums_to_one:
         mean = rows.output if rows.mean is None else rows.mean
         doffset = -jnp.sum(doutput * mean, axis=-1)
     if rows.summary is not None:
-        assert doffset is not None  # weights with a summary sum to 1
         doffset = doffset + jnp.where(rows.empty, 0, dsummary.log_sum)
         if rows.summary.entropy is not None:
             dentropy = jnp.where(rows.empty, 0, dsummary.entropy)

@@ -57,7 +57,7 @@ class Arrays(NamedTuple):
     normalizer_params: Any
     damping: BiasTiles
     # What follows is not differentiated.
-    mask: Mask | None = None
+    mask: Any = None  # a `Mask`, or None
     schedule: TileSchedule | None = None  # None without a mask: all keys are visited in order
     dropout_mask: Mask | None = None  # True for the weights that dropout keeps
     stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
@@ -66,7 +66,8 @@ class Arrays(NamedTuple):
     @property
     def differentiable(self) -> Arrays:
         """The differentiable arrays alone."""
-        return Arrays(*self[:NUM_DIFFERENTIABLE])
+        fields: Any = self[:NUM_DIFFERENTIABLE]
+        return Arrays(*fields)
 
     @property
     def compute_dtype(self) -> jnp.dtype:
@@ -141,7 +142,6 @@ def in_tiles(
     )
     dropout_mask, num_keys = None, None
     if plan.options.dropout_rate > 0:
-        assert inputs.dropout_rng is not None  # checked by the caller
         dropout_mask = dropout.DropoutMask(plan.options.dropout_rate, inputs.dropout_rng)
     if plan.options.normalizer.uses_num_keys:
         counts = jnp.asarray(source_length) if keys_per_query is None else keys_per_query

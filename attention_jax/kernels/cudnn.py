@@ -196,7 +196,7 @@ def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]
         # An example without keys has one stand-in key.
         return features, windows.end > windows.first, jnp.maximum(jnp.max(windows.end), 1)
 
-    ndims = core_ndims(options.score, options.normalizer, inputs)
+    ndims = core_ndims(options, inputs)
     first = jax.tree.map(lambda leaf, ndim: leaf[(0,) * (leaf.ndim - ndim)], inputs, ndims)
 
     def over_batch(part: Any, inputs: Inputs) -> Any:
@@ -237,8 +237,7 @@ def _batched_alike(*trees: Any) -> Any:
 def _twin(options: Options, inputs: Inputs) -> Array:
     """The output of `twin` for the batch."""
     attend = functools.partial(twin, options)
-    results = vmap_over_batch(options.score, attend, inputs, normalizer=options.normalizer)
-    output: Array = results[0]
+    output: Array = vmap_over_batch(options, attend, inputs)[0]
     return output
 
 

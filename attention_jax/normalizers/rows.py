@@ -89,7 +89,7 @@ class RowSummary(NamedTuple):
 
     largest: Any  # [t] M; -inf without keys. None in what a gradient saves, which is finite
     log_sum: Array  # [t] log n; 0 without keys
-    entropy: Array | None  # [t] in nats; 0 without keys; None where it is not requested
+    entropy: Any  # [t] in nats; 0 without keys; None where it is not requested
 
     @classmethod
     def of_sums(cls, largest: Array, total: Array, excess: Array | None) -> RowSummary:
@@ -104,7 +104,6 @@ class RowSummary(NamedTuple):
         return cls(jnp.where(any_allowed, largest, -jnp.inf), log_sum, entropy)
 
     def statistics(self) -> AttentionStatistics:
-        assert self.entropy is not None  # it was requested
         return AttentionStatistics(self.largest + self.log_sum, self.entropy, self.largest)
 
     def with_sink(self, sink: Array) -> tuple[Array, RowSummary]:
