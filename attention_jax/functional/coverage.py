@@ -241,7 +241,7 @@ def _attend(
                 allowed = row["allowed"]
                 seen = allowed_only(allowed, coverage[None])
                 keys = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
-                logits = chunk._replace(keys=keys, **row).logits(score)
+                logits = chunk._replace(keys=keys, **row).logits()
                 weights = allowed_only(allowed, masked_softmax(logits, allowed))[0]
                 return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen[0])))
 

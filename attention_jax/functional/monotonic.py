@@ -139,14 +139,13 @@ def _attend(
 ) -> tuple[Array, Array, Array | None]:
     """(output [*B, T, Dv], weights [*B, S] of the last query, weights [*B, T, S] or None)."""
 
-    score = options.score
-
     def one_example(inputs: Inputs, offset: Array, noise_scale: Array, initial: Array) -> Any:
         dtype, target_length = inputs.compute_dtype, inputs.query.shape[0]
+        first = initial.astype(dtype)
 
         def compute_weights(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
             allowed = chunk.allowed
-            logits = chunk.logits(score) + offset.astype(dtype)
+            logits = chunk.logits() + offset.astype(dtype)
             if inputs.dropout_rng is not None:
                 noise = _noise(inputs.dropout_rng, chunk.positions, logits.shape[1], dtype)
                 logits = logits + noise_scale.astype(dtype) * noise
@@ -163,7 +162,7 @@ def _attend(
             return last, weights, None
 
         output, weights, _, last = attend_in_order(
-            score, inputs, compute_weights, initial.astype(dtype), return_weights=all_weights
+            options.score, inputs, compute_weights, first, return_weights=all_weights
         )
         return output, last, weights
 

@@ -165,14 +165,9 @@ def in_tiles(
 
 def empty_state(plan: Plan, arrays: Arrays) -> RowSums:
     """The sums of a tile of queries before its first key."""
-    state = RowSums.empty(
-        plan.options.normalizer,
-        plan.tile.query,
-        arrays.values.shape[-1],
-        arrays.compute_dtype,
-        entropy=plan.options.return_statistics,
-    )
-    return varying_as(state, arrays)
+    zeros = jnp.zeros((plan.tile.query, arrays.values.shape[-1]), arrays.compute_dtype)
+    entropy = plan.options.return_statistics
+    return varying_as(RowSums.empty(plan.options.normalizer, zeros, entropy=entropy), arrays)
 
 
 def zero_gradients(tree: Any) -> Any:

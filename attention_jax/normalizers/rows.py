@@ -205,23 +205,20 @@ class RowSums(NamedTuple):
     excess: Array | None = None  # [t] for the entropy of a softmax
 
     @classmethod
-    def empty(
-        cls, normalizer: Any, rows: int, value_dim: int, dtype: Any, *, entropy: bool
-    ) -> RowSums:
+    def empty(cls, normalizer: Any, weighted: Array, *, entropy: bool) -> RowSums:
         """The sums before the first key.
 
         Args:
             normalizer: the `Normalizer`.
-            rows: t.
-            value_dim: Dv.
-            dtype: the compute dtype.
+            weighted: zeros [t, Dv].
             entropy: whether a softmax sums what its entropy needs.
         """
         family = normalizer.family
-        zeros = jnp.zeros(rows, dtype)
-        sums = zeros, jnp.zeros((rows, value_dim), dtype)
+        zeros = jnp.zeros(weighted.shape[:1], weighted.dtype)
+        sums = zeros, weighted
         if family.is_softmax:
-            return cls(RowShift(zeros + jnp.finfo(dtype).min), (sums,), zeros if entropy else None)
+            lowest = jnp.finfo(zeros.dtype).min
+            return cls(RowShift(zeros + lowest), (sums,), zeros if entropy else None)
         if family.sums_to_one:
             return cls(RowShift(zeros, zeros), (sums, sums))
         return cls(RowShift(zeros), (sums,))
