@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.implementations import tiling
 from attention_jax.implementations.rounds import Plan, map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
 from attention_jax.implementations.tile_arrays import repeated
@@ -36,28 +35,17 @@ def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     fields: Any = *cast_floats(tuple(floats), arrays.compute_dtype), *rest
     arrays = Arrays(*fields)
 
-    def finish(state: RowSums) -> tuple[Array, RowSummary | None]:
-        rows = state.finalize(plan.options.normalizer)
-        return rows.output, rows.summary
-
     # Each tile of queries consists of its index, its features and its rows of the bias tables.
     tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
-    return map_query_tiles(
-        plan.ring,
-        arrays,
-        (arrays.keys, arrays.values),
-        (jnp.arange(plan.query_tiles), arrays.queries, tables),
-        start=lambda: tiling.empty_state(plan, arrays),
-        attend=functools.partial(_attend_to_keys, plan),
-        finish=finish,
-        recompute=True,
-    )
+    tiles = jnp.arange(plan.query_tiles), arrays.queries, tables
+    attend = functools.partial(_attend_to_keys, plan)
+    rows = map_query_tiles(plan, arrays, tiles, attend, recompute=True)
+    return rows.output, rows.summary
 
 
 def _attend_to_keys(
     plan: Plan,
     arrays: Arrays,
-    keys_and_values: tuple[Any, Array],
     query_tile: tuple[Array, Any, list[Array]],
     sums: RowSums,
 ) -> RowSums:
@@ -88,7 +76,7 @@ def _attend_to_keys(
 
     # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
     # into all keys would give a gradient of the size of all keys in every step.
-    keys, values = jax.tree.map(lambda tiles: tiles[order], keys_and_values)
+    keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
     tables = [repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 

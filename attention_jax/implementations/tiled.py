@@ -79,13 +79,13 @@ def _attend_fwd(plan, arrays):
 def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
     """The results of all rows, in tiles."""
 
-    def attend_to_keys(arrays: Arrays, keys_and_values, query_tile, sums: RowSums) -> RowSums:
+    def attend_to_keys(arrays: Arrays, query_tile, sums: RowSums) -> RowSums:
         i, queries = query_tile
 
         def fold(update, carry):
             def visit(masked, j, carry):
                 tile = Tile(plan, arrays, i, j, masked)
-                keys, values = tile_arrays.tile_of(keys_and_values, j)
+                keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
                 logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
                 return update(carry, logits, values, tile.factors_of_values)
 
@@ -93,15 +93,8 @@ def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
 
         return add_keys(plan, arrays, fold, sums)
 
-    return map_query_tiles(
-        plan.ring,
-        arrays,
-        (arrays.keys, arrays.values),
-        (jnp.arange(plan.query_tiles), arrays.queries),
-        start=lambda: tiling.empty_state(plan, arrays),
-        attend=attend_to_keys,
-        finish=lambda sums: sums.finalize(plan.options.normalizer),
-    )
+    tiles = jnp.arange(plan.query_tiles), arrays.queries
+    return map_query_tiles(plan, arrays, tiles, attend_to_keys, recompute=False)
 
 
 class RowCotangents(NamedTuple):
@@ -135,47 +128,29 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
     arrays = residuals.arrays
     rows = _row_cotangents(plan, residuals, cotangents)
 
-    def visit(arrays: Arrays, keys_and_gradients, carry):
-        (keys, values), (dkeys, dvalues) = keys_and_gradients
-        gradients, dqueries = carry
-        gradients, dqueries = _add_gradients(
-            plan,
-            arrays._replace(keys=keys, values=values),
-            rows,
-            gradients._replace(keys=dkeys, values=dvalues),
-            dqueries,
-        )
-        keys_and_gradients = (keys, values), (gradients.keys, gradients.values)
-        return keys_and_gradients, (gradients._replace(keys=None, values=None), dqueries)
+    def visit(arrays: Arrays, dkeys, gradients):
+        gradients = _add_gradients(plan, arrays, rows, gradients._replace(**dkeys))
+        dkeys = {name: getattr(gradients, name) for name in dkeys}
+        return dkeys, gradients._replace(keys=None, values=None)
 
-    # The gradients of keys and values travel with them; those of queries add up over the rounds.
+    # The gradients of keys and values travel with them; all others add up over the rounds.
     floats = arrays.differentiable
     zeros: Any = tiling.zero_gradients(floats)
-    keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
-    # On one device no round comes before: each tile of queries begins with zeros of its own (None).
-    dqueries = None if plan.ring is None else zeros.queries
-    carry = zeros._replace(queries=None, keys=None, values=None), dqueries
-    keys, (gradients, dqueries) = fold_rounds(plan.ring, arrays, keys, carry, visit)
-    _, (dkeys, dvalues) = keys
-    gradients = gradients._replace(queries=dqueries, keys=dkeys, values=dvalues)
+    dkeys = {"keys": zeros.keys, "values": zeros.values}
+    gradients = zeros._replace(keys=None, values=None)
+    dkeys, gradients = fold_rounds(plan.ring, arrays, dkeys, gradients, visit)
+    gradients = gradients._replace(**dkeys)
     return (jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), gradients, floats),)
 
 
 attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _add_gradients(
-    plan: Plan, arrays: Arrays, rows: RowCotangents, gradients, dqueries
-) -> tuple[Any, Any]:
-    """Adds the gradients of all tiles to `gradients` (without queries) and `dqueries`.
-
-    `dqueries` are those of earlier rounds; None on one device, which stands for zeros.
-    """
+def _add_gradients(plan: Plan, arrays: Arrays, rows: RowCotangents, gradients: Any) -> Any:
+    """Adds the gradients of all tiles to `gradients`."""
 
     def visit_query_tile(gradients, query_tile):
         i, queries, rows, dqueries = query_tile
-        if dqueries is None:
-            dqueries = tiling.zero_gradients(queries)
         scale = _scale_of_float16(arrays, rows)
         if scale is not None:
             rows = RowCotangents(rows.shift, *jax.tree.map(lambda leaf: leaf * scale, rows[1:]))
@@ -219,8 +194,9 @@ def _add_gradients(
         dqueries, gradients = tiling.for_visited_keys(plan, arrays.schedule, i, visit, carry)
         return gradients, dqueries
 
-    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
-    return jax.lax.scan(visit_query_tile, gradients, tiles)
+    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, gradients.queries)
+    gradients, dqueries = jax.lax.scan(visit_query_tile, gradients._replace(queries=None), tiles)
+    return gradients._replace(queries=dqueries)
 
 
 def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCotangents:
@@ -240,12 +216,8 @@ def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCot
         if rows.summary.entropy is not None:
             dentropy = jnp.where(rows.empty, 0, dsummary.entropy)
             doffset = doffset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
-    if rows.divisor is None:
-        return RowCotangents(shift, doutput, doffset, dentropy)
-    doutput = doutput / rows.divisor[..., None]
-    return RowCotangents(
-        shift, doutput, *jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
-    )
+    terms = jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
+    return RowCotangents(shift, doutput / rows.divisor[..., None], *terms)
 
 
 def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:

@@ -26,7 +26,6 @@ from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected_tokens, stand_in_features
 from attention_jax.implementations.rounds import Plan
 from attention_jax.implementations.tile_arrays import cut, positions
-from attention_jax.normalizers.rows import RowSums
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
@@ -161,13 +160,6 @@ def in_tiles(
         stand_ins=None if mask is None else stand_in_features(score, inputs),
         num_keys=num_keys,
     )
-
-
-def empty_state(plan: Plan, arrays: Arrays) -> RowSums:
-    """The sums of a tile of queries before its first key."""
-    zeros = jnp.zeros((plan.tile.query, arrays.values.shape[-1]), arrays.compute_dtype)
-    entropy = plan.options.return_statistics
-    return varying_as(RowSums.empty(plan.options.normalizer, zeros, entropy=entropy), arrays)
 
 
 def zero_gradients(tree: Any) -> Any:

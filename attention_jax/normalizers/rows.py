@@ -191,7 +191,7 @@ class FinalRows(NamedTuple):
     summary: RowSummary | None  # [t]; None unless the weights are a softmax
     shift: RowShift
     empty: Array  # bool [t], whether all weights are 0: the row then sends no gradient
-    divisor: Array | None  # [t] divides the weights of shifted logits; None for 1
+    divisor: Array  # [t] divides the weights of shifted logits
     mean: Array | None  # [t, Dv] of the contract; None if it is the output, or 0
 
 
@@ -264,14 +264,13 @@ class RowSums(NamedTuple):
         """The results after the last key."""
         (total, output), *slopes = self.sums
         empty = total == 0
-        summary, divisor, mean = None, None, None
-        if normalizer.family.sums_to_one:
-            divisor = jnp.where(empty, 1, total)
-            if not normalizer.family.is_softmax:  # see `threshold.py`
-                divisor = jax.lax.stop_gradient(divisor)
-            output = output / divisor[:, None]
+        summary, mean = None, None
+        divisor = jnp.where(empty | (not normalizer.family.sums_to_one), 1, total)
         if normalizer.family.is_softmax:
             summary = RowSummary.of_sums(self.shift.reference, total, self.excess)
+        else:  # see `threshold.py`
+            divisor = jax.lax.stop_gradient(divisor)
+        output = output / divisor[:, None]
         for slope, sloped in slopes:
             flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0
             mean = jnp.where(flat[:, None], 0, sloped / jnp.where(flat, 1, slope)[:, None])
