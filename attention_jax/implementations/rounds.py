@@ -9,6 +9,7 @@ for the keys that the device holds then.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -72,9 +73,18 @@ class Plan:
 
     options: Options
     tile: BlockSizes  # t and s
-    query_tiles: int
-    key_tiles: int
+    lengths: tuple[int, int]  # T and S
     ring: Ring | None = None  # the devices that share the keys; None for a single device
+
+    @property
+    def query_tiles(self) -> int:
+        """The number of tiles of queries."""
+        return math.ceil(self.lengths[0] / self.tile.query)
+
+    @property
+    def key_tiles(self) -> int:
+        """The number of tiles of keys."""
+        return math.ceil(self.lengths[1] / self.tile.key)
 
     @property
     def padded_lengths(self) -> tuple[int, int]:

@@ -81,7 +81,7 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     plan = make_plan(options, *lengths)
-    mask = mask_with_padding(plan, inputs.mask, lengths)
+    mask = mask_with_padding(plan, inputs.mask)
     schedule, used = None, None
     if mask is not None:
         schedule = schedule_of(tile_statuses(plan, mask))
@@ -89,11 +89,11 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     return plan, in_tiles(plan, inputs, mask, schedule, used or (None, None), lengths[1])
 
 
-def mask_with_padding(plan: Plan, mask: Mask | None, lengths: tuple[int, int]) -> Mask | None:
+def mask_with_padding(plan: Plan, mask: Mask | None) -> Mask | None:
     """The mask, which also hides the padding of T and S to whole tiles; None: all are allowed."""
-    if plan.padded_lengths == lengths:
+    if plan.padded_lengths == plan.lengths:
         return mask
-    unpadded = padding_mask(*map(jnp.asarray, lengths[::-1]))
+    unpadded = padding_mask(*map(jnp.asarray, plan.lengths[::-1]))
     return unpadded if mask is None else mask & unpadded
 
 
@@ -106,9 +106,7 @@ def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
         )
     blocks = options.block_sizes
     tile = BlockSizes(_even_size(query_length, blocks.query), _even_size(key_length, blocks.key))
-    return Plan(
-        options, tile, math.ceil(query_length / tile.query), math.ceil(key_length / tile.key)
-    )
+    return Plan(options, tile, (query_length, key_length))
 
 
 def in_tiles(
