@@ -339,7 +339,7 @@ def _captured_by_reference(options: Options, inputs: Inputs, doutput: Array) -> 
             leaves = [b if f is None else f for f, b in zip(floats, bias, strict=True)]
             moved = inputs._replace(params=params, bias=jax.tree.unflatten(structure, leaves))
             moved = moved._replace(**dict(zip(("query", "key", "value"), tokens, strict=True)))
-            output = results_of(Call(options, moved, None), "reference")
+            output = results_of(Call(options, moved), "reference")
             return jnp.sum(output * doutput.astype(output.dtype))
 
         # Cast before the gradient, so that none is rounded to a narrower dtype.
@@ -348,4 +348,4 @@ def _captured_by_reference(options: Options, inputs: Inputs, doutput: Array) -> 
         *others, floats = captured.dparams
         return captured._replace(dparams=(*others, jax.tree.unflatten(structure, floats)))
 
-    return vmap_over_batch(options.score, one_example, inputs, (doutput, 2))
+    return vmap_over_batch(options, one_example, inputs, (doutput, 2))

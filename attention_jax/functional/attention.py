@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Literal, Unpack, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.functional.capture_point import (
-    capture_point,
-    capturing,
-    capturing_matrices,
-)
-from attention_jax.functional.checks import (
-    NO_VALUE,
-    AttentionArguments,
-    Call,
-    checked_call,
-    checked_implementation,
-)
+from attention_jax.functional.capture_point import capture_point, capturing, capturing_matrices
+from attention_jax.functional.checks import NO_VALUE, Call, checked_call, checked_implementation
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.reference import logits_mask_and_values, params_of_normalizer
+from attention_jax.implementations.reference import logits_mask_and_values
 from attention_jax.kernels import IMPLEMENTATIONS, OF_A_BATCH
 from attention_jax.kernels.choice import choose, current_backend
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
@@ -37,43 +27,23 @@ from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ScoreLike
 Array = jax.Array
 
 
-@overload
 def attention(
     query: Array,
     key: KeyLike,
     value: Array,
     *,
-    implementation: str | None = ...,
-    return_statistics: Literal[False] = ...,
-    **arguments: Unpack[AttentionArguments],
-) -> Array: ...
-@overload
-def attention(
-    query: Array,
-    key: KeyLike,
-    value: Array,
-    *,
-    implementation: str | None = ...,
-    return_statistics: Literal[True],
-    **arguments: Unpack[AttentionArguments],
-) -> tuple[Array, AttentionStatistics]: ...
-def attention(
-    query,
-    key,
-    value,
-    *,
-    score=DEFAULT_SCORE,
-    params=None,
-    mask=None,
-    bias=None,
-    normalizer=DEFAULT_NORMALIZER,
-    normalizer_params=None,
-    dropout_rate=0.0,
-    dropout_rng=None,
-    implementation=None,
-    block_sizes=None,
-    return_statistics=False,
-):
+    score: ScoreLike = DEFAULT_SCORE,
+    params: Params = None,
+    mask: Mask | Array | None = None,
+    bias: Bias | Array | None = None,
+    normalizer: NormalizerLike = DEFAULT_NORMALIZER,
+    normalizer_params: Params = None,
+    dropout_rate: float = 0.0,
+    dropout_rng: Array | None = None,
+    implementation: str | None = None,
+    block_sizes: BlockSizes | None = None,
+    return_statistics: bool = False,
+) -> Any:
     """Attention with any score function and any normaliser.
 
         logits_ij = score(query_i, key_j) + bias_ij
@@ -159,14 +129,14 @@ def attention(
 
 def results_of(call: Call, implementation: str | None = None) -> Any:
     """The output of `attention`; or (output, statistics) if they are requested."""
-    options, inputs, block_sizes = call
+    options, inputs = call
     implementation = checked_implementation(implementation)
     # "cudnn" returns no statistics: if they are captured, another call computes them.
     if capturing() is not None and implementation != "cudnn":
         options = dataclasses.replace(
             options, return_statistics=options.normalizer.family.is_softmax
         )
-    output, statistics = _computed(inputs, options, implementation, block_sizes)
+    output, statistics = _computed(inputs, options, implementation)
     output = capture_point(
         inputs, output, functools.partial(_captured_results, options, inputs, statistics)
     )
@@ -206,29 +176,24 @@ def attention_weights(
     call = checked_call(
         query, key, NO_VALUE, **pairs, normalizer=normalizer, normalizer_params=normalizer_params
     )
-    return weights_of(call.options, call.inputs)
+    return weights_of(*call)
 
 
 # --- the compiled functions ---
 
 
 def _computed(
-    inputs: Inputs,
-    options: Options,
-    implementation: str | None = None,
-    block_sizes: BlockSizes | None = None,
+    inputs: Inputs, options: Options, implementation: str | None = None
 ) -> tuple[Array, AttentionStatistics | None]:
     """(output [*B, T, Dv], statistics [*B, T] or None) by the implementation that is chosen."""
-    return _attend(*choose(implementation, block_sizes, options, inputs, current_backend()), inputs)
+    return _attend(*choose(implementation, options, inputs, current_backend()), inputs)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(implementation: str, options: Options, inputs: Inputs):
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
     whole = implementation in OF_A_BATCH
-    return vmap_over_batch(
-        options.score, attend, inputs, by_query=True, whole=whole, normalizer=options.normalizer
-    )
+    return vmap_over_batch(options, attend, inputs, by_query=True, whole=whole)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -251,11 +216,11 @@ def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]
 
     def one_example(inputs: Inputs) -> tuple[Array, Array]:
         logits, mask, _ = logits_mask_and_values(options, inputs)
-        normalizer_params = params_of_normalizer(inputs)
-        weights = normalizer(normalizer_params, logits, mask)
-        return transformed_rows(normalizer, normalizer_params, logits, mask), weights
+        params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
+        weights = normalizer(params, logits, mask)
+        return transformed_rows(normalizer, params, logits, mask), weights
 
-    return vmap_over_batch(options.score, one_example, inputs, by_query=True, normalizer=normalizer)
+    return vmap_over_batch(options, one_example, inputs, by_query=True)
 
 
 def _captured_results(

@@ -65,9 +65,8 @@ NO_VALUE: Any = object()  # in place of the value, for a call that computes weig
 class Call(NamedTuple):
     """The checked arguments of an attention function."""
 
-    options: Options  # a user's score and normaliser are `Known`; tile sizes are not chosen yet
+    options: Options  # a user's score and normaliser are `Known`
     inputs: Inputs
-    block_sizes: BlockSizes | None
 
 
 def checked_call(
@@ -139,10 +138,10 @@ def checked_call(
             f"return_statistics must be False with normalizer {normalizer}, which has no logsumexp;"
             " attention_weights returns the weights themselves"
         )
-    options = Options(score, BlockSizes(), rate, return_statistics, normalizer)
+    options = Options(score, block_sizes, rate, return_statistics, normalizer)
     arrays = {"query": query, "key": key, "value": value, "dropout_rng": rng}
     inputs = Inputs(**arrays, params=params, normalizer_params=normalizer_params, **positions)
-    return Call(options, inputs, block_sizes)
+    return Call(options, inputs)
 
 
 def score_of_sizes(score: ScoreLike, query_dim: Any, key_dim: Any) -> tuple[Score, int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,15 +13,15 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_arra
 from attention_jax.core.serialization import exported
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
 from attention_jax.functional.checks import check_axes, checked_call
-from attention_jax.implementations import Inputs
+from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, WrappedScore, get_score
-from attention_jax.scores.contract import Features
+from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
 from attention_jax.scores.projected_keys import key_feature_shapes
+from attention_jax.scores.wrapped import LogitMap
 
 Array = jax.Array
 
@@ -121,7 +120,7 @@ def coverage_attention(
     check_axes("coverage_kernel", coverage_kernel, (feature_dim,), tuple(batch_shape))
     coverage = _checked_coverage(coverage, source_length, batch_shape)
     all_weights = return_weights or capturing_matrices()
-    result = _attend(score, all_weights, inputs, coverage_kernel, coverage)
+    result = _attend(call.options, all_weights, inputs, coverage_kernel, coverage)
     weights = result.weights
     output = capture_point(inputs, result.output, lambda: {"weights": weights})
     return result._replace(output=output, weights=weights if return_weights else None)
@@ -211,23 +210,20 @@ def _checked_coverage(
 # --- the compiled function ---
 
 
-@dataclasses.dataclass(frozen=True)
-class _FromZero(WrappedScore):
+class _FromZero(LogitMap):
     """A score whose tokens keep their offset: with coverage, its features depend on it."""
 
     translation_invariant = False
-    finite_slopes = WrappedScore.finite_slopes
-    round = WrappedScore.round
-    tile_params = WrappedScore.tile_params
 
-    def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
-        return self.score.pair(params, q_features, k_features)
+    def map_logits(self, logits: Array) -> Array:
+        return logits
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _attend(
-    score: Score, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
+    options: Options, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
 ) -> CoverageResult:
+    score = options.score
     score = _FromZero(score) if score.translation_invariant else score
     # `inputs.compute_dtype` would leave out the kernel and the coverage.
     dtype = accumulator_dtype(*jax.tree.leaves(inputs._replace(mask=None)), kernel, coverage)
@@ -245,7 +241,7 @@ def _attend(
                 allowed = row["allowed"]
                 seen = allowed_only(allowed, coverage[None])
                 keys = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)
-                logits = chunk._replace(keys=keys, **row).logits(score)
+                logits = chunk._replace(keys=keys, **row).logits()
                 weights = allowed_only(allowed, masked_softmax(logits, allowed))[0]
                 return coverage + weights, (weights, jnp.sum(jnp.minimum(weights, seen[0])))
 
@@ -261,4 +257,4 @@ def _attend(
             loss = jnp.zeros(output.shape[0], inputs.compute_dtype)
         return CoverageResult(output, weights, coverage, loss)
 
-    return vmap_over_batch(score, one_example, inputs, (kernel, 1), (coverage, 1))
+    return vmap_over_batch(options, one_example, inputs, (kernel, 1), (coverage, 1))

@@ -277,7 +277,7 @@ class _FlaxAttention(nnx.Module):
         )
         if module is not None:
             # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
-            weights = ungroup_heads(weights_of(call.options, call.inputs), query.ndim - 3)
+            weights = ungroup_heads(weights_of(*call), query.ndim - 3)
             module.sow("intermediates", "attention_weights", weights)
         return _results(call, self.implementation)
 

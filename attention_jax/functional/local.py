@@ -74,7 +74,8 @@ def local_attention(
 
     Source: Luong, Pham and Manning 2015, section 3.2, equations 7, 9 and 10.
     """
-    call = _windowed_call(query, key, value, centers, radius, sigma, AttentionArguments, arguments)
+    tokens = query, key, value
+    call = _windowed_call(tokens, centers, radius, sigma, AttentionArguments, arguments)
     return results_of(call, implementation)
 
 
@@ -105,26 +106,20 @@ def local_attention_weights(
     >>> weights.round(4)  # 1/3 for each key in the window, times exp(-2), 1, exp(-2)
     Array([[0.0451, 0.3333, 0.0451, 0.    ]], dtype=float32)
     """
-    call = _windowed_call(query, key, NO_VALUE, centers, radius, sigma, WeightsArguments, arguments)
-    return weights_of(call.options, call.inputs)
+    tokens = query, key, NO_VALUE
+    call = _windowed_call(tokens, centers, radius, sigma, WeightsArguments, arguments)
+    return weights_of(*call)
 
 
 def _windowed_call(
-    query: Array,
-    key: Array,
-    value: Any,
-    centers: Array,
-    radius: int,
-    sigma: float | Array | None,
-    accepted: type,
-    arguments: Any,
+    tokens: tuple[Any, ...], centers: Any, radius: int, sigma: Any, accepted: type, arguments: Any
 ) -> Call:
     """The call of `attention` with the mask of the window and the damping of the Gaussian."""
     for name in arguments.keys() - accepted.__annotations__.keys():
         raise TypeError(f"local attention got an unexpected keyword argument {name!r}")
     window, mask = window_mask(centers, radius), arguments.get("mask")
     mask = window if mask is None else as_mask(mask) & window
-    call = checked_call(query, key, value, **{**arguments, "mask": mask})
+    call = checked_call(*tokens, **{**arguments, "mask": mask})
     if sigma is None:
         return call
     damping, inputs = gaussian_bias(centers, sigma), call.inputs

@@ -6,7 +6,6 @@ pay them in every step. A `Memory` stores the features that the score's `pair` r
 
 from __future__ import annotations
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -19,8 +18,8 @@ from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes, checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
 from attention_jax.implementations.contract import narrow_or
+from attention_jax.implementations.features import rounded
 from attention_jax.scores import KeyLike, Params, ProjectedKeys, ScoreLike, get_score
-from attention_jax.scores.projected_keys import project_keys
 
 Array = jax.Array
 
@@ -79,11 +78,10 @@ def remember(
     dtype = accumulator_dtype(key, value, *jax.tree.leaves(params))
 
     def project(params: Params, key: Array) -> ProjectedKeys:
-        keys = project_keys(score, *cast_floats((params, key), dtype))
-        narrow = narrow_or(dtype, {key.dtype})
-        if narrow.itemsize > 2:
-            return keys
-        return dataclasses.replace(keys, features=score.round(keys.features, "key", narrow))
+        features = score.project_key(*cast_floats((params, key), dtype))
+        features = rounded(score, features, "key", narrow_or(dtype, {key.dtype}))
+        core_ndims = tuple(leaf.ndim for leaf in jax.tree.leaves(features))
+        return ProjectedKeys(features, key.shape[-1], core_ndims)
 
     def batched(params: Params, key: Array) -> ProjectedKeys:
         return map_over_batch(project, batch_shape, (params, key), (param_ndims, 2))

@@ -21,12 +21,12 @@ from attention_jax.functional.monotonic_walks import (
     expected_weights,
     hard_monotonic_weights,
 )
-from attention_jax.implementations import Inputs
+from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
-from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike
+from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
 
 Array = jax.Array
 
@@ -105,7 +105,7 @@ def monotonic_attention(
         normalise additive attention's v; here the score is unchanged.
     """
     call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
-    score, inputs = call.options.score, call.inputs
+    options, inputs = call
     if noise_rng is not None:
         rng = checked_rng(noise_rng, name="noise_rng")
         inputs = inputs._replace(dropout_rng=rng)  # split over the batch
@@ -118,7 +118,9 @@ def monotonic_attention(
     if not isinstance(return_weights, bool) and return_weights != "last":
         raise ValueError(f"return_weights must be True, False or 'last'; got {return_weights!r}")
     all_weights = return_weights is True or capturing_matrices()
-    output, last, weights = _attend(score, hard, all_weights, inputs, offset, noise_scale, initial)
+    output, last, weights = _attend(
+        options, hard, all_weights, inputs, offset, noise_scale, initial
+    )
     output = capture_point(inputs, output, lambda: {"weights": weights})
     if return_weights == "last":
         return output, last
@@ -127,7 +129,7 @@ def monotonic_attention(
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _attend(
-    score: Score,
+    options: Options,
     hard: bool,
     all_weights: bool,
     inputs: Inputs,
@@ -137,14 +139,13 @@ def _attend(
 ) -> tuple[Array, Array, Array | None]:
     """(output [*B, T, Dv], weights [*B, S] of the last query, weights [*B, T, S] or None)."""
 
-    def one_example(
-        inputs: Inputs, offset: Array, noise_scale: Array, initial: Array
-    ) -> tuple[Array, Array, Array | None]:
+    def one_example(inputs: Inputs, offset: Array, noise_scale: Array, initial: Array) -> Any:
         dtype, target_length = inputs.compute_dtype, inputs.query.shape[0]
+        first = initial.astype(dtype)
 
         def compute_weights(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
             allowed = chunk.allowed
-            logits = chunk.logits(score) + offset.astype(dtype)
+            logits = chunk.logits() + offset.astype(dtype)
             if inputs.dropout_rng is not None:
                 noise = _noise(inputs.dropout_rng, chunk.positions, logits.shape[1], dtype)
                 logits = logits + noise_scale.astype(dtype) * noise
@@ -161,11 +162,12 @@ def _attend(
             return last, weights, None
 
         output, weights, _, last = attend_in_order(
-            score, inputs, compute_weights, initial.astype(dtype), return_weights=all_weights
+            options.score, inputs, compute_weights, first, return_weights=all_weights
         )
         return output, last, weights
 
-    return vmap_over_batch(score, one_example, inputs, (offset, 0), (noise_scale, 0), (initial, 1))
+    numbers = (offset, 0), (noise_scale, 0), (initial, 1)
+    return vmap_over_batch(options, one_example, inputs, *numbers)
 
 
 def _noise(rng: Array, query_positions: Array, source_length: int, dtype: jnp.dtype) -> Array:

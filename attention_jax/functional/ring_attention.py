@@ -95,7 +95,7 @@ def ring_attention(
     """
     if isinstance(key, ProjectedKeys):
         raise ValueError("key must be an array, which ring_attention projects; got ProjectedKeys")
-    options, inputs, block_sizes = checked_call(
+    options, inputs = checked_call(
         query, key, value, return_statistics=return_statistics, **arguments
     )
     if num_visits(options.normalizer, jnp.float32):
@@ -104,8 +104,9 @@ def ring_attention(
             " ring for each visit of the search for its threshold: use attention"
         )
     _check_cut(mesh, axis_name, inputs)
-    block_sizes = block_sizes or chosen_block_sizes(options.score, inputs, current_backend())
-    options = dataclasses.replace(options, block_sizes=block_sizes)
+    if options.block_sizes is None:
+        block_sizes = chosen_block_sizes(options.score, inputs, current_backend())
+        options = dataclasses.replace(options, block_sizes=block_sizes)
     output, statistics = _attend(options, mesh, axis_name, inputs)
     return (output, statistics) if return_statistics else output
 
@@ -134,7 +135,7 @@ def _check_cut(mesh: Any, axis_name: str, inputs: Inputs) -> None:
 def _attend(options: Options, mesh: Mesh, axis_name: str, inputs: Inputs):
     def one_device(inputs: Inputs):
         attend = functools.partial(ring.attend, options, axis_name)
-        return vmap_over_batch(options.score, attend, inputs, normalizer=options.normalizer)
+        return vmap_over_batch(options, attend, inputs)
 
     def cut(array: Array) -> PartitionSpec:
         return PartitionSpec(*[None] * (array.ndim - 2), axis_name)

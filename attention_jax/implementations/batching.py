@@ -9,23 +9,19 @@ import jax
 from jax.sharding import PartitionSpec
 
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes, varying_as
-from attention_jax.implementations.contract import Inputs
-from attention_jax.normalizers import Normalizer, Softmax
+from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.scores import Params, ProjectedKeys, Score
 
 Array = jax.Array
 
-_SOFTMAX = Softmax()
-
 
 def vmap_over_batch(
-    score: Score,
+    options: Options,
     function: Callable[..., Any],
     inputs: Inputs,
     *extra: tuple[Array, int],
     by_query: bool = False,
     whole: bool = False,
-    normalizer: Normalizer = _SOFTMAX,
 ) -> Any:
     """Applies `function`, of one example or of the `whole` batch, to inputs with batch axes *B.
 
@@ -34,7 +30,8 @@ def vmap_over_batch(
     sharded like those of query, key and value.
 
     Args:
-        score: the score whose `params` are in `inputs`.
+        options: those of the call, with the score and the normaliser whose parameters are in
+            `inputs`.
         function: takes `Inputs` and the extra arrays without batch axes; returns a pytree of
             arrays. It must not use arrays from a closure.
         inputs: query has exactly the axes *B; key, value and the leaves of the parameters, mask and
@@ -45,7 +42,6 @@ def vmap_over_batch(
         by_query: whether the axis T follows *B in every result, which is then sharded like the
             axis T of the query.
         whole: whether `function` takes inputs with batch axes, and is called once.
-        normalizer: the normaliser whose `normalizer_params` are in `inputs`.
 
     Returns:
         the results of `function`, each leaf with the axes *B in front.
@@ -63,7 +59,7 @@ def vmap_over_batch(
             inputs = inputs._replace(dropout_rng=jax.random.split(inputs.dropout_rng, batch_shape))
         if whole:
             return function(inputs, *arrays)
-        ndims = (core_ndims(score, normalizer, inputs), *(ndim for _, ndim in extra))
+        ndims = (core_ndims(options, inputs), *(ndim for _, ndim in extra))
         return map_over_batch(function, batch_shape, (inputs, *arrays), ndims)
 
     return on_automatic_axes(batched, spec, inputs, *(array for array, _ in extra))
@@ -124,17 +120,18 @@ def core_ndims_of_params(score: Score, params: Params, query_dim: int, key_dim: 
     return jax.tree.map(lambda leaf: len(leaf.shape), shapes)
 
 
-def core_ndims(score: Score, normalizer: Normalizer, inputs: Inputs) -> Inputs:
+def core_ndims(options: Options, inputs: Inputs) -> Inputs:
     """`inputs` with every array replaced by its number of axes without batch axes."""
+    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
     ndims: Any = (
         2,  # query
         inputs.key.map(lambda _, ndim: ndim) if isinstance(inputs.key, ProjectedKeys) else 2,
         2,  # value
-        core_ndims_of_params(score, inputs.params, inputs.query.shape[-1], inputs.key.shape[-1]),
+        core_ndims_of_params(options.score, inputs.params, *sizes),
         None if inputs.mask is None else inputs.mask.core_ndims(),
         None if inputs.bias is None else inputs.bias.core_ndims(),
         None if inputs.dropout_rng is None else 0,
-        jax.tree.map(lambda leaf: len(leaf.shape), normalizer.param_shapes()),
+        jax.tree.map(lambda leaf: len(leaf.shape), options.normalizer.param_shapes()),
         None if inputs.damping is None else inputs.damping.core_ndims(),
     )
     return Inputs(*ndims)

@@ -18,7 +18,6 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.checks import check_integer
 from attention_jax.normalizers import AttentionStatistics, Normalizer, Softmax
 from attention_jax.normalizers.contract import sink_logit
-from attention_jax.normalizers.rows import RowSummary
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
@@ -54,7 +53,7 @@ class Options:
     """The static options of an implementation."""
 
     score: Score
-    block_sizes: BlockSizes  # of "tiled" and "mosaic_tpu"
+    block_sizes: Any = None  # `BlockSizes` of "tiled" and "mosaic_tpu"; None until they are chosen
     dropout_rate: float = 0.0  # 0 <= rate < 1
     return_statistics: bool = False  # whether to return `AttentionStatistics`
     normalizer: Normalizer = Softmax()
@@ -69,7 +68,7 @@ class Inputs(NamedTuple):
     params: Params  # of the score
     mask: Mask | None  # without batch axes
     bias: Bias | None  # without batch axes
-    dropout_rng: Array | None  # [] a typed PRNG key
+    dropout_rng: Any  # [] a typed PRNG key; None without dropout
     normalizer_params: Params = None  # of the normaliser
     # A function of positions, without batch axes, whose exponential multiplies the weights.
     damping: Bias | None = None
@@ -104,7 +103,7 @@ def narrow_or(compute_dtype: jnp.dtype, dtypes: set[Any]) -> jnp.dtype:
 
 
 def results(
-    options: Options, inputs: Inputs, output: Array, summary: RowSummary | None
+    options: Options, inputs: Inputs, output: Array, summary: Any
 ) -> tuple[Array, AttentionStatistics | None]:
     """The results of an implementation, from its rows without a sink.
 
@@ -117,11 +116,9 @@ def results(
     params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
     sink = sink_logit(options.normalizer, params)
     if sink is not None:
-        assert summary is not None  # softmax has one
         share, summary = summary.with_sink(sink)
         output = output.astype(share.dtype) * share[:, None]
     statistics = None
     if options.return_statistics:
-        assert summary is not None  # checked by the caller
         statistics = summary.statistics()
     return output.astype(inputs.query.dtype), statistics

@@ -11,8 +11,8 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.implementations.contract import Inputs
 from attention_jax.implementations.tile_arrays import replace_and_pad
 from attention_jax.scores import ProjectedKeys, Score
+from attention_jax.scores.contract import Features, Side
 from attention_jax.scores.origin import origin_of
-from attention_jax.scores.projected_keys import key_features
 from attention_jax.scores.stand_ins import needs_stand_ins, stand_in_key, stand_in_query
 
 Array = jax.Array
@@ -33,11 +33,17 @@ def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -
     The score projects them in float32. If the tokens of `inputs` are 16 bits wide, it rounds the
     features to their dtype, in which a tensor core multiplies them.
     """
-    q_features, k_features = score.project_query(params, query), key_features(score, params, key)
-    dtype = inputs.token_dtype
-    if dtype.itemsize > 2:
-        return q_features, k_features
-    return score.round(q_features, "query", dtype), score.round(k_features, "key", dtype)
+    is_projected, dtype = isinstance(key, ProjectedKeys), inputs.token_dtype
+    k_features = key.features if is_projected else score.project_key(params, key)
+    return (
+        rounded(score, score.project_query(params, query), "query", dtype),
+        rounded(score, k_features, "key", dtype),
+    )
+
+
+def rounded(score: Score, features: Features, side: Side, dtype: jnp.dtype) -> Features:
+    """The features as `pair` reads them, of tokens that are multiplied in a dtype."""
+    return score.round(features, side, dtype) if dtype.itemsize == 2 else features
 
 
 def projected_tokens(

@@ -18,45 +18,34 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.implementations import tiling
-from attention_jax.implementations.rounds import map_query_tiles
+from attention_jax.implementations.rounds import Plan, map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
 from attention_jax.implementations.tile_arrays import repeated
-from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.implementations.tiling import NUM_DIFFERENTIABLE, Arrays
 from attention_jax.normalizers.rows import RowSummary, RowSums
 
 Array = jax.Array
 
 
-def attend_tiles(plan: Plan, arrays: Arrays, constants: Any) -> tuple[Array, RowSummary | None]:
+def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as in `tiled`."""
 
     # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
-    arrays = cast_floats(arrays, arrays.compute_dtype)
-
-    def finish(state: RowSums) -> tuple[Array, RowSummary | None]:
-        rows = state.finalize(plan.options.normalizer)
-        return rows.output, rows.summary
+    floats, rest = arrays[:NUM_DIFFERENTIABLE], arrays[NUM_DIFFERENTIABLE:]
+    fields: Any = *cast_floats(tuple(floats), arrays.compute_dtype), *rest
+    arrays = Arrays(*fields)
 
     # Each tile of queries consists of its index, its features and its rows of the bias tables.
     tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
-    return map_query_tiles(
-        plan.ring,
-        constants,
-        (arrays.keys, arrays.values),
-        (jnp.arange(plan.query_tiles), arrays.queries, tables),
-        start=lambda: tiling.empty_state(plan, arrays),
-        attend=functools.partial(_attend_to_keys, plan, arrays),
-        finish=finish,
-        recompute=True,
-    )
+    tiles = jnp.arange(plan.query_tiles), arrays.queries, tables
+    attend = functools.partial(_attend_to_keys, plan)
+    rows = map_query_tiles(plan, arrays, tiles, attend, recompute=True)
+    return rows.output, rows.summary
 
 
 def _attend_to_keys(
     plan: Plan,
     arrays: Arrays,
-    constants: Constants,
-    keys_and_values: tuple[Any, Array],
     query_tile: tuple[Array, Any, list[Array]],
     sums: RowSums,
 ) -> RowSums:
@@ -64,8 +53,8 @@ def _attend_to_keys(
     i, queries, tables = query_tile
     order = jnp.arange(plan.key_tiles)
     visited = jnp.asarray(plan.key_tiles)
-    if constants.schedule is not None:
-        order, visited = constants.schedule.order[i], constants.schedule.visited[i]
+    if arrays.schedule is not None:
+        order, visited = arrays.schedule.order[i], arrays.schedule.visited[i]
 
     def fold(update, carry):
         """`carry = update(carry, logits, values, factors_of_values)` for each tile of keys."""
@@ -78,8 +67,7 @@ def _attend_to_keys(
         def compute(carry, j, keys, values, tables):
             # The tile of each table, as a table of a single tile.
             biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
-            masked = constants.mask is not None
-            tile = Tile(plan, arrays._replace(biases=biases), constants, i, j, masked)
+            tile = Tile(plan, arrays._replace(biases=biases), i, j, arrays.mask is not None)
             logits = tile.logits(queries, keys, differentiable=True)
             logits = tile.transformed(arrays.normalizer_params, logits)
             return update(carry, logits, values, tile.factors_of_values)
@@ -88,7 +76,7 @@ def _attend_to_keys(
 
     # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
     # into all keys would give a gradient of the size of all keys in every step.
-    keys, values = jax.tree.map(lambda tiles: tiles[order], keys_and_values)
+    keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
     tables = [repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 

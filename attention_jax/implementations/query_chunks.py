@@ -22,8 +22,10 @@ from attention_jax.core.products import einsum
 from attention_jax.implementations import bias_tiles, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.implementations.rounds import Plan
 from attention_jax.implementations.tile_arrays import joined, positions, repeated
-from attention_jax.scores import Params, Score
+from attention_jax.implementations.tiling import Arrays
+from attention_jax.scores import Score
 from attention_jax.scores.stand_ins import pair_with_stand_ins
 
 Array = jax.Array
@@ -34,20 +36,20 @@ SMALLEST_CHUNK = 64  # up to this T there is one chunk, and nothing is recompute
 class Chunk(NamedTuple):
     """t queries and all S keys, in the compute dtype, without the NaN of hidden tokens."""
 
-    params: Params
+    plan: Plan
+    arrays: Arrays  # of all chunks
     queries: Any  # [t, Fq] features from `project_query`, or a pytree of such arrays
     keys: Any  # [S, Fk] features from `project_key`, or a pytree of such arrays
-    values: Array  # [S, Dv]
     bias: Array | None  # [t, S]
     allowed: Array | None  # bool [t, S], False for padding of the last chunk; None for all pairs
     positions: Array  # int [t], the positions of the queries
-    stand_ins: tuple[Any, Any] | None  # features that replace those of masked pairs
 
-    def logits(self, score: Score) -> Array:
+    def logits(self) -> Array:
         """The logits [t, S] with the bias, in the compute dtype; masked entries hold anything."""
-        features = self.queries, self.keys
-        logits = pair_with_stand_ins(score, self.params, *features, self.allowed, self.stand_ins)
-        logits = logits.astype(self.values.dtype)
+        score, arrays, features = self.plan.options.score, self.arrays, (self.queries, self.keys)
+        hidden = self.allowed, arrays.stand_ins
+        logits = pair_with_stand_ins(score, arrays.params, *features, *hidden)
+        logits = logits.astype(arrays.compute_dtype)
         return logits if self.bias is None else logits + self.bias
 
 
@@ -87,8 +89,8 @@ def attend_in_order(
     inputs = cast_floats(inputs, inputs.compute_dtype)
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
     options = Options(score, BlockSizes(size, lengths[1]))
-    plan, arrays, constants = tiling.prepare(options, inputs)
-    mask, integers = constants.mask, constants.bias_integers
+    plan, arrays = tiling.prepare(options, inputs)
+    mask = arrays.mask
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
     # The loop takes tables row by row. If it read a whole table, every step would add a gradient of
     # the size of the table.
@@ -98,16 +100,15 @@ def attend_in_order(
     def attend(carry: Any, query_tile: Any) -> tuple[Any, Any]:
         index, queries, tables = query_tile
         biases = BiasTiles(tuple(table[None] for table in tables), arrays.biases.functions)
-        bias = bias_tiles.tile_values(biases, integers, plan.grid, index, first_key)
+        bias = bias_tiles.tile_values(biases, plan, index, first_key)
         chunk = Chunk(
-            params=arrays.params,
+            plan=plan,
+            arrays=arrays,
             queries=queries,
             keys=keys,
-            values=values,
             bias=None if bias is None else jnp.broadcast_to(bias, shape),
             allowed=None if mask is None else tiling.allowed_pairs(plan, mask, index, first_key),
             positions=positions(index, plan.tile.query),
-            stand_ins=constants.stand_ins,
         )
         carry, weights, rows = compute_weights(chunk, carry)
         output = einsum("ts,sd->td", weights, values)
@@ -122,7 +123,7 @@ def attend_in_order(
     if plan.query_tiles > 1:
         attend = jax.checkpoint(attend, prevent_cse=False)
     query_tiles = (jnp.arange(plan.query_tiles), arrays.queries, tables)
-    carry, results = _scan(attend, carry, query_tiles)
+    carry, results = jax.lax.scan(attend, carry, query_tiles, unroll=plan.query_tiles == 1)
     results = jax.tree.map(functools.partial(joined, length=lengths[0]), results)
     return *results, carry
 
@@ -130,11 +131,3 @@ def attend_in_order(
 def allowed_only(allowed: Array | None, pairs: Array) -> Array:
     """`pairs` with 0 in place of masked entries, whose cotangents then reach nothing."""
     return pairs if allowed is None else jnp.where(allowed, pairs, 0)
-
-
-def _scan(body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, chunks: Any) -> tuple[Any, Any]:
-    """`jax.lax.scan` over the leading axis of `chunks`, without a loop if its size is 1."""
-    if jax.tree.leaves(chunks)[0].shape[0] > 1:
-        return jax.lax.scan(body, carry, chunks)
-    carry, results = body(carry, jax.tree.map(lambda leaf: leaf[0], chunks))
-    return carry, jax.tree.map(lambda leaf: leaf[None], results)

@@ -34,13 +34,12 @@ Array = jax.Array
 def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     logits, mask, values = logits_mask_and_values(options, inputs)
-    params = params_of_normalizer(inputs)
+    params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
     logits = transformed_rows(options.normalizer, params, logits, mask)
     weights = weights_of_rows(options.normalizer, params, logits)
     # Whether any weight is not 0, NaN included; `any(weights != 0)` would store a second [T, S].
     any_allowed = jnp.max(jax.lax.stop_gradient(weights), axis=1, initial=0) != 0
     if options.dropout_rate > 0:
-        assert inputs.dropout_rng is not None  # checked by the caller
         positions = (jnp.arange(length) for length in logits.shape)
         keep = dropout.keep_mask(inputs.dropout_rng, options.dropout_rate, *positions)
         weights = dropout.drop(weights, keep, options.dropout_rate)
@@ -52,11 +51,6 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     output = jnp.where(any_allowed[:, None], output, 0)
     summary = summary_of_rows(logits) if options.normalizer.family.is_softmax else None
     return results(options, inputs, output, summary)
-
-
-def params_of_normalizer(inputs: Inputs) -> Any:
-    """The normaliser's parameters in the compute dtype."""
-    return cast_floats(inputs.normalizer_params, inputs.compute_dtype)
 
 
 def logits_mask_and_values(options: Options, inputs: Inputs) -> tuple[Array, Array | None, Array]:

@@ -22,15 +22,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import tiled, tiling
 from attention_jax.implementations.contract import Inputs, Options, results
-from attention_jax.implementations.rounds import Ring
+from attention_jax.implementations.rounds import Plan, Ring
 from attention_jax.implementations.tile_arrays import joined
-from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.implementations.tiling import Arrays
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.pairwise.biases import ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
@@ -56,78 +57,51 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     plan = tiling.make_plan(options, *(math.ceil(length / 2) for length in lengths))
     ring = Ring(axis, lengths, plan.padded_lengths)
-    plan = _with_tiles(plan, lengths, ring)
-    arrays, constants = _prepare(plan, ring, inputs)
-    rows = jax.tree.map(
-        lambda tiles: joined(tiles, lengths[0]), tiled.attend_tiles(plan, arrays, constants)
-    )
+    plan = dataclasses.replace(plan, lengths=lengths, ring=ring)
+    rows = tiled.attend_tiles(plan, _prepare(plan, ring, inputs))
+    rows = jax.tree.map(lambda tiles: joined(tiles, lengths[0]), rows)
     return jax.tree.map(lambda row: ring.mirrored(row, 0), results(options, inputs, *rows))
 
 
-def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> tuple[Arrays, Constants]:
+def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> Arrays:
     """`tiling.prepare` for the tokens of this device.
 
     The schedule has an axis [devices] in front, for the rounds. All are made before the first
     round, and the batch decides about all tiles together: a batch that is sharded over another mesh
     axis then needs one small reduction, and none in a round.
     """
-    shifts = ring.shifts(jnp.zeros((), int))
-    devices = jax.lax.axis_size(ring.axis)
-    mask = _shifted_mask(plan, inputs.mask, shifts, ring.lengths)
+    shifts, devices = ring.shifts(jnp.zeros((), int)), jax.lax.axis_size(ring.axis)
+
+    def shifted_mask(plan: Plan, shifts: Shifts) -> Mask | None:
+        shifted = None if inputs.mask is None else ShiftedMask(inputs.mask, shifts)
+        return tiling.mask_with_padding(plan, shifted)
+
+    def used(lengths: tuple[int, int], **unshifted: Any) -> tuple[Array | None, Array | None]:
+        """The used tokens among the queries or the keys of all devices."""
+        part = dataclasses.replace(plan, lengths=lengths)
+        mask = shifted_mask(part, dataclasses.replace(shifts, **unshifted))
+        if mask is None:
+            return None, None
+        return tiling.used_tokens(part, mask, tiling.schedule_of(tiling.tile_statuses(part, mask)))
+
+    mask = shifted_mask(plan, shifts)
     schedule = None
     if mask is not None:
         statuses = jax.lax.map(
-            lambda step: tiling.tile_statuses(plan.grid, ring.at_round(mask, step)),
+            lambda step: tiling.tile_statuses(plan, ring.at_round(mask, step)),
             jnp.arange(devices),
         )
         schedule = tiling.schedule_of(statuses)
-    inputs = inputs._replace(
+    (queries, keys), zero = ring.lengths, jnp.zeros(1, int)
+    counts, _ = used((queries, devices * keys), keys=zero)
+    _, used_keys = used((devices * queries, keys), queries=zero)
+    parts = inputs._replace(
         query=ring.mirrored(inputs.query, 0),
         key=ring.mirrored(inputs.key, 1),
         value=ring.mirrored(inputs.value, 1),
         bias=None if inputs.bias is None else ShiftedBias(inputs.bias, shifts),
     )
-    used = _used_tokens(plan, inputs.mask, shifts, ring.lengths, devices)
-    arrays, constants = tiling.in_tiles(
-        plan, inputs, mask, schedule, used, devices * ring.lengths[1]
-    )
-    if constants.dropout_mask is not None:
-        constants = constants._replace(dropout_mask=ShiftedMask(constants.dropout_mask, shifts))
-    return arrays, constants
-
-
-def _with_tiles(plan: Plan, lengths: tuple[int, int], ring: Ring | None = None) -> Plan:
-    """The plan for other lengths, in tiles of the same size."""
-    tiles = zip(lengths, (plan.tile.query, plan.tile.key), strict=True)
-    query_tiles, key_tiles = (math.ceil(length / size) for length, size in tiles)
-    return dataclasses.replace(plan, query_tiles=query_tiles, key_tiles=key_tiles, ring=ring)
-
-
-def _shifted_mask(
-    plan: Plan, mask: Mask | None, shifts: Shifts, lengths: tuple[int, int]
-) -> Mask | None:
-    """`tiling.mask_with_padding` of a mask of the whole sequences."""
-    shifted = None if mask is None else ShiftedMask(mask, shifts)
-    return tiling.mask_with_padding(plan, shifted, lengths)
-
-
-def _used_tokens(
-    plan: Plan, mask: Mask | None, shifts: Shifts, lengths: tuple[int, int], devices: int
-) -> tuple[Array | None, Array | None]:
-    """How many keys each query of a device may attend to, and which of its keys are used.
-
-    Each is None if neither a mask nor padding hides a token.
-    """
-
-    def used(shifts: Shifts, lengths: tuple[int, int]) -> tuple[Array | None, Array | None]:
-        part_plan = _with_tiles(plan, lengths)
-        part_mask = _shifted_mask(part_plan, mask, shifts, lengths)
-        if part_mask is None:
-            return None, None
-        schedule = tiling.schedule_of(tiling.tile_statuses(part_plan.grid, part_mask))
-        return tiling.used_tokens(part_plan, part_mask, schedule)
-
-    (queries, keys), unshifted = lengths, jnp.zeros(1, int)
-    counts, _ = used(dataclasses.replace(shifts, keys=unshifted), (queries, devices * keys))
-    _, used_keys = used(dataclasses.replace(shifts, queries=unshifted), (devices * queries, keys))
-    return counts, used_keys
+    arrays = tiling.in_tiles(plan, parts, mask, schedule, (counts, used_keys), devices * keys)
+    if arrays.dropout_mask is not None:
+        arrays = arrays._replace(dropout_mask=ShiftedMask(arrays.dropout_mask, shifts))
+    return arrays

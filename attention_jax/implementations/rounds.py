@@ -9,12 +9,16 @@ for the keys that the device holds then.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.meshes import varying_as
+from attention_jax.implementations.contract import BlockSizes, Options
+from attention_jax.normalizers.rows import FinalRows, RowSums
 from attention_jax.pairwise.position_functions import Shifts
 
 Array = jax.Array
@@ -62,98 +66,115 @@ class Ring:
 
         return jax.tree.map(shifted, functions, is_leaf=lambda leaf: isinstance(leaf, Shifts))
 
-    def fold(self, constants: Any, keys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
-        """`keys, carry = visit(constants, keys, carry)`, once per device; see `fold_rounds`."""
-        devices = jax.lax.axis_size(self.axis)
-        next_device = [(device, (device + 1) % devices) for device in range(devices)]
 
-        def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
-            step, schedule = step_and_schedule
-            of_round = self.at_round(constants._replace(schedule=None), step)
-            keys, carry = visit(of_round._replace(schedule=schedule), *state)
-            # The last permutation returns the keys to their first device. Only gradients need it;
-            # the forward pass has it too, so that the program holds a single copy of the round.
-            return (jax.lax.ppermute(keys, self.axis, next_device), carry), None
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The static part of a tiled computation."""
 
-        rounds = jnp.arange(devices), constants.schedule
-        (keys, carry), _ = jax.lax.scan(one_round, (keys, carry), rounds)
-        return keys, carry
+    options: Options
+    tile: BlockSizes  # t and s
+    lengths: tuple[int, int]  # T and S
+    ring: Ring | None = None  # the devices that share the keys; None for a single device
+
+    @property
+    def query_tiles(self) -> int:
+        """The number of tiles of queries."""
+        return math.ceil(self.lengths[0] / self.tile.query)
+
+    @property
+    def key_tiles(self) -> int:
+        """The number of tiles of keys."""
+        return math.ceil(self.lengths[1] / self.tile.key)
+
+    @property
+    def padded_lengths(self) -> tuple[int, int]:
+        """T and S, padded to whole tiles."""
+        return self.query_tiles * self.tile.query, self.key_tiles * self.tile.key
 
 
 def fold_rounds(
-    ring: Ring | None, constants: Any, keys: Any, carry: Any, visit: Visit
+    ring: Ring | None, arrays: Any, dkeys: Any, carry: Any, visit: Visit
 ) -> tuple[Any, Any]:
-    """`keys, carry = visit(constants, keys, carry)`, once per round.
+    """`dkeys, carry = visit(arrays, dkeys, carry)`, once per round.
 
     Args:
         ring: None for one round with all keys.
-        constants: the arrays that are not differentiated; a ring computes those of each round.
-        keys: a pytree of all that belongs to keys (features, values, their gradients). A ring sends
-            it to the next device after each round.
+        arrays: those of all tiles; in a ring with the positions of the first round, and with the
+            schedules of all rounds. The ring gives each round its keys, positions and schedule.
+        dkeys: a pytree that belongs to the keys, such as their gradients. A ring sends it with them
+            to the next device after each round.
         carry: a pytree that stays on its device.
         visit: the work of one round.
 
     Returns:
-        the keys, back on their first device, and the last carry.
+        `dkeys`, back on their first device, and the last carry.
     """
     if ring is None:
-        return visit(constants, keys, carry)
-    return ring.fold(constants, keys, carry, visit)
+        return visit(arrays, dkeys, carry)
+    devices = jax.lax.axis_size(ring.axis)
+    next_device = [(device, (device + 1) % devices) for device in range(devices)]
+
+    def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
+        (keys, values, dkeys), carry = state
+        step, schedule = step_and_schedule
+        of_round = ring.at_round(arrays._replace(schedule=None), step)
+        of_round = of_round._replace(schedule=schedule, keys=keys, values=values)
+        dkeys, carry = visit(of_round, dkeys, carry)
+        # The ring can send the keys while the round computes. The last permutation returns them to
+        # their first device. Only gradients need it; the forward pass has it too, so that the
+        # program holds a single copy of the round.
+        return (jax.lax.ppermute((keys, values, dkeys), ring.axis, next_device), carry), None
+
+    state: Any = (arrays.keys, arrays.values, dkeys), carry
+    ((*_, dkeys), carry), _ = jax.lax.scan(one_round, state, (jnp.arange(devices), arrays.schedule))
+    return dkeys, carry
 
 
 def map_query_tiles(
-    ring: Ring | None,
-    constants: Any,
-    keys: Any,
-    tiles: Any,
-    *,
-    start: Callable[[], Any],
-    attend: Callable[[Any, Any, Any, Any], Any],
-    finish: Callable[[Any], Any],
-    recompute: bool = False,
-) -> Any:
-    """`finish(state)` for each tile of queries, with `state = attend(..., state)` in every round.
+    plan: Plan, arrays: Any, tiles: Any, attend: Callable[[Any, Any, Any], Any], recompute: bool
+) -> FinalRows:
+    """The results of each tile of queries, with `sums = attend(arrays, tile, sums)` in every round.
 
     Args:
-        ring: as in `fold_rounds`.
-        constants: as in `fold_rounds`.
-        keys: as in `fold_rounds`.
+        plan: the sizes and numbers of tiles, and the ring.
+        arrays: as in `fold_rounds`.
         tiles: a pytree of arrays [query_tiles, ...]: the queries and the arrays that go with them.
-        start: returns the state of one tile of queries before its first key.
-        attend: takes (constants, keys, tile, state) and returns the next state.
-        finish: takes the last state of a tile and returns its result.
+        attend: adds the keys of a round to the `RowSums` of a tile of queries.
         recompute: whether the gradient recomputes each step instead of saving its arrays.
 
     Returns:
         the results, each with a leading axis [query_tiles].
     """
+    normalizer, values = plan.options.normalizer, arrays.values
+    zeros = jnp.zeros((plan.tile.query, values.shape[-1]), arrays.compute_dtype)
+    empty = RowSums.empty(normalizer, zeros, entropy=plan.options.return_statistics)
+    empty = varying_as(empty, arrays)
 
     # Each reverse pass removes one checkpoint. With a single checkpoint, reverse mode of reverse
     # mode would save all keys for every tile of queries. The second checkpoint costs no time.
     def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.checkpoint(jax.checkpoint(function)) if recompute else function
 
-    if ring is None:
+    if plan.ring is None:
 
         @checkpointed
-        def whole_tile(tile: Any) -> Any:
-            return finish(attend(constants, keys, tile, start()))
+        def whole_tile(tile: Any) -> FinalRows:
+            return attend(arrays, tile, empty).finalize(normalizer)
 
         return jax.lax.map(whole_tile, tiles)
 
     @checkpointed
-    def one_round(constants: Any, keys: Any, states: Any) -> Any:
+    def one_round(arrays: Any, sums: Any) -> Any:
         @checkpointed
-        def one_tile(tile_and_state: Any) -> Any:
-            return attend(constants, keys, *tile_and_state)
+        def one_tile(tile_and_sums: Any) -> Any:
+            return attend(arrays, *tile_and_sums)
 
-        return jax.lax.map(one_tile, (tiles, states))
+        return jax.lax.map(one_tile, (tiles, sums))
 
-    def visit(constants: Any, keys: Any, states: Any) -> tuple[Any, Any]:
-        # The keys are returned unchanged, so that the ring can send them while the round computes.
-        return keys, one_round(constants, keys, states)
+    def visit(arrays: Any, dkeys: None, sums: Any) -> tuple[None, Any]:
+        return dkeys, one_round(arrays, sums)
 
-    count = jax.tree.leaves(tiles)[0].shape[0]
-    states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), start())
-    _, states = ring.fold(constants, keys, states, visit)
-    return jax.vmap(finish)(states)
+    count = plan.query_tiles
+    sums = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), empty)
+    _, sums = fold_rounds(plan.ring, arrays, None, sums, visit)
+    return jax.vmap(lambda sums: sums.finalize(normalizer))(sums)

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.implementations import bias_tiles
-from attention_jax.implementations.bias_tiles import Grid
-from attention_jax.implementations.tiling import Arrays, Constants, Plan, allowed_pairs
+from attention_jax.implementations.rounds import Plan
+from attention_jax.implementations.tiling import Arrays, allowed_pairs
 from attention_jax.normalizers.contract import family_of, transformed
 from attention_jax.normalizers.rows import RowSums
 from attention_jax.normalizers.threshold import find_shift, num_visits
@@ -28,22 +28,15 @@ class Tile(NamedTuple):
 
     plan: Plan
     arrays: Arrays
-    constants: Constants
     i: Array  # of the tile of queries
     j: Array  # of the tile of keys
     masked: bool  # whether the mask may hide pairs of the tile
-
-    @property
-    def place(self) -> tuple[Grid, Array, Array]:
-        """Where the tile is in a table [T, S]."""
-        return self.plan.grid, self.i, self.j
 
     def allowed(self) -> Array | None:
         """The mask, bool [t, s]; None if it hides no pair."""
         if not self.masked:
             return None
-        assert self.constants.mask is not None  # masked tiles imply a mask
-        return allowed_pairs(self.plan, self.constants.mask, self.i, self.j)
+        return allowed_pairs(self.plan, self.arrays.mask, self.i, self.j)
 
     def logits(self, queries: Any, keys: Any, *, differentiable: bool = False) -> Array:
         """The logits [t, s] with the bias, -inf where masked.
@@ -54,29 +47,28 @@ class Tile(NamedTuple):
             differentiable: whether JAX differentiates the result; stand-ins then replace masked
                 pairs, see `scores.stand_ins`.
         """
-        arrays, constants, allowed = self.arrays, self.constants, self.allowed()
+        arrays, allowed = self.arrays, self.allowed()
         replaced = allowed if differentiable else None
-        score, stand_ins = self.plan.options.score, constants.stand_ins
-        logits = pair_with_stand_ins(score, arrays.params, queries, keys, replaced, stand_ins)
+        score, params = self.plan.options.score, arrays.params
+        logits = pair_with_stand_ins(score, params, queries, keys, replaced, arrays.stand_ins)
         logits = logits.astype(arrays.compute_dtype)
-        bias = bias_tiles.tile_values(arrays.biases, constants.bias_integers, *self.place)
+        bias = bias_tiles.tile_values(arrays.biases, self.plan, self.i, self.j)
         if bias is not None:
             logits = logits + bias.astype(logits.dtype)
         return logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
 
     def transformed(self, params: Any, logits: Array) -> Array:
         """The logits [t, s] as the normaliser transforms them with its parameters."""
-        num_keys = self.constants.num_keys
+        num_keys = self.arrays.num_keys
         num_keys = None if num_keys is None else num_keys[self.i]
         return transformed(self.plan.options.normalizer, params, logits, num_keys)
 
     def factors_of_values(self, weights: Array) -> Array:
         """The weights [t, s] after dropout and damping, as they multiply the values."""
-        arrays, constants = self.arrays, self.constants
-        if constants.dropout_mask is not None:
-            keep = allowed_pairs(self.plan, constants.dropout_mask, self.i, self.j)
+        if self.arrays.dropout_mask is not None:
+            keep = allowed_pairs(self.plan, self.arrays.dropout_mask, self.i, self.j)
             weights = dropout.drop(weights, keep, self.plan.options.dropout_rate)
-        damping = bias_tiles.tile_values(arrays.damping, constants.damping_integers, *self.place)
+        damping = bias_tiles.tile_values(self.arrays.damping, self.plan, self.i, self.j)
         return weights if damping is None else weights * jnp.exp(damping)
 
 
@@ -85,7 +77,7 @@ def add_keys(plan: Plan, arrays: Arrays, fold: Callable[..., Any], sums: RowSums
 
     Args:
         plan: the sizes and numbers of tiles.
-        arrays: the differentiable arrays.
+        arrays: those of all tiles.
         fold: `fold(update, carry)` is the last carry after `carry = update(carry, logits, values,
             factors_of_values)` for each tile of keys, with transformed logits.
         sums: those before these keys.

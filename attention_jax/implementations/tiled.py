@@ -23,11 +23,12 @@ import jax.numpy as jnp
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
-from attention_jax.implementations import bias_tiles, plain_tiles, reference, tile_arrays, tiling
+from attention_jax.implementations import plain_tiles, reference, tile_arrays, tiling
+from attention_jax.implementations.bias_tiles import add_gradient
 from attention_jax.implementations.contract import Inputs, Options, results
-from attention_jax.implementations.rounds import fold_rounds, map_query_tiles
+from attention_jax.implementations.rounds import Plan, fold_rounds, map_query_tiles
 from attention_jax.implementations.tile import Tile, add_keys
-from attention_jax.implementations.tiling import Arrays, Constants, Plan
+from attention_jax.implementations.tiling import Arrays
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import family_of
 from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
@@ -47,19 +48,16 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
 
 
 @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=plain_tiles.attend_tiles)
-def attend_tiles(
-    plan: Plan, arrays: Arrays, constants: Constants
-) -> tuple[Array, RowSummary | None]:
+def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t] of softmax.
 
     The summary leaves out a sink. It has an entropy if statistics are requested.
 
     Args:
         plan: the sizes and numbers of tiles, and the ring if the keys are on many devices.
-        arrays: the differentiable arrays.
-        constants: in a ring those of the first round, with the schedules of all rounds.
+        arrays: in a ring with the positions of the first round, and the schedules of all rounds.
     """
-    rows = _forward(plan, arrays, constants)
+    rows = _forward(plan, arrays)
     return rows.output, rows.summary
 
 
@@ -67,51 +65,36 @@ class Residuals(NamedTuple):
     """The arrays that the forward pass saves for the backward pass."""
 
     arrays: Arrays
-    constants: Constants
     rows: FinalRows  # [query_tiles, t, ...]
 
 
-def _attend_fwd(plan, arrays, constants):
-    rows = _forward(plan, arrays, constants)
+def _attend_fwd(plan, arrays):
+    rows = _forward(plan, arrays)
     results = rows.output, rows.summary
     if rows.summary is not None:  # `jax_debug_infs` would refuse an infinity
         rows = rows._replace(summary=rows.summary._replace(largest=None))
-    return results, Residuals(arrays, constants, rows)
+    return results, Residuals(arrays, rows)
 
 
-def _attend_bwd(plan, residuals, cotangents):
-    return _backward(plan, residuals, cotangents), None
-
-
-attend_tiles.defvjp(_attend_fwd, _attend_bwd)
-
-
-def _forward(plan: Plan, arrays: Arrays, constants: Constants) -> FinalRows:
+def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
     """The results of all rows, in tiles."""
 
-    def attend_to_keys(constants: Constants, keys_and_values, query_tile, sums: RowSums) -> RowSums:
+    def attend_to_keys(arrays: Arrays, query_tile, sums: RowSums) -> RowSums:
         i, queries = query_tile
 
         def fold(update, carry):
             def visit(masked, j, carry):
-                tile = Tile(plan, arrays, constants, i, j, masked)
-                keys, values = tile_arrays.tile_of(keys_and_values, j)
+                tile = Tile(plan, arrays, i, j, masked)
+                keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
                 logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
                 return update(carry, logits, values, tile.factors_of_values)
 
-            return tiling.for_visited_keys(plan, constants, i, visit, carry)
+            return tiling.for_visited_keys(plan, arrays.schedule, i, visit, carry)
 
         return add_keys(plan, arrays, fold, sums)
 
-    return map_query_tiles(
-        plan.ring,
-        constants,
-        (arrays.keys, arrays.values),
-        (jnp.arange(plan.query_tiles), arrays.queries),
-        start=lambda: tiling.empty_state(plan, arrays),
-        attend=attend_to_keys,
-        finish=lambda sums: sums.finalize(plan.options.normalizer),
-    )
+    tiles = jnp.arange(plan.query_tiles), arrays.queries
+    return map_query_tiles(plan, arrays, tiles, attend_to_keys, recompute=False)
 
 
 class RowCotangents(NamedTuple):
@@ -141,49 +124,33 @@ class RowCotangents(NamedTuple):
 #     dn' - dH (log w_j + H),
 # since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). No tile forms w = exp(x - M) / n: it
 # has exp(x - M), and the cotangents of each row are divided by its divisor n once.
-def _backward(plan: Plan, residuals: Residuals, cotangents: Any) -> Arrays:
-    """The cotangents of `arrays`."""
-    arrays, constants = residuals.arrays, residuals.constants
+def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arrays]:
+    arrays = residuals.arrays
     rows = _row_cotangents(plan, residuals, cotangents)
 
-    def visit(constants: Constants, keys_and_gradients, carry):
-        (keys, values), (dkeys, dvalues) = keys_and_gradients
-        gradients, dqueries = carry
-        gradients, dqueries = _add_gradients(
-            plan,
-            arrays._replace(keys=keys, values=values),
-            constants,
-            rows,
-            gradients._replace(keys=dkeys, values=dvalues),
-            dqueries,
-        )
-        keys_and_gradients = (keys, values), (gradients.keys, gradients.values)
-        return keys_and_gradients, (gradients._replace(keys=None, values=None), dqueries)
+    def visit(arrays: Arrays, dkeys, gradients):
+        gradients = _add_gradients(plan, arrays, rows, gradients._replace(**dkeys))
+        dkeys = {name: getattr(gradients, name) for name in dkeys}
+        return dkeys, gradients._replace(keys=None, values=None)
 
-    # The gradients of keys and values travel with them; those of queries add up over the rounds.
-    zeros: Any = tiling.zero_gradients(arrays)
-    keys = (arrays.keys, arrays.values), (zeros.keys, zeros.values)
-    # On one device no round comes before: each tile of queries begins with zeros of its own (None).
-    dqueries = None if plan.ring is None else zeros.queries
-    carry = zeros._replace(queries=None, keys=None, values=None), dqueries
-    keys, (gradients, dqueries) = fold_rounds(plan.ring, constants, keys, carry, visit)
-    _, (dkeys, dvalues) = keys
-    gradients = gradients._replace(queries=dqueries, keys=dkeys, values=dvalues)
-    return jax.tree.map(lambda gradient, leaf: gradient.astype(leaf.dtype), gradients, arrays)
+    # The gradients of keys and values travel with them; all others add up over the rounds.
+    floats = arrays.differentiable
+    zeros: Any = tiling.zero_gradients(floats)
+    dkeys = {"keys": zeros.keys, "values": zeros.values}
+    gradients = zeros._replace(keys=None, values=None)
+    dkeys, gradients = fold_rounds(plan.ring, arrays, dkeys, gradients, visit)
+    gradients = gradients._replace(**dkeys)
+    return (jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), gradients, floats),)
 
 
-def _add_gradients(
-    plan: Plan, arrays: Arrays, constants: Constants, rows: RowCotangents, gradients, dqueries
-) -> tuple[Any, Any]:
-    """Adds the gradients of all tiles to `gradients` (without queries) and `dqueries`.
+attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
-    `dqueries` are those of earlier rounds; None on one device, which stands for zeros.
-    """
+
+def _add_gradients(plan: Plan, arrays: Arrays, rows: RowCotangents, gradients: Any) -> Any:
+    """Adds the gradients of all tiles to `gradients`."""
 
     def visit_query_tile(gradients, query_tile):
         i, queries, rows, dqueries = query_tile
-        if dqueries is None:
-            dqueries = tiling.zero_gradients(queries)
         scale = _scale_of_float16(arrays, rows)
         if scale is not None:
             rows = RowCotangents(rows.shift, *jax.tree.map(lambda leaf: leaf * scale, rows[1:]))
@@ -191,7 +158,7 @@ def _add_gradients(
         def visit(masked, j, carry):
             dqueries, gradients = carry
             keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            tile = Tile(plan, arrays, constants, i, j, masked)
+            tile = Tile(plan, arrays, i, j, masked)
             logits = tile.logits(queries, keys)
             dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(tile, logits, values, rows)
             dparams, dq, dk = pair_vjp_with_stand_ins(
@@ -200,7 +167,7 @@ def _add_gradients(
                 queries,
                 keys,
                 tile.allowed(),
-                constants.stand_ins,
+                arrays.stand_ins,
                 dlogits,
             )
             if scale is not None:
@@ -218,25 +185,18 @@ def _add_gradients(
                 values=tile_arrays.add_tile(gradients.values, j, dvalues),
                 params=jax.tree.map(jnp.add, gradients.params, dparams),
                 normalizer_params=jax.tree.map(jnp.add, gradients.normalizer_params, dnormalizer),
-                biases=bias_tiles.add_gradient(
-                    gradients.biases, arrays.biases, constants.bias_integers, dlogits, *tile.place
-                ),
-                damping=bias_tiles.add_gradient(
-                    gradients.damping,
-                    arrays.damping,
-                    constants.damping_integers,
-                    ddamping,
-                    *tile.place,
-                ),
+                biases=add_gradient(gradients.biases, arrays.biases, dlogits, plan, i, j),
+                damping=add_gradient(gradients.damping, arrays.damping, ddamping, plan, i, j),
             )
             return dqueries, gradients
 
         carry = varying_as((dqueries, gradients), arrays, rows)
-        dqueries, gradients = tiling.for_visited_keys(plan, constants, i, visit, carry)
+        dqueries, gradients = tiling.for_visited_keys(plan, arrays.schedule, i, visit, carry)
         return gradients, dqueries
 
-    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
-    return jax.lax.scan(visit_query_tile, gradients, tiles)
+    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, gradients.queries)
+    gradients, dqueries = jax.lax.scan(visit_query_tile, gradients._replace(queries=None), tiles)
+    return gradients._replace(queries=dqueries)
 
 
 def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCotangents:
@@ -246,22 +206,18 @@ def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCot
     # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
     doutput = jnp.where(rows.empty[..., None], 0, doutput)
     shift = rows.shift._replace(reference=jnp.where(rows.empty, jnp.inf, rows.shift.reference))
-    doffset, dentropy = None, None
+    doffset: Any = None
+    dentropy = None
     if plan.options.normalizer.family.sums_to_one:
         mean = rows.output if rows.mean is None else rows.mean
         doffset = -jnp.sum(doutput * mean, axis=-1)
     if rows.summary is not None:
-        assert doffset is not None  # weights with a summary sum to 1
         doffset = doffset + jnp.where(rows.empty, 0, dsummary.log_sum)
         if rows.summary.entropy is not None:
             dentropy = jnp.where(rows.empty, 0, dsummary.entropy)
             doffset = doffset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
-    if rows.divisor is None:
-        return RowCotangents(shift, doutput, doffset, dentropy)
-    doutput = doutput / rows.divisor[..., None]
-    return RowCotangents(
-        shift, doutput, *jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
-    )
+    terms = jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
+    return RowCotangents(shift, doutput / rows.divisor[..., None], *terms)
 
 
 def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:

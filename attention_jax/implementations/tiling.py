@@ -3,13 +3,11 @@
 `prepare` does all work outside of the main loop over tiles, for one example. It replaces, pads,
 projects and cuts tokens, at a cost of O(T + S); JAX differentiates this. Finding the tokens that no
 allowed pair contains (`used_tokens`) takes a loop of its own over the partly masked tiles. The
-results `(Plan, Arrays, Constants)` are all that the main loop needs. They contain no NaN that a
-mask hides.
+results `(Plan, Arrays)` are all that the main loop needs. They contain no NaN that a mask hides.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable
@@ -23,43 +21,28 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.batches import all_over_batch
 from attention_jax.core.meshes import varying_as
 from attention_jax.implementations import bias_tiles
-from attention_jax.implementations.bias_tiles import BiasTiles, Grid
+from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected_tokens, stand_in_features
-from attention_jax.implementations.rounds import Ring
+from attention_jax.implementations.rounds import Plan
 from attention_jax.implementations.tile_arrays import cut, positions
-from attention_jax.normalizers.rows import RowSums
 from attention_jax.pairwise import dropout
-from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
 
 Array = jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """The static part of a tiled computation."""
+class TileSchedule(NamedTuple):
+    """The order in which each tile of queries visits tiles of keys, shared by the whole batch."""
 
-    options: Options
-    tile: BlockSizes  # t and s
-    query_tiles: int
-    key_tiles: int
-    ring: Ring | None = None  # the devices that share the keys; None for a single device
-
-    @property
-    def grid(self) -> Grid:
-        """The cut of a table [T, S]."""
-        return Grid(self.tile, (self.query_tiles, self.key_tiles))
-
-    @property
-    def padded_lengths(self) -> tuple[int, int]:
-        """T and S, padded to whole tiles."""
-        return self.query_tiles * self.tile.query, self.key_tiles * self.tile.key
+    order: Array  # int [query_tiles, key_tiles] key tiles: full, then partly masked, then empty
+    full: Array  # int [query_tiles] the number of full key tiles
+    visited: Array  # int [query_tiles] the number of key tiles that are not empty
 
 
 class Arrays(NamedTuple):
-    """The differentiable arrays, in tiles, in the compute dtype unless a comment says otherwise.
+    """The arrays in tiles, in the compute dtype unless a comment says otherwise.
 
     Features and values keep the dtype of 16-bit tokens, in which they are multiplied.
     """
@@ -71,7 +54,19 @@ class Arrays(NamedTuple):
     params: Any
     biases: BiasTiles
     normalizer_params: Any
-    damping: BiasTiles = BiasTiles((), ())
+    damping: BiasTiles
+    # What follows is not differentiated.
+    mask: Any = None  # a `Mask`, or None
+    schedule: TileSchedule | None = None  # None without a mask: all keys are visited in order
+    dropout_mask: Mask | None = None  # True for the weights that dropout keeps
+    stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
+    num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it
+
+    @property
+    def differentiable(self) -> Arrays:
+        """The differentiable arrays alone."""
+        fields: Any = self[:NUM_DIFFERENTIABLE]
+        return Arrays(*fields)
 
     @property
     def compute_dtype(self) -> jnp.dtype:
@@ -79,43 +74,26 @@ class Arrays(NamedTuple):
         return accumulator_dtype(self.values)
 
 
-class TileSchedule(NamedTuple):
-    """The order in which each tile of queries visits tiles of keys, shared by the whole batch."""
-
-    order: Array  # int [query_tiles, key_tiles] key tiles: full, then partly masked, then empty
-    full: Array  # int [query_tiles] the number of full key tiles
-    visited: Array  # int [query_tiles] the number of key tiles that are not empty
+NUM_DIFFERENTIABLE = Arrays._fields.index("mask")
 
 
-class Constants(NamedTuple):
-    """The arrays that are not differentiated."""
-
-    mask: Mask | None
-    schedule: TileSchedule | None  # None without a mask: all key tiles are visited in order
-    dropout_mask: Mask | None  # True for the weights that dropout keeps; None without dropout
-    bias_integers: tuple[Bias, ...]  # the integers of each function of position in the bias
-    stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
-    num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it
-    damping_integers: tuple[Bias, ...] = ()  # the integers of the damping
-
-
-def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays, Constants]:
+def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     plan = make_plan(options, *lengths)
-    mask = mask_with_padding(plan, inputs.mask, lengths)
+    mask = mask_with_padding(plan, inputs.mask)
     schedule, used = None, None
     if mask is not None:
-        schedule = schedule_of(tile_statuses(plan.grid, mask))
+        schedule = schedule_of(tile_statuses(plan, mask))
         used = used_tokens(plan, mask, schedule)
-    return plan, *in_tiles(plan, inputs, mask, schedule, used or (None, None), lengths[1])
+    return plan, in_tiles(plan, inputs, mask, schedule, used or (None, None), lengths[1])
 
 
-def mask_with_padding(plan: Plan, mask: Mask | None, lengths: tuple[int, int]) -> Mask | None:
+def mask_with_padding(plan: Plan, mask: Mask | None) -> Mask | None:
     """The mask, which also hides the padding of T and S to whole tiles; None: all are allowed."""
-    if plan.padded_lengths == lengths:
+    if plan.padded_lengths == plan.lengths:
         return mask
-    unpadded = padding_mask(*map(jnp.asarray, lengths[::-1]))
+    unpadded = padding_mask(*map(jnp.asarray, plan.lengths[::-1]))
     return unpadded if mask is None else mask & unpadded
 
 
@@ -128,9 +106,7 @@ def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
         )
     blocks = options.block_sizes
     tile = BlockSizes(_even_size(query_length, blocks.query), _even_size(key_length, blocks.key))
-    return Plan(
-        options, tile, math.ceil(query_length / tile.query), math.ceil(key_length / tile.key)
-    )
+    return Plan(options, tile, (query_length, key_length))
 
 
 def in_tiles(
@@ -140,7 +116,7 @@ def in_tiles(
     schedule: TileSchedule | None,
     used: tuple[Array | None, Array | None],
     source_length: int,
-) -> tuple[Arrays, Constants]:
+) -> Arrays:
     """Replaces unused tokens, pads to whole tiles, projects and cuts.
 
     Args:
@@ -161,63 +137,45 @@ def in_tiles(
         (used_queries, used_keys),
         plan.ring.axis if plan.ring else None,
     )
-    biases, integers = bias_tiles.prepare(inputs.bias, dtype, plan.grid)
-    damping, damping_integers = bias_tiles.prepare(inputs.damping, dtype, plan.grid)
-    arrays = Arrays(
-        queries=jax.tree.map(functools.partial(cut, count=plan.query_tiles), q_features),
-        keys=jax.tree.map(functools.partial(cut, count=plan.key_tiles), k_features),
-        values=cut(values, plan.key_tiles),
-        params=score.tile_params(params, q_features),
-        biases=biases,
-        normalizer_params=cast_floats(inputs.normalizer_params, dtype),
-        damping=damping,
-    )
     dropout_mask, num_keys = None, None
     if plan.options.dropout_rate > 0:
-        assert inputs.dropout_rng is not None  # checked by the caller
         dropout_mask = dropout.DropoutMask(plan.options.dropout_rate, inputs.dropout_rng)
     if plan.options.normalizer.uses_num_keys:
         counts = jnp.asarray(source_length) if keys_per_query is None else keys_per_query
         num_keys = cut(jnp.broadcast_to(counts, plan.padded_lengths[:1]), plan.query_tiles)
         num_keys = num_keys.astype(dtype)
-    constants = Constants(
+    return Arrays(
+        queries=jax.tree.map(functools.partial(cut, count=plan.query_tiles), q_features),
+        keys=jax.tree.map(functools.partial(cut, count=plan.key_tiles), k_features),
+        values=cut(values, plan.key_tiles),
+        params=score.tile_params(params, q_features),
+        biases=bias_tiles.prepare(inputs.bias, dtype, plan),
+        normalizer_params=cast_floats(inputs.normalizer_params, dtype),
+        damping=bias_tiles.prepare(inputs.damping, dtype, plan),
         mask=mask,
         schedule=schedule,
         dropout_mask=dropout_mask,
-        bias_integers=integers,
         stand_ins=None if mask is None else stand_in_features(score, inputs),
         num_keys=num_keys,
-        damping_integers=damping_integers,
     )
-    return arrays, constants
-
-
-def empty_state(plan: Plan, arrays: Arrays) -> RowSums:
-    """The sums of a tile of queries before its first key."""
-    state = RowSums.empty(
-        plan.options.normalizer,
-        plan.tile.query,
-        arrays.values.shape[-1],
-        arrays.compute_dtype,
-        entropy=plan.options.return_statistics,
-    )
-    return varying_as(state, arrays)
 
 
 def zero_gradients(tree: Any) -> Any:
-    """Zeros of the shapes of the leaves, in at least float32 for the sum of gradients of tiles."""
-    return jax.tree.map(
-        lambda leaf: jnp.zeros_like(
-            leaf,
-            dtype=accumulator_dtype(leaf) if jnp.issubdtype(leaf.dtype, jnp.floating) else None,
-        ),
-        tree,
-    )
+    """Zeros of the shapes of the leaves, in at least float32 for the sum of gradients of tiles.
+
+    Leaves that are no floats stay as they are.
+    """
+
+    def zeros(leaf: Array) -> Array:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.zeros_like(leaf, dtype=accumulator_dtype(leaf)) if is_float else leaf
+
+    return jax.tree.map(zeros, tree)
 
 
 def for_visited_keys(
     plan: Plan,
-    constants: Constants,
+    schedule: TileSchedule | None,
     query_tile: Array,
     visit: Callable[[bool, Array, Any], Any],
     carry: Any,
@@ -226,9 +184,9 @@ def for_visited_keys(
 
     Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry.
     """
-    if constants.schedule is None:
+    if schedule is None:
         return jax.lax.fori_loop(0, plan.key_tiles, lambda j, carry: visit(False, j, carry), carry)
-    order, full, visited = (array[query_tile] for array in constants.schedule)
+    order, full, visited = (array[query_tile] for array in schedule)
     for masked, first, last in ((False, 0, full), (True, full, visited)):
         step = functools.partial(visit, masked)
         carry = jax.lax.fori_loop(
@@ -254,16 +212,16 @@ def _even_size(length: int, block: int) -> int:
     return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
 
 
-def tile_statuses(grid: Grid, mask: Mask) -> TileStatus:
+def tile_statuses(plan: Plan, mask: Mask) -> TileStatus:
     """Whether the mask leaves each tile empty, and whether full: bool [query_tiles, key_tiles]."""
 
     def status(query_tile, key_tile):
-        pairs = positions(query_tile, grid.tile.query), positions(key_tile, grid.tile.key)
+        pairs = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
         return mask.tile_status(*pairs)
 
     over_keys = jax.vmap(status, in_axes=(None, 0))
     status_of = jax.vmap(over_keys, in_axes=(0, None))
-    return status_of(*map(jnp.arange, grid.tiles))
+    return status_of(*map(jnp.arange, (plan.query_tiles, plan.key_tiles)))
 
 
 def schedule_of(statuses: TileStatus) -> TileSchedule:
@@ -284,7 +242,6 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
     Returns:
         (int [query_tiles * t], bool [key_tiles * s]).
     """
-    constants = Constants(mask, schedule, None, ())
 
     def visit_query_tile(used_keys, i):
         def visit(masked, j, carry):
@@ -295,7 +252,7 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
             return rows + allowed.sum(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
 
         carry = varying_as((jnp.zeros(plan.tile.query, int), used_keys), mask)
-        rows, used_keys = for_visited_keys(plan, constants, i, visit, carry)
+        rows, used_keys = for_visited_keys(plan, schedule, i, visit, carry)
         return used_keys, rows
 
     used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)

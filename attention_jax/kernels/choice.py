@@ -113,18 +113,13 @@ def nvidia_generation() -> float | None:
 
 
 def choose(
-    implementation: str | None,
-    block_sizes: BlockSizes | None,
-    options: Options,
-    inputs: Inputs,
-    backend: str,
+    implementation: str | None, options: Options, inputs: Inputs, backend: str
 ) -> tuple[str, Options]:
     """What a call leaves open: (the implementation's name, the options with tile sizes).
 
     Args:
         implementation: a name that is kept, or None.
-        block_sizes: sizes that are kept, or None.
-        options: those of the call; their block sizes are replaced.
+        options: those of the call; their block sizes are kept unless they are None.
         inputs: with batch axes.
         backend: as `current_backend` returns it.
     """
@@ -136,11 +131,11 @@ def choose(
         implementation = "cudnn" if served else None
     if implementation is None:
         implementation = _portable_implementation(score, inputs, backend)
-    if block_sizes is None and implementation == "mosaic_tpu":
-        block_sizes = TPU_BLOCKS[score.tile_cost]
-    if block_sizes is None:
-        block_sizes = chosen_block_sizes(score, inputs, backend)
-    return implementation, dataclasses.replace(options, block_sizes=block_sizes)
+    if options.block_sizes is not None:
+        return implementation, options
+    on_tpu = implementation == "mosaic_tpu"
+    sizes = TPU_BLOCKS[score.tile_cost] if on_tpu else chosen_block_sizes(score, inputs, backend)
+    return implementation, dataclasses.replace(options, block_sizes=sizes)
 
 
 def _divides_sharers(inputs: Inputs) -> bool:

@@ -35,7 +35,7 @@ from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.kernels import tokens
 from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.rule import twin
-from attention_jax.kernels.windows import bounds_of, hides_tokens, windows_of
+from attention_jax.kernels.windows import bounds_of
 from attention_jax.scores import Dot, ScaledDot, Score, is_dot_product
 from attention_jax.scores.projected_keys import ProjectedKeys, key_feature_shapes
 
@@ -188,15 +188,14 @@ def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]
         options = dataclasses.replace(options, score=score)
 
     def of_example(inputs: Inputs) -> Any:
-        windows = windows_of(inputs.mask, *lengths)
-        hidden = windows if hides_tokens(inputs.mask, *lengths) else None
-        features = tokens.operands_of(options, inputs, hidden, lengths)[:3]
-        if not bounds_of(inputs.mask).padded:
+        operands, windows = tokens.operands_of(options, inputs, lengths)
+        features = operands[:3]
+        if windows is None or not bounds_of(inputs.mask).padded:
             return features, None, None
         # An example without keys has one stand-in key.
         return features, windows.end > windows.first, jnp.maximum(jnp.max(windows.end), 1)
 
-    ndims = core_ndims(options.score, options.normalizer, inputs)
+    ndims = core_ndims(options, inputs)
     first = jax.tree.map(lambda leaf, ndim: leaf[(0,) * (leaf.ndim - ndim)], inputs, ndims)
 
     def over_batch(part: Any, inputs: Inputs) -> Any:
@@ -237,8 +236,7 @@ def _batched_alike(*trees: Any) -> Any:
 def _twin(options: Options, inputs: Inputs) -> Array:
     """The output of `twin` for the batch."""
     attend = functools.partial(twin, options)
-    results = vmap_over_batch(options.score, attend, inputs, normalizer=options.normalizer)
-    output: Array = results[0]
+    output: Array = vmap_over_batch(options, attend, inputs)[0]
     return output
 
 

@@ -21,7 +21,7 @@ from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import Operands
 from attention_jax.kernels.rows import RowTerms, row_terms
 from attention_jax.kernels.tokens import operands_of, refuse
-from attention_jax.kernels.windows import Windows, hides_tokens, padded_windows, windows_of
+from attention_jax.kernels.windows import Windows, padded_windows
 from attention_jax.normalizers.rows import RowSummary, Sums
 
 Array = jax.Array
@@ -72,14 +72,8 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
         return KernelCall(options, tile, tiles, inputs.query.dtype)
 
     def prepared(call: KernelCall, inputs: Inputs) -> tuple[Operands, Windows | None]:
-        lengths = inputs.query.shape[0], inputs.key.shape[0]
-        padded = call.lengths != lengths
-        if inputs.mask is None and not padded:
-            return operands_of(call.options, inputs, None, lengths), None
-        windows = windows_of(inputs.mask, *lengths)
-        hidden = windows if padded or hides_tokens(inputs.mask, *lengths) else None
-        operands = operands_of(call.options, inputs, hidden, call.lengths)
-        return operands, padded_windows(windows, *call.lengths)
+        operands, windows = operands_of(call.options, inputs, call.lengths)
+        return operands, windows and padded_windows(windows, *call.lengths)
 
     def forward(options: Options, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
         call = call_of(options, inputs)

@@ -6,11 +6,13 @@ are finite.
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax.export import is_symbolic_dim
 
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import Operands, projected_tokens
-from attention_jax.kernels.windows import Windows, reason_against_mask, seen_tokens
+from attention_jax.kernels.windows import hides_tokens, reason_against_mask, seen_tokens, windows_of
 from attention_jax.normalizers import Softmax
 
 
@@ -42,16 +44,21 @@ def refuse(name: str, reason: str | None) -> None:
         raise NotImplementedError(f"implementation {name!r} {reason}: use 'tiled'")
 
 
-def operands_of(
-    options: Options, inputs: Inputs, windows: Windows | None, lengths: tuple[int, int]
-) -> Operands:
-    """The tokens of one example, projected, as the kernel reads them.
+def operands_of(options: Options, inputs: Inputs, padded: tuple[int, int]) -> tuple[Operands, Any]:
+    """The tokens of one example, projected, as the kernel reads them; and the windows of its mask.
 
     Args:
-        options: the static options.
+        options: those of the call.
         inputs: the arrays of one example.
-        windows: of its mask; None if every query sees every key, and nothing is padded.
-        lengths: (T, S), to which tokens are padded.
+        padded: the lengths to which tokens are padded.
+
+    Returns:
+        the second is None if each query sees each key; else `Windows`, not padded.
     """
-    used = (None, None) if windows is None else seen_tokens(windows, inputs.key.shape[0])
-    return projected_tokens(options.score, inputs, lengths, used)
+    lengths, windows = (inputs.query.shape[0], inputs.key.shape[0]), None
+    used: Any = None, None
+    if inputs.mask is not None or padded != lengths:
+        windows = windows_of(inputs.mask, *lengths)
+        if padded != lengths or hides_tokens(inputs.mask, *lengths):
+            used = seen_tokens(windows, lengths[1])
+    return projected_tokens(options.score, inputs, padded, used), windows

@@ -165,7 +165,6 @@ def tile_visits(windows: Windows, tile: tuple[int, int], key_tiles: int) -> tupl
         (start + s)[None] <= jnp.min(end, axis=1)[:, None]
     )
     if windows.query_segments is not None:
-        assert windows.key_segments is not None
         queries = windows.query_segments.reshape(-1, 1, t)
         keys = windows.key_segments.reshape(1, -1, s)
         visited &= (queries.min(2) <= keys.max(2)) & (keys.min(2) <= queries.max(2))

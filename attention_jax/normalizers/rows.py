@@ -89,7 +89,7 @@ class RowSummary(NamedTuple):
 
     largest: Any  # [t] M; -inf without keys. None in what a gradient saves, which is finite
     log_sum: Array  # [t] log n; 0 without keys
-    entropy: Array | None  # [t] in nats; 0 without keys; None where it is not requested
+    entropy: Any  # [t] in nats; 0 without keys; None where it is not requested
 
     @classmethod
     def of_sums(cls, largest: Array, total: Array, excess: Array | None) -> RowSummary:
@@ -104,7 +104,6 @@ class RowSummary(NamedTuple):
         return cls(jnp.where(any_allowed, largest, -jnp.inf), log_sum, entropy)
 
     def statistics(self) -> AttentionStatistics:
-        assert self.entropy is not None  # it was requested
         return AttentionStatistics(self.largest + self.log_sum, self.entropy, self.largest)
 
     def with_sink(self, sink: Array) -> tuple[Array, RowSummary]:
@@ -192,7 +191,7 @@ class FinalRows(NamedTuple):
     summary: RowSummary | None  # [t]; None unless the weights are a softmax
     shift: RowShift
     empty: Array  # bool [t], whether all weights are 0: the row then sends no gradient
-    divisor: Array | None  # [t] divides the weights of shifted logits; None for 1
+    divisor: Array  # [t] divides the weights of shifted logits
     mean: Array | None  # [t, Dv] of the contract; None if it is the output, or 0
 
 
@@ -206,23 +205,20 @@ class RowSums(NamedTuple):
     excess: Array | None = None  # [t] for the entropy of a softmax
 
     @classmethod
-    def empty(
-        cls, normalizer: Any, rows: int, value_dim: int, dtype: Any, *, entropy: bool
-    ) -> RowSums:
+    def empty(cls, normalizer: Any, weighted: Array, *, entropy: bool) -> RowSums:
         """The sums before the first key.
 
         Args:
             normalizer: the `Normalizer`.
-            rows: t.
-            value_dim: Dv.
-            dtype: the compute dtype.
+            weighted: zeros [t, Dv].
             entropy: whether a softmax sums what its entropy needs.
         """
         family = normalizer.family
-        zeros = jnp.zeros(rows, dtype)
-        sums = zeros, jnp.zeros((rows, value_dim), dtype)
+        zeros = jnp.zeros(weighted.shape[:1], weighted.dtype)
+        sums = zeros, weighted
         if family.is_softmax:
-            return cls(RowShift(zeros + jnp.finfo(dtype).min), (sums,), zeros if entropy else None)
+            lowest = jnp.finfo(zeros.dtype).min
+            return cls(RowShift(zeros + lowest), (sums,), zeros if entropy else None)
         if family.sums_to_one:
             return cls(RowShift(zeros, zeros), (sums, sums))
         return cls(RowShift(zeros), (sums,))
@@ -268,14 +264,13 @@ class RowSums(NamedTuple):
         """The results after the last key."""
         (total, output), *slopes = self.sums
         empty = total == 0
-        summary, divisor, mean = None, None, None
-        if normalizer.family.sums_to_one:
-            divisor = jnp.where(empty, 1, total)
-            if not normalizer.family.is_softmax:  # see `threshold.py`
-                divisor = jax.lax.stop_gradient(divisor)
-            output = output / divisor[:, None]
+        summary, mean = None, None
+        divisor = jnp.where(empty | (not normalizer.family.sums_to_one), 1, total)
         if normalizer.family.is_softmax:
             summary = RowSummary.of_sums(self.shift.reference, total, self.excess)
+        else:  # see `threshold.py`
+            divisor = jax.lax.stop_gradient(divisor)
+        output = output / divisor[:, None]
         for slope, sloped in slopes:
             flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0
             mean = jnp.where(flat[:, None], 0, sloped / jnp.where(flat, 1, slope)[:, None])

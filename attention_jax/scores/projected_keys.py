@@ -67,21 +67,7 @@ class ProjectedKeys:
         )
 
 
-def project_keys(score: Score, params: Params, key: Array) -> ProjectedKeys:
-    """Projects keys [S, Dk] of one example."""
-    features = score.project_key(params, key)
-    core_ndims = tuple(leaf.ndim for leaf in jax.tree.leaves(features))
-    return ProjectedKeys(features, key.shape[-1], core_ndims)
-
-
 KeyLike = Array | ProjectedKeys  # the argument `key` of attention functions
-
-
-def key_features(score: Score, params: Params, key: KeyLike) -> Features:
-    """The features of keys [S, Dk] of one example, projected here unless they are already."""
-    if isinstance(key, ProjectedKeys):
-        return key.features
-    return score.project_key(params, key)
 
 
 def key_feature_shapes(

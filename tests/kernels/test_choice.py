@@ -37,7 +37,7 @@ def inputs_of(*batch, target, source, dim=64, score=SCALED):
 
 def chosen(score, inputs, backend):
     """The implementation of a softmax without any options."""
-    return choice.choose(None, None, Options(score, BlockSizes()), inputs, backend)[0]
+    return choice.choose(None, Options(score), inputs, backend)[0]
 
 
 def test_a_cost_is_how_pair_is_computed():

@@ -12,7 +12,7 @@ from kernel_cases import assert_within, check, in_float64
 from score_cases import slow_unless
 
 import attention_jax as aj
-from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.implementations import Inputs, Options
 from attention_jax.kernels import choice, cudnn
 
 NAME = "cudnn"
@@ -200,8 +200,8 @@ def inputs_of(score, query, key, value, params):
 
 def test_none_chooses_it_on_a_gpu_that_has_it(interpreted, monkeypatch):
     score, arrays, _ = draw("scaled")
-    inputs, options = inputs_of(score, *arrays), Options(score, BlockSizes())
-    statistics = Options(score, BlockSizes(), return_statistics=True)
+    inputs, options = inputs_of(score, *arrays), Options(score)
+    statistics = Options(score, return_statistics=True)
     for generation, backend, call, chosen in (
         (None, "gpu", (options, inputs), True),
         (7.5, "gpu", (options, inputs), False),
@@ -210,7 +210,7 @@ def test_none_chooses_it_on_a_gpu_that_has_it(interpreted, monkeypatch):
         (None, "gpu", (statistics, inputs), False),
     ):
         monkeypatch.setattr(cudnn, "nvidia_generation", lambda generation=generation: generation)
-        name, _ = choice.choose(None, None, *call, backend)
+        name, _ = choice.choose(None, *call, backend)
         assert (name == "cudnn") is chosen, (generation, backend)
 
 
@@ -224,8 +224,8 @@ def test_of_several_devices_none_may_hold_some_of_the_examples_that_share_keys(
         inputs = inputs_of(score, *arrays)
         for devices in (1, 2):
             monkeypatch.setattr(jax, "device_count", lambda devices=devices: devices)
-            call = Options(score, BlockSizes()), inputs, "gpu"
-            chosen[name, devices] = choice.choose(None, None, *call)[0] == "cudnn"
+            call = Options(score), inputs, "gpu"
+            chosen[name, devices] = choice.choose(None, *call)[0] == "cudnn"
     assert all(chosen[name, 1] for name, _ in chosen)
     assert [name for name, devices in chosen if not chosen[name, devices]] == [
         "keys of all", "examples share keys"
@@ -250,7 +250,7 @@ def test_a_gpu_without_cudnn_falls_back(says_so_when, monkeypatch):
     monkeypatch.setattr(jax, "local_devices", compiler)
     score, arrays, _ = draw("scaled")
     inputs = inputs_of(score, *arrays)
-    chosen, _ = choice.choose(None, None, Options(score, BlockSizes()), inputs, "gpu")
+    chosen, _ = choice.choose(None, Options(score), inputs, "gpu")
     assert chosen == "reference"
     refusal = r"^implementation 'cudnn' cannot run here: cuDNN is not detected: use"
     with pytest.raises(NotImplementedError, match=refusal):
