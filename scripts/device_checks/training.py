@@ -14,12 +14,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.measure import significant
+from benchmarks.measure import JSON, attempt, significant
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import load_states
-from device_checks.record import JSON, NOT_MEASURED, Record, attempt
+from device_checks.record import NOT_MEASURED, Record
 from experiments.bench import learning
 from experiments.bench.training import LOOKS, with_factor
 from experiments.reversal import reversal_comparison
