@@ -13,7 +13,7 @@ import jax
 from benchmarks import attention, models
 from benchmarks.measure import FOUR_SCORES, JSON, Cases, run
 from benchmarks.tables import TABLES, table, write_report
-from benchmarks.targets import TARGETS, targets_of
+from benchmarks.targets import targets_of
 from command_line import ScoreNames, check_names, run_command
 
 from attention_jax.core.checks import check_integer
@@ -95,11 +95,7 @@ def main(arguments: Arguments) -> None:
         reports[name] = [row for race in races for row in run(race, arguments.repeats)]
         measured.setdefault(benchmark, []).extend(reports[name])
         say(f"\n{name}\n\n{table(TABLES[name], reports[name])}")
-    reports["targets"] = [
-        row
-        for name, rows in measured.items()
-        for row in targets_of(TARGETS.get(name, {}), rows, benchmark=name)
-    ]
+    reports["targets"] = [row for each in measured.items() for row in targets_of(*each)]
     say(f"\ntargets\n\n{table(TABLES['targets'], reports['targets'])}")
     if arguments.shrink > 1:
         say("\nlengths were divided, so these numbers are only a trial")

@@ -17,7 +17,7 @@ from attention_jax.functional.centers import monotonic_centers
 from attention_jax.functional.local import local_attention
 from benchmarks.measure import FORWARD, GRAD, Cases, Contestant, Race, compiled, derivative
 from benchmarks.peers import PEERS, TOKENS, jax_contestant, ours
-from benchmarks.works import Tree, Work, compiled_works, works
+from benchmarks.works import WORKS, Tree, Work
 
 
 def times(options: Any) -> Cases:
@@ -28,7 +28,7 @@ def times(options: Any) -> Cases:
         prepare = {name: functools.partial(make, work) for name, make in contestants.items()}
         return Race(work.described(), prepare)
 
-    return {name: race(work.shrunk(options.shrink)) for name, work in works().items()}
+    return {work.name: race(work.shrunk(options.shrink)) for work in WORKS["attention"]}
 
 
 def memory(options: Any) -> Cases:
@@ -41,7 +41,7 @@ def memory(options: Any) -> Cases:
         prepare = {name: functools.partial(ours, work) for name, work in contestants.items()}
         return Race(work.described(), prepare, is_timed=False)
 
-    return {work.name: race(work.shrunk(options.shrink)) for work in compiled_works()}
+    return {work.name: race(work.shrunk(options.shrink)) for work in WORKS["attention_memory"]}
 
 
 # --- windows ---
@@ -55,22 +55,19 @@ def windows(options: Any) -> Cases:
     """
     radius = max(1, 64 // options.shrink)
 
-    def race(name: str, score: str, hidden_dim: int | None = None) -> Race:
-        work = Work(name, score, 8192, GRAD, hidden_dim=hidden_dim).shrunk(options.shrink)
+    def race(work: Work) -> Race:
         about = work.described()
         about["what"] += f", radius {radius}"
-        attend = functools.partial(local, work, radius, gaussian=name == "local-p")
+        attend = functools.partial(local, work, radius, gaussian=work.name == "local-p")
         return Race(about, {"local": attend, "global": functools.partial(ours, work)})
 
-    races = race("local-m", "scaled"), race("local-p", "scaled")
-    additive = race("local-m-additive", "additive", 64)
-    return {race.about["work"]: race for race in (*races, additive)}
+    return {work.name: race(work.shrunk(options.shrink)) for work in WORKS["local"]}
 
 
 def local(work: Work, radius: int, gaussian: bool) -> Contestant:
     """Attention through windows; the standard deviation of the Gaussian is half the radius."""
     centers = monotonic_centers(work.length)
-    others = {"centers": jnp.asarray(centers, jnp.float32)} if gaussian else {}
+    others: Tree = {"centers": jnp.asarray(centers, jnp.float32)} if gaussian else {}
     window: Any = {"radius": radius, "sigma": radius / 2 if gaussian else None}
 
     def attend(inputs: Tree) -> jax.Array:

@@ -55,7 +55,7 @@ def decoding(options: Any) -> Cases:
 
         def prepare(decode: Callable[..., Decoded]) -> Contestant:
             def decoded(leaves: list[Array], *sources: Array) -> Decoded:
-                return decode(tree.unflatten(leaves), *sources, length)
+                return decode(jax.tree.unflatten(tree, leaves), *sources, length)
 
             return compiled(decoded, leaves, source, lengths)
 

@@ -90,8 +90,8 @@ def _flax(work: Work) -> Contestant:
         raise LookupError(f"it has no score {work.score}")
 
     def attend(inputs: Tree) -> Array:
-        tokens = (inputs[name] for name in TOKENS)
-        return nnx.dot_product_attention(*tokens, mask=work.mask_table())
+        query, key, value = (inputs[name] for name in TOKENS)
+        return nnx.dot_product_attention(query, key, value, mask=work.mask_table())
 
     return jax_contestant(work, attend, heads_last=True)
 

@@ -91,7 +91,7 @@ def _contestant(work: Work, attend: Callable[[Tree], Tensor]) -> Contestant:
                 result: Any = attend(inputs)
             if backward:
                 gradients = torch.autograd.grad(result, leaves, cotangent)
-                result = result.detach(), structure.unflatten(gradients)
+                result = result.detach(), jax.tree.unflatten(structure, gradients)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         return result

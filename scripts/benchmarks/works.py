@@ -1,24 +1,27 @@
-"""The works of the attention benchmark: what is computed, and the peers that compute it too."""
+"""The works of the benchmarks of attention: what is computed, and the peers that compute it too.
+
+works.json has them by table, one a line. The sizes of `small-*` are those of the reversal model.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax import BlockSizes, attention
-from attention_jax.normalizers import NORMALIZERS, get_normalizer
+from attention_jax.normalizers import get_normalizer
 from attention_jax.pairwise import masks
 from attention_jax.scores import Additive, Score, get_score
-from benchmarks.measure import FORWARD, FOUR_SCORES, GRAD, JVP
+from benchmarks.measure import FORWARD
 
 Tree = dict[str, Any]
 OWN = "own distance"  # a user's own score; the library's "distance" is computed by products
-_NORMALIZERS = (*NORMALIZERS, "softmax(sink=True)", "log_scaled(normalizer=entmax)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +112,8 @@ class Work:
             return masks.local_mask(self.window, self.window)
         return masks.causal_mask() if self.mask == "causal" else None
 
-    def mask_table(self) -> jax.Array | None:
-        """The mask, bool [T, S]."""
+    def mask_table(self) -> Any:
+        """The mask, bool [T, S]; None without one."""
         mask = self.mask_object()
         return None if mask is None else mask.materialize(*self.lengths)
 
@@ -152,46 +155,11 @@ def _normal(seed: int, shape: tuple[int, ...], dtype: str, heads_last: bool) -> 
     return numbers.swapaxes(1, 2) if heads_last else numbers
 
 
-def works() -> dict[str, Work]:
-    """All works that are timed, by name."""
-    return {work.name: work for work in _works()}
+def _read(entries: Tree) -> Work:
+    return Work(**entries | {"peers": tuple(entries.get("peers", ()))})
 
 
-def _works() -> Iterator[Work]:
-    library = ("jax.nn", "flax", "PyTorch SDPA")
-    scaled = Work("scaled", "scaled", 4096, num_heads=4, peers=("naive JAX", *library))
-    causal = scaled.but(name="causal", mask="causal", peers=("ours, not causal", *library))
-    general = scaled.but(name="general", score="general")
-    general = general.but(peers=("ours, scaled dot", "naive JAX", "jax.nn"))
-    bfloat16 = scaled.but(name="bfloat16", dtype="bfloat16", peers=("jax.nn", "PyTorch SDPA"))
-    additive = Work("additive", "additive", 1024, dim=128, hidden_dim=128)
-    additive = additive.but(peers=("naive JAX", "Keras", "KeOps"))
-    for work in (scaled, causal, general, bfloat16, additive):
-        yield from (work, work.but(name=f"{work.name}-grad", direction=GRAD))
-    local = Work("local", "scaled", 8192, GRAD, mask="local 256", peers=("jax.nn", "PyTorch SDPA"))
-    yield local
-    yield local.but(name="local-16k", length=16384, peers=("ours, half as long", "jax.nn"))
-    yield scaled.but(name="scaled-jvp", direction=JVP, peers=("ours, forward",))
-    yield Work("additive-jvp", "additive", 4096, JVP, hidden_dim=64, peers=("ours, forward",))
-    yield Work("own-distance", OWN, 4096, GRAD, peers=("ours, reference", "KeOps"))
-    for score in FOUR_SCORES:  # the sizes of the reversal model
-        hidden_dim = 64 if score == "additive" else None
-        small = Work(f"small-{score}", score, 9, GRAD, 64, key_length=8, hidden_dim=hidden_dim)
-        yield small.but(peers=("ours, reference",))
-    tiles = Work("", "scaled", 4096, GRAD, implementation="tiled", peers=("ours, softmax",))
-    for normalizer in _NORMALIZERS:
-        yield tiles.but(name=normalizer, normalizer=normalizer)
-
-
-def compiled_works() -> Iterator[Work]:
-    """Those whose memory alone is measured."""
-    for implementation, ending in (("reference", "-reference"), ("tiled", "")):
-        for score in FOUR_SCORES:
-            work = Work(f"memory-{score}-grad{ending}", score, 4096, GRAD)
-            hidden_dim = 128 if score == "additive" else None
-            yield work.but(hidden_dim=hidden_dim, implementation=implementation)
-    for score, hidden_dim in {"scaled": None, "additive": 64}.items():
-        for direction in (JVP, "jvp of grad", "grad of grad"):
-            name = f"memory-{score}-{direction.replace(' ', '-')}"
-            work = Work(name, score, 4096, direction, hidden_dim=hidden_dim)
-            yield work.but(implementation="tiled")
+WORKS: dict[str, list[Work]] = {
+    table: [_read(entries) for entries in works]
+    for table, works in json.loads(Path(__file__).with_suffix(".json").read_text()).items()
+}

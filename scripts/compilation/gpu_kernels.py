@@ -6,7 +6,6 @@ and spills of a kernel. If the package triton is installed, its `nvdisasm` lists
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import re
 import tempfile
@@ -15,67 +14,62 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from benchmarks.measure import JSON, attempt
+from benchmarks.targets import judged
 from command_line import environment_variables
 
 import attention_jax as aj
 from compilation import targets
-from compilation.targets import Rows, target_row
+from compilation.programs import attention
 
 BATCH, LENGTH, DIM, FEATURES = 2, 2048, 64, 128
 CUDNN_SCORES = ("dot", "scaled", "general", "cosine", "distance")
-MOST_SPECIAL = 0.6  # special functions per pair and feature, of the forward kernel
 
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)([^;/]*)")
 
 
-def reports() -> dict[str, Rows]:
+def reports(only: str) -> dict[str, list[JSON]]:
     """Rows of the additive kernels and of the scores that cuDNN serves, and the targets."""
-    rows = targets.rows_or_error({"program": "additive"}, _additive)
-    for score in CUDNN_SCORES:
-        rows += targets.rows_or_error(
-            {"program": f"{score}, cuDNN"}, functools.partial(_cudnn, score)
-        )
+    rows: list[JSON] = []
+    for score in ("additive", *CUDNN_SCORES):
+        about = {"program": score if score == "additive" else f"{score}, cuDNN"}
+        if only in about["program"]:
+            found, refusal = attempt(_rows_of, score)
+            rows += [about | row for row in found or [refusal]]
     return {"compiled-h100": rows, "compiled-h100-targets": targets_of(rows)}
 
 
-def targets_of(rows: Rows) -> Rows:
+def targets_of(rows: list[JSON]) -> list[JSON]:
     """The targets, which were set before the kernels were written, and whether they are met."""
-    checks: Rows = []
+    checks = []
     for row in (row for row in rows if "registers" in row):
         claim = f"{row['program']}, {row['kernel']}, H100"
-        checks.append(target_row(claim, "bytes of spilled registers", 0, row["spills"]))
+        checks.append(judged(claim, "bytes of spilled registers", "at most 0", row["spills"]))
         if row["kernel"] == "attention_forward" and row["special"]:
-            what = "special functions per pair and feature"
-            checks.append(target_row(claim, what, MOST_SPECIAL, max(row["special"])))
+            what, most = "special functions per pair and feature", "at most 0.6"
+            checks.append(judged(claim, what, most, max(row["special"])))
     return checks
 
 
-def _additive() -> Rows:
-    function, args = _gradient(aj.Additive(hidden_dim=FEATURES), "float32", "mosaic_gpu")
-    return [{"kernel": name, **row} for name, row in kernels_of(function, *args).items()]
-
-
-def _cudnn(score: str) -> Rows:
-    function, args = _gradient(aj.get_score(score), "bfloat16", "cudnn")
-    text = function.lower(*args).compile().as_text() or ""
+def _rows_of(score: str) -> list[JSON]:
+    """The gradient of causal attention."""
+    is_additive = score == "additive"
+    function, args = attention(
+        targets.H100,
+        aj.Additive(hidden_dim=FEATURES) if is_additive else score,
+        LENGTH,
+        dtype=jnp.float32 if is_additive else jnp.bfloat16,
+        batch=(BATCH,),
+        dim=DIM,
+        mask=aj.causal_mask(),
+        implementation="mosaic_gpu" if is_additive else "cudnn",
+    )
+    if is_additive:
+        kernels = kernels_of(jax.jit(function), *args).items()
+        return [{"kernel": name, **row} for name, row in kernels]
+    text = jax.jit(function).lower(*args).compile().as_text() or ""
     calls = re.findall(r'custom_call_target="__cudnn\$(fmha[^"]*)"', text)
     return [{"kernel": ", ".join(sorted(calls))}]
-
-
-def _gradient(score: Any, dtype: str, implementation: str) -> tuple[Any, tuple[Any, ...]]:
-    """(the jitted gradient of a sum of outputs, the types of its arguments)."""
-    array = functools.partial(targets.array, device=targets.device(targets.H100))
-    shapes = jax.eval_shape(lambda: score.init(jax.random.key(0), DIM, DIM))
-    params = jax.tree.map(lambda leaf: array(leaf.shape, leaf.dtype), shapes)
-    tokens = array((BATCH, LENGTH, DIM), jnp.dtype(dtype))
-    attend = functools.partial(
-        aj.attention, score=score, mask=aj.causal_mask(), implementation=implementation
-    )
-
-    def loss(params: Any, *tokens: jax.Array) -> jax.Array:
-        return attend(*tokens, params=params).astype(jnp.float32).sum()
-
-    return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))), (params, tokens, tokens, tokens)
 
 
 def kernels_of(function: Any, *args: Any) -> dict[str, dict[str, Any]]:

@@ -6,7 +6,6 @@ of all kernels into the folder that LIBTPU_INIT_ARGS names when it is loaded.
 
 from __future__ import annotations
 
-import functools
 import glob
 import math
 import os
@@ -16,19 +15,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from benchmarks.measure import JSON, attempt
+from benchmarks.targets import judged
 
-from compilation import targets
 from compilation.programs import DIM, Program, programs
-from compilation.targets import Rows, target_row
 
 _BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s+([A-Z]{2})?\s*:\s*((?:> ?)*)")
 _PAIRS = 8 * 128  # of a register
 _MIB = 2**20
-# Direction, its kernels of a program, the peer, and the most bundles over the peer's.
+# Peers, the direction, its kernels, and the most bundles over the peer's.
 _OVER_PEERS = (
-    ("forward", slice(1), "splash attention", 1.15),
-    ("backward", slice(1, None), "splash attention", 1.25),
-    ("backward", slice(1, None), "splash attention with its fused backward", 1.25),
+    ("splash attention", "forward", slice(1), 1.15),
+    ("splash attention", "backward", slice(1, None), 1.25),
+    ("splash attention with its fused backward", "backward", slice(1, None), 1.25),
 )
 # Direction, the floor in words and as cycles per tanh, and the most bundles over it.
 _OVER_FLOORS = (
@@ -37,18 +36,18 @@ _OVER_FLOORS = (
 )
 
 
-def reports(only: str) -> dict[str, Rows]:
+def reports(only: str) -> dict[str, list[JSON]]:
     """All kernels whose names and targets contain the text, sizes of tiles, and the targets."""
-    rows: Rows = []
-    tiles: Rows = []
+    rows: list[JSON] = []
+    tiles: list[JSON] = []
     with tempfile.TemporaryDirectory() as folder:
         dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
         os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump}".strip()
         for program in programs():
             about = {"program": program.name, "target": program.target}
             if only in ", ".join(about.values()):
-                compiled = functools.partial(_rows_of, program, Path(folder))
-                kernels = targets.rows_or_error(about, compiled)
+                found, refusal = attempt(_rows_of, program, Path(folder))
+                kernels = [about | row for row in found or [refusal]]
                 if program.tile is None:
                     rows += kernels
                 else:
@@ -60,7 +59,7 @@ def reports(only: str) -> dict[str, Rows]:
     }
 
 
-def _rows_of(program: Program, folder: Path) -> Rows:
+def _rows_of(program: Program, folder: Path) -> list[JSON]:
     """A row for each kernel of a program; one row for a program without kernels."""
     for file in folder.iterdir():  # those of the program before
         file.unlink()
@@ -111,7 +110,7 @@ def kernel_row(file: Path) -> dict[str, Any]:
     }
 
 
-def passes(loops: Rows) -> list[dict[str, int]]:
+def passes(loops: list[JSON]) -> list[dict[str, int]]:
     """The passes of additive attention over all features of a block of rows: forward, backward.
 
     The forward pass is one loop at depth 2. The backward pass comes after it, and contains loops
@@ -137,7 +136,7 @@ def passes(loops: Rows) -> list[dict[str, int]]:
     ]
 
 
-def tile_row(score: str, tile: tuple[int, int], kernels: Rows) -> dict[str, Any]:
+def tile_row(score: str, tile: tuple[int, int], kernels: list[JSON]) -> dict[str, Any]:
     """The bundles of 1,024 pairs in tiles of a size, forward and backward, at most.
 
     What may run at a step of the grid counts as if it did. Only in a kernel without inner loops,
@@ -156,33 +155,35 @@ def tile_row(score: str, tile: tuple[int, int], kernels: Rows) -> dict[str, Any]
     return row
 
 
-def targets_of(rows: Rows) -> Rows:
+def targets_of(rows: list[JSON]) -> list[JSON]:
     """The targets, which were set before anything was compiled, and whether they are met."""
-    checks: Rows = []
+    checks = []
     for chip in ("v5e", "v6e"):
-        kernels: dict[str, Rows] = {}
+        kernels: dict[str, list[JSON]] = {}
         for row in rows:
             if row["target"] == chip and "kernel" in row:
                 kernels.setdefault(row["program"].removesuffix(", T 4,096"), []).append(row)
-        ours = kernels.get("scaled dot", [])
-        for direction, part, name, most in _OVER_PEERS:
-            if ours and (peer := kernels.get(name, [])):
-                of_ours, of_peer = (sum(row["bundles"] for row in x[part]) for x in (ours, peer))
-                what = f"bundles of a tile of 512 x 512, over {name}"
+        for peer, direction, part, most in _OVER_PEERS:
+            sums = [
+                sum(row["bundles"] for row in kernels.get(name, ())[part])
+                for name in ("scaled dot", peer)
+            ]
+            if all(sums):
                 claim = f"scaled dot, {direction}, {chip}"
-                checks.append(target_row(claim, what, most, of_ours / of_peer))
-        for kernel, (direction, floor, operations, most) in zip(
+                what = f"bundles of a tile of 512 x 512, over {peer}"
+                checks.append(judged(claim, what, f"at most {most}", sums[0] / sums[1]))
+        for kernel, (direction, floor, cycles, most) in zip(
             kernels.get("additive", []), _OVER_FLOORS, strict=False
         ):
             one = passes(kernel["loops"])[-1]  # the backward kernel computes the weights first
-            ratio = one["bundles"] / one["tanhs"] / operations
+            ratio = one["bundles"] / one["tanhs"] / cycles
             claim, what = f"additive, {direction}, {chip}", "bundles of a pass over the features"
-            checks.append(target_row(claim, f"{what}, over {floor}", most, ratio))
-            checks.append(target_row(claim, "spills in the inner loop", 0, one["spills"]))
+            checks.append(judged(claim, f"{what}, over {floor}", f"at most {most:g}", ratio))
+            checks.append(judged(claim, "spills in the inner loop", "at most 0", one["spills"]))
     for row in rows:
         if row["program"].endswith("T 16,384") and "error" not in row:
             claim = f"{row['program']}, forward and backward, {row['target']}"
             most = row["argument_mib"] + row["output_mib"] + 8
             what = "temporary MiB, at most inputs + outputs + 8"
-            checks.append(target_row(claim, what, most, row["temporary_mib"]))
+            checks.append(judged(claim, what, f"at most {most:g}", row["temporary_mib"]))
     return checks

@@ -109,7 +109,7 @@ def _scaled(shrink: int) -> Iterator[Race]:
         if shrink > 1:
             b, n, k, t = 1, 4, 4 * k // n, t // shrink
         theirs = ["cudnn"] * (jax.default_backend() == "gpu") + ["xla"] * (t <= _LONGEST_OF_XLA)
-        makers = {
+        makers: Makers = {
             **_ours("cudnn", make=functools.partial(jax_nn, module=interop)),
             **{f"jax.nn, {x}": functools.partial(jax_nn, implementation=x) for x in theirs},
             "PyTorch": in_pytorch("sdpa"),

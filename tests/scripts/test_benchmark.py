@@ -101,7 +101,7 @@ def test_a_race_has_a_row_for_each_contestant(monkeypatch):
     ],
 )
 def test_a_target_is_not_finer_than_the_noise(bound, measured, verdict):
-    assert targets.judged("w", "peer / ours", f"{bound} 4", measured)["met"] == verdict
+    assert targets.judged("w", "peer / ours", f"{bound} 4", *measured)["met"] == verdict
 
 
 def test_targets_are_computed_from_rows():
@@ -118,7 +118,7 @@ def test_targets_are_computed_from_rows():
         row("memory-scaled-grad", shorter, temporary_mib=32.125, compile_seconds=14.0, **grad),
         row("memory-scaled-grad", "ours", temporary_mib=128.5, compile_seconds=13.0, **grad),
     ]
-    found = targets.targets_of(targets.TARGETS["attention"], rows, benchmark="attention")
+    found = targets.targets_of("attention", rows)
     found = {(row["claim"], row["what"]): row for row in found}
     verdicts = {case: (row["found"], row["met"]) for case, row in found.items()}
     memory = "temporary memory / that of a quarter of the length"
@@ -136,11 +136,11 @@ def test_targets_are_computed_from_rows():
 
 def test_every_target_reads_a_case_that_exists():
     directions = {f"{work.score}, {work.direction}" for work in works().values()}
-    for name, of_benchmark in targets.TARGETS.items():
+    for name in targets.TARGETS.keys() & benchmark.BENCHMARKS.keys():
         cases = {}
         for make in benchmark.BENCHMARKS[name].values():
             cases |= make(benchmark.Arguments(shrink=64))
-        for case, numbers in of_benchmark.items():
+        for case, numbers in targets.TARGETS[name].items():
             assert case in {*cases, *directions}
             for number in numbers:
                 if " / " in number:
