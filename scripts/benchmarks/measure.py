@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import importlib
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,6 @@ FOUR_SCORES = ("additive", "dot", "general", "scaled")  # of the literature; the
 
 _TURN_SECONDS = 0.5
 _SLOW_SECONDS, _SLOW_TURNS = 2.0, 3  # a contestant whose call takes longer has fewer turns
-_MEMORY_SHARE = 0.6  # that a contestant may take
 
 
 class Contestant(NamedTuple):
@@ -213,18 +211,11 @@ def compiled(function: Callable, *arguments: Any) -> Contestant:
         function: takes and returns pytrees of arrays.
         arguments: its arguments; or a `jax.ShapeDtypeStruct` in place of each array, for a program
             that is not called.
-
-    Raises:
-        LookupError: the device has too little memory.
     """
     start = time.perf_counter()
     program = jax.jit(function).lower(*arguments).compile()
     seconds, memory = time.perf_counter() - start, program.memory_analysis()
     assert memory is not None  # CPU, GPU and TPU all report it
-    others = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    needed, available = (x / 2**30 for x in (memory.temp_size_in_bytes + others, memory_bytes()))
-    if needed > _MEMORY_SHARE * available:
-        raise LookupError(f"it needs {needed:.1f} GiB, and the device has {available:.1f} GiB")
 
     def call(count: int) -> Any:
         for _ in range(count):  # the device computes without a pause
@@ -233,12 +224,6 @@ def compiled(function: Callable, *arguments: Any) -> Contestant:
 
     numbers = {"compile_seconds": seconds, "temporary_mib": memory.temp_size_in_bytes / 2**20}
     return Contestant(call, {name: significant(number) for name, number in numbers.items()})
-
-
-def memory_bytes() -> int:
-    """The memory of JAX's default device."""
-    stats = jax.devices()[0].memory_stats() or {}  # a CPU has none
-    return stats.get("bytes_limit", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def derivative(direction: str, attend: Callable[[Any], jax.Array]) -> Callable[..., Any]:

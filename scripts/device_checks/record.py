@@ -16,7 +16,7 @@ from benchmarks.measure import JSON
 
 from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say
-from attention_jax.runs.run_folder import write_json
+from attention_jax.runs.run_folder import read_json, write_json
 
 SCHEMA = 1  # of device.json
 NOT_MEASURED: JSON = {"not measured": "no time left"}  # the next call measures it
@@ -48,19 +48,13 @@ class Record:
         self._end = self._deadline = self._start + seconds
         self._rows: dict[tuple[str, str, str], JSON] = {}
         if self._path.exists():
-            try:
-                content = json.loads(self._path.read_text())
-                about, rows = content["environment"], content["rows"]
-                rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
-            except (OSError, ValueError, LookupError, TypeError) as error:
-                raise ValueError(
-                    f"{self._path} is no file of this check ({error!r}); delete it, or name another"
-                    " folder as out"
-                ) from error
+            content = read_json(self._path)
+            about = content.get("environment", {})
             if others := [name for name in _FIXED if about.get(name) != self.about[name]]:
                 names = ", ".join(others)
                 raise ValueError(f"out {folder} holds rows of another {names}; name another folder")
-            self._rows = rows
+            rows = content["rows"]
+            self._rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
 
     def rows(self, part: str = "") -> list[JSON]:
         """All rows, or those of a part."""
@@ -75,7 +69,7 @@ class Record:
         """Writes a row; prints what was measured. After `close` it does nothing. For any thread."""
         row = {"part": part, "work": work, "contestant": contestant, **entries}
         with self._lock:
-            if self._closed:
+            if self._closed or self.has(part, work, contestant):
                 return
             self._rows[part, work, contestant] = row
             content = {"schema": SCHEMA, "environment": self.about, "rows": self.rows()}

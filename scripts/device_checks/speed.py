@@ -11,17 +11,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from benchmarks.measure import (
-    FORWARD,
-    GRAD,
-    JSON,
-    Contestant,
-    Race,
-    attempt,
-    compiled,
-    significant,
-    timed,
-)
+from benchmarks import measure
+from benchmarks.measure import JSON, Contestant, Race
 from benchmarks.peers import in_pytorch, jax_nn, ours
 from benchmarks.works import Work
 
@@ -58,7 +49,7 @@ def check(part: str, record: Record) -> None:
     def prepare(work: str, name: str) -> tuple[Contestant | None, JSON]:
         if record.left() <= last:
             return None, NOT_MEASURED
-        prepared = attempt(races[work].contestants[name])
+        prepared = measure.attempt(races[work].contestants[name])
         record.note(f"{part}: compiled {work}, {name}")
         return prepared
 
@@ -68,9 +59,9 @@ def check(part: str, record: Record) -> None:
         mine = {name: ready.pop((work, name)) for name in race.contestants if (work, name) in ready}
         if record.left() <= 0:
             mine = dict.fromkeys(mine, (None, NOT_MEASURED))
-        for row in timed(race, mine, _TURNS, _TURN_SECONDS, _AT_ONCE):
+        for row in measure.timed(race, mine, _TURNS, _TURN_SECONDS, _AT_ONCE):
             if "tflops" in row and any(rates):
-                row["percent_of_product"] = significant(100 * row["tflops"] / max(rates))
+                row["percent_of_product"] = measure.significant(100 * row["tflops"] / max(rates))
             record.add(part, **row)
 
 
@@ -81,15 +72,15 @@ def _ceilings(shrink: int) -> Iterator[Race]:
     """The rate of a large matrix product, and the bandwidth of a copy."""
     size = 8192 // shrink
     matrix, array = jnp.ones((size, size), "bfloat16"), jnp.ones((256 // shrink, 2**20))
-    product = {"bfloat16": functools.partial(compiled, jnp.matmul, matrix, matrix)}
+    product = {"bfloat16": functools.partial(measure.compiled, jnp.matmul, matrix, matrix)}
     yield Race({"work": "matrix product"}, product, {"tflops": 2e-12 * size**3})
-    copy = {"float32": functools.partial(compiled, lambda x: x + 1, array)}
+    copy = {"float32": functools.partial(measure.compiled, lambda x: x + 1, array)}
     yield Race({"work": "copy"}, copy, {"gigabytes_per_second": 8e-9 * array.size})
 
 
 def _both(work: Work, makers: Makers, flop: float = 0.0) -> Iterator[Race]:
     """The races of the forward pass, and of the forward and the backward pass."""
-    for direction, share in ((FORWARD, 1), (GRAD, 3.5)):
+    for direction, share in ((measure.FORWARD, 1), (measure.GRAD, 3.5)):
         directed = work.but(direction=direction, dtype="bfloat16")
         contestants = {name: functools.partial(make, directed) for name, make in makers.items()}
         about = {"work": f"{work.name}, {direction}"}

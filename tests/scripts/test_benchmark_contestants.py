@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import attention, measure, models, works
+from benchmarks import attention, models
 from benchmarks.measure import GRAD
 from benchmarks.peers import PEERS
-from benchmarks.works import OWN, Work
+from benchmarks.works import OWN, WORKS, Work
 from command_lines import users_settings
 
 from attention_jax.nn.config import ModelConfig
+from attention_jax.normalizers import NORMALIZERS
 from attention_jax.tasks.vocabulary import EOS
 
 
@@ -98,16 +99,10 @@ def test_a_peer_that_cannot_serve_says_why(name, score, changes):
         prepared(name, small(score, **changes))
 
 
-def test_a_contestant_that_does_not_fit_in_memory_is_absent(monkeypatch):
-    monkeypatch.setattr(measure, "memory_bytes", lambda: 1000)
-    with pytest.raises(LookupError, match=r"it needs .* GiB, and the device has .* GiB"):
-        prepared("naive JAX", small("additive"))
-
-
 def test_the_peers_of_all_works_exist():
-    found = works.works()
-    assert len(found) == 27
-    assert {peer for work in found.values() for peer in work.peers} <= PEERS.keys()
+    names = {work.name for work in WORKS["attention"]}
+    assert {*NORMALIZERS} <= names
+    assert {peer for work in WORKS["attention"] for peer in work.peers} <= PEERS.keys()
 
 
 def test_local_attention_equals_a_masked_softmax():

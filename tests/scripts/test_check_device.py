@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from benchmarks import measure
 from benchmarks.measure import Contestant, Race, attempt, compiled
 from benchmarks.targets import TARGETS
 from command_lines import check_error, load
@@ -68,7 +69,7 @@ def test_rows_are_written_and_a_second_call_measures_only_what_is_missing(
     assert "wrong: 0 of 7 rows" in printed
     assert "s left] right: scaled, padding, bfloat16, tiled: " in progress
     monkeypatch.setattr(right, "_results", None)  # is not called again
-    monkeypatch.setattr(speed, "attempt", None)
+    monkeypatch.setattr(measure, "compiled", pytest.fail)
     assert command("check_device", "--out", out, *PARTS)[0] == 0
     assert rows_in(out) == rows
 
@@ -153,4 +154,4 @@ def test_rows_of_another_device_are_not_mixed(command, tmp_path, monkeypatch):
     (tmp_path / "device.json").write_text('{"environment": {"device": "gpu: H100"}, "rows": []}')
     check_error(command("check_device", "--out", tmp_path), "device", "name another folder")
     (tmp_path / "device.json").write_text("[]")
-    check_error(command("check_device", "--out", tmp_path), "device.json is no file of this check")
+    check_error(command("check_device", "--out", tmp_path), "device.json cannot be read")
