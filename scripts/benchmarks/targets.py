@@ -2,7 +2,7 @@
 
 targets.json has {benchmark: {case: {number: bound}}}. A case is a work, whose rows are read; or
 "score, direction", for the rows of all such works. A number is "A / B", the time of contestant A
-divided by that of B in the same turn; or "ENTRY of CONTESTANT", the largest one; "of ours" may be
+divided by that of B in the same turn; or "ENTRY by CONTESTANT", the largest one; "by ours" may be
 left out. "at most 278" for the second derivative of additive attention is the figure before forward
 mode was rewritten.
 
@@ -25,9 +25,7 @@ _ENTRIES = {
     "temporary_mib": "temporary MiB",
     "growth": "temporary memory / that of a quarter of the length",
     "compile_seconds": "seconds to compile, the longest",
-    "milliseconds": "milliseconds",
     "worst": "largest error, as a share of its bound",
-    "seconds": "seconds",
     "differences": "arrays and lines that differ",
 }
 
@@ -39,7 +37,8 @@ def targets_of(benchmark: str, rows: Sequence[JSON]) -> list[JSON]:
         named = ((row["work"], f"{row.get('score')}, {row.get('direction')}") for row in rows)
         matching = [row for row, names in zip(rows, named, strict=True) if case in names]
         for number, bound in numbers.items() if matching else ():
-            what = _ENTRIES.get(number.partition(" of ")[0], f"time of {number}")
+            words = f"time of {number}" if " / " in number else number
+            what = _ENTRIES.get(number, words)
             row = judged(case, what, bound, *_measured(number, matching))
             found.append({"benchmark": benchmark, **row})
     return found
@@ -50,7 +49,7 @@ def _measured(number: str, rows: Sequence[JSON]) -> tuple[float, ...]:
     by_name = {row["contestant"]: row for row in rows}
     if " / " in number:
         return ratio(*(by_name.get(name, {}) for name in number.split(" / "))) or ()
-    entry, _, contestant = number.partition(" of ")
+    entry, _, contestant = number.partition(" by ")
     if entry == "growth":
         pair = by_name.get("ours", {}), by_name.get("ours, a quarter as long", {})
         sizes = [row["temporary_mib"] for row in pair if "temporary_mib" in row]

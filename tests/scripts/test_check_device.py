@@ -147,7 +147,7 @@ def test_every_target_reads_a_row_that_is_measured(monkeypatch):
         contestants.setdefault(row["work"], set()).add(row["contestant"])
     for case, numbers in [*TARGETS["H100"].items()][:-4]:
         for number in numbers:
-            assert {*number.removeprefix("milliseconds of ").split(" / ")} <= contestants[case]
+            assert {*number.removeprefix("milliseconds by ").split(" / ")} <= contestants[case]
 
 
 def test_rows_of_another_device_are_not_mixed(command, tmp_path, monkeypatch):
