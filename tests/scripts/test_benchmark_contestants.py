@@ -3,15 +3,15 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import attention, models
+from benchmarks import models
 from benchmarks.measure import GRAD
-from benchmarks.peers import PEERS
+from benchmarks.peers import PEERS, jax_nn
 from benchmarks.works import OWN, WORKS, Work
 from command_lines import users_settings
 
+from attention_jax import interop
 from attention_jax.nn.config import ModelConfig
 from attention_jax.normalizers import NORMALIZERS
 from attention_jax.tasks.vocabulary import EOS
@@ -34,7 +34,7 @@ def small(score, **changes):
 def prepared(name, work):
     """A contestant; the test is skipped where its library is not installed."""
     try:
-        return PEERS[name](work)
+        return MAKERS[name](work)
     except LookupError as error:
         if "install -e" in str(error):
             pytest.skip(str(error))
@@ -60,6 +60,7 @@ def check_contestant(name, work):
     jax.tree.map(assert_close, gradients, slopes)
 
 
+MAKERS = PEERS | {"ours, as jax.nn": functools.partial(jax_nn, module=interop)}
 PYTORCH = (("scaled", "local 2"), ("general", "causal"))  # slow, because it is slow to import
 
 
@@ -71,6 +72,7 @@ PYTORCH = (("scaled", "local 2"), ("general", "causal"))  # slow, because it is 
         *((name, "general", "causal") for name in ("ours, tiled", "jax.nn")),
         *(pytest.param("PyTorch SDPA", *case, marks=pytest.mark.slow) for case in PYTORCH),
         ("ours, tiled", OWN, ""),
+        ("ours, as jax.nn", "scaled", "causal"),
         ("Keras", "additive", ""),
     ],
 )
@@ -103,29 +105,6 @@ def test_the_peers_of_all_works_exist():
     names = {work.name for work in WORKS["attention"]}
     assert {*NORMALIZERS} <= names
     assert {peer for work in WORKS["attention"] for peer in work.peers} <= PEERS.keys()
-
-
-def test_local_attention_equals_a_masked_softmax():
-    work = Work("local", "scaled", 11, GRAD, num_heads=2, batch=3, dim=5)
-    output, gradients = attention.local(work, 2, True).call(1)
-    inputs, cotangent = work.arrays()
-    inputs["centers"] = np.arange(11, dtype=np.float32)
-    distance = np.arange(11)[None, :] - np.arange(11)[:, None]
-
-    def naive(inputs):
-        logits = inputs["query"] @ inputs["key"].swapaxes(-1, -2) / 5**0.5
-        weights = jax.nn.softmax(jnp.where(abs(distance) <= 2, logits, -jnp.inf))
-        shifts = jnp.arange(11.0) - inputs["centers"][:, None]
-        gauss = jnp.exp(-(shifts**2) / 2)  # sigma is half the radius, 1
-        return (weights * gauss) @ inputs["value"]
-
-    expected, pull_back = jax.vjp(naive, inputs)
-    (expected_gradients,) = pull_back(cotangent)
-    np.testing.assert_allclose(output, expected, atol=1e-5)
-    assert "centers" in gradients
-    for name, gradient in gradients.items():
-        if name in inputs and name not in ("params", "normalizer_params"):
-            np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
 
 
 @pytest.mark.slow

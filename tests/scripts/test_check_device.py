@@ -6,10 +6,9 @@ import os
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from benchmarks import measure
-from benchmarks.measure import Contestant, Race, attempt, compiled
+from benchmarks.measure import Contestant, Race, compiled
 from benchmarks.targets import TARGETS
 from command_lines import check_error, load
 from device_checks import right, speed
@@ -78,12 +77,8 @@ def test_a_wrong_number_is_named_and_the_status_is_1(command, tmp_path, monkeypa
     computed = right._computed
 
     def wrong(score, mask, inputs, **options):
-        found = computed(score, mask, inputs, **options)
-        return (
-            jax.tree.map(lambda x: 1.1 * x, found)
-            if options["implementation"] == "tiled"
-            else found
-        )
+        factor = 1.1 if options["implementation"] == "tiled" else 1.0
+        return jax.tree.map(lambda x: factor * x, computed(score, mask, inputs, **options))
 
     monkeypatch.setattr(right, "_computed", wrong)
     status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "right")
@@ -117,21 +112,6 @@ def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch, one_score):
     assert "stopped, not finished: scaled;" in printed
     assert "wrong: 0 of 5 rows" in printed
     assert len(rows_in(tmp_path)) == 5
-
-
-@pytest.mark.parametrize("races", ["scaled", "additive"])
-def test_contestants_compute_the_same(races):
-    """The library, by each implementation that runs here, and its peers in JAX."""
-    for race in speed.RACES[races](128):
-        if "backward" in race.about["work"]:
-            continue
-        contestants = {name: attempt(make)[0] for name, make in race.contestants.items()}
-        results = {name: found.call(1) for name, found in contestants.items() if found is not None}
-        assert {*results} >= {"ours"}
-        for name, found in results.items():
-            found, ours = (np.asarray(x, np.float32) for x in (found, results["ours"]))
-            found = found if found.shape == ours.shape else found.swapaxes(1, 2)
-            assert np.allclose(found, ours, atol=0.05), (race.about["work"], name)
 
 
 def test_every_target_reads_a_row_that_is_measured(monkeypatch):
