@@ -22,14 +22,15 @@ from attention_jax.runs.run_folder import check_output
 from attention_jax.scores import SCORES, get_score
 
 SCHEMA = 2  # of result files
-# The races of each table of a benchmark.
-BENCHMARKS: dict[str, dict[str, Callable[[Any], Cases]]] = {
-    "attention": {"attention": attention.times, "attention_memory": attention.memory},
-    "local": {"local": attention.windows},
-    "decoding": {"decoding": models.decoding},
-    "reversal": {"reversal": models.reversal},
-    "translation": {"translation": models.translation},
-    "ring": {"ring": attention.rings},
+# The races of each table.
+CASES: dict[str, Callable[[Any], Cases]] = {
+    "attention": attention.times,
+    "attention_memory": attention.memory,
+    "local": attention.windows,
+    "decoding": models.decoding,
+    "reversal": models.reversal,
+    "translation": models.translation,
+    "ring": attention.rings,
 }
 
 
@@ -67,7 +68,8 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
-        check_names("benchmarks", self.benchmarks, BENCHMARKS)
+        names = [name for name in CASES if "_" not in name]
+        check_names("benchmarks", self.benchmarks, names)
         if "ring" in self.benchmarks and len(self.benchmarks) > 1:
             raise ValueError("benchmarks must be ring alone, which simulates 8 devices")
         if not self.scores:
@@ -83,30 +85,27 @@ def main(arguments: Arguments) -> None:
     jax.config.update("jax_enable_compilation_cache", False)  # or compiling would be loading
     start = time.monotonic()
     tables = {
-        (benchmark, name): cases(arguments)
-        for benchmark in arguments.benchmarks
-        for name, cases in BENCHMARKS[benchmark].items()
+        name: cases(arguments)
+        for name, cases in CASES.items()
+        if name.partition("_")[0] in arguments.benchmarks
     }
     kept = chosen(arguments.works, [case for cases in tables.values() for case in cases])
     reports: dict[str, list[JSON]] = {}
-    measured: dict[str, list[JSON]] = {}  # by benchmark
-    for (benchmark, name), cases in tables.items():
+    targets: list[JSON] = []
+    for name, cases in tables.items():
         races = [race for case, race in cases.items() if case in kept]
         reports[name] = [row for race in races for row in run(race, arguments.repeats)]
-        measured.setdefault(benchmark, []).extend(reports[name])
+        targets += targets_of(name, reports[name])
         say(f"\n{name}\n\n{table(TABLES[name], reports[name])}")
-    reports["targets"] = [row for each in measured.items() for row in targets_of(*each)]
-    say(f"\ntargets\n\n{table(TABLES['targets'], reports['targets'])}")
+    reports["targets"] = targets
+    say(f"\ntargets\n\n{table(TABLES['targets'], targets)}")
     if arguments.shrink > 1:
         say("\nlengths were divided, so these numbers are only a trial")
     if arguments.out is not None:
-        options = ("scores", "works", "shrink", "repeats")
-        about = {
-            "seconds": round(time.monotonic() - start),
-            "options": {name: getattr(arguments, name) for name in options},
-        }
-        packages = ("torch", "keras", "pykeops")
-        write_report(arguments.out, SCHEMA, about, reports, packages)
+        options = dataclasses.asdict(arguments)
+        del options["benchmarks"], options["out"]
+        about = {"seconds": round(time.monotonic() - start), "options": options}
+        write_report(arguments.out, SCHEMA, about, reports, ("torch", "keras", "pykeops"))
 
 
 def chosen(patterns: tuple[str, ...], names: list[str]) -> set[str]:
