@@ -26,7 +26,7 @@ BATCH, LENGTH, DIM, FEATURES = 2, 2048, 64, 128
 CUDNN_SCORES = ("dot", "scaled", "general", "cosine", "distance")
 
 _LOOP = re.compile(r"(?s)(?=\.(L_x_\d+):(.*?BRA `\(\.\1\)))")  # from a label to a branch back
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)([^;/]*)")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)([^;/\n]*)")
 
 
 def reports(only: str) -> dict[str, list[JSON]]:

@@ -9,16 +9,16 @@ from compilation import gpu_kernels, targets, tpu_kernels
 
 LISTING = """
 .L_x_1:
-        /*0010*/                   FFMA R1, R2, R3, 1 ;
-        /*0020*/              @!P0 FFMA R4, R2, R3, 1 ;
-        /*0030*/                   FMUL R4, R4, R1 ;
-        /*0040*/                   MUFU.RCP R5, R4 ;
-        /*0050*/               @P1 BRA `(.L_x_1) ;
+   -:-:-:Y:01   /*0010*/                   FFMA R1, R2, R3, 1
+   -:-:-:Y:01   /*0020*/              @!P0 FFMA R4, R2, R3, 1
+   -:-:-:Y:01   /*0030*/                   FMUL R4, R4, R1
+   -:-:-:Y:01   /*0040*/                   MUFU.RCP R5, R4
+   -:-:-:Y:01   /*0050*/               @P1 BRA `(.L_x_1)
 .L_x_2:
-        /*0060*/                   FFMA R1, R2, R3, 1 ;
-        /*0070*/                   MUFU.EX2 R5, R4 ;
-        /*0080*/                   MUFU.RCP R5, R4 ;
-        /*0090*/               @P1 BRA `(.L_x_2) ;
+   -:-:-:Y:01   /*0060*/                   FFMA R1, R2, R3, 1
+   -:-:-:Y:01   /*0070*/                   MUFU.EX2 R5, R4
+   -:-:-:Y:01   /*0080*/                   MUFU.RCP R5, R4
+   -:-:-:Y:01   /*0090*/               @P1 BRA `(.L_x_2)
 """
 
 
