@@ -73,12 +73,12 @@ def jax_nn(work: Work, module: Any = jax.nn, implementation: str | None = None) 
     """`dot_product_attention` of `jax.nn`, or of our `interop`."""
     window = None if work.window is None else (work.window, work.window)
     options: Any = {"is_causal": work.mask == "causal", "local_window_size": window}
-    options["implementation"] = implementation
+    options |= {"implementation": implementation}
+    options |= {} if work.score == "scaled" else {"scale": 1.0}
 
     def attend(inputs: Tree) -> Array:
-        query, scale = projected(work, inputs)
-        tokens = query, inputs["key"], inputs["value"]
-        return module.dot_product_attention(*tokens, scale=scale, **options)
+        query, _ = projected(work, inputs)
+        return module.dot_product_attention(query, inputs["key"], inputs["value"], **options)
 
     return jax_contestant(work, attend, heads_last=True)
 
