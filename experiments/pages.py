@@ -17,14 +17,14 @@ from attention_jax.runs.run_folder import write_text
 from experiments import lab
 from experiments.lab import Claim, Row, labelled, load, markdown, name_of
 
-from benchmarks import readme_tables  # isort: skip  # lab adds scripts/ to the path
+from benchmarks.tables import committed  # isort: skip  # lab adds scripts/ to the path
 
 
 def write_pages() -> None:
     """Writes the parts <!-- begin NAME --> ... <!-- end NAME --> of all pages anew.
 
     NAME is `index`, `misses`, an experiment (its section), NAME.FUNCTION (what that function of the
-    experiment returns for the rows), or a table of scripts/benchmarks/readme_tables.py. A part
+    experiment returns for the rows), or a table of scripts/benchmarks/tables.py. A part
     whose rows do not exist stays as it is.
     """
     for page in pages():
@@ -68,7 +68,7 @@ def part_of(part: str, folder: Path) -> str | None:
     return "\n\n".join(_section(experiment, content))
 
 
-_benchmark_tables = functools.cache(readme_tables.tables)
+_benchmark_tables = functools.cache(committed)
 
 
 def _index(folder: Path) -> Iterator[str]:

@@ -39,7 +39,7 @@ class Arguments:
     """Check and measure this library on the device that JAX finds: a GPU, a TPU or the CPU.
 
     machine: versions, the rate of a large matrix product, the bandwidth of a copy.
-    right: every implementation, with gradients and statistics, against formulas in float64.
+    right: every implementation, with gradients and statistics, against the reference in float64.
     scaled: multi-head attention beside jax.nn and PyTorch.
     additive: additive attention, -|q - k|^2 and a user's -|q - k| beside PyTorch.
     tiles: sizes of tiles, and one query for many keys.
@@ -82,23 +82,23 @@ def main(arguments: Arguments) -> int:
     record = Record(arguments.out, 60 * arguments.minutes, _SHRINK_ON_A_CPU if rehearsal else 1)
     if rehearsal:
         record.note("JAX finds no GPU or TPU: this is a rehearsal on the CPU")
-    status = 0
+    status, left = 0, [*arguments.parts]
     try:
-        for part in arguments.parts:
-            check, share = PARTS[part]
-            record.begin(part, share)
+        while left:
+            check, share = PARTS[left[0]]
+            record.begin(left[0], share)
             try:
                 check(record)
             except Exception:  # a bug; the other parts go on
                 traceback.print_exc()
                 status = 1
+            del left[0]
     except (KeyboardInterrupt, SystemExit):  # a training that Ctrl-C stops exits
         status = 130
     record.close()
     wrong = report.print_report(record)
     if status == 130:
-        left = ", ".join(arguments.parts[arguments.parts.index(part) :])
-        say(f"stopped, not finished: {left}; the same command goes on from there")
+        say(f"stopped, not finished: {', '.join(left)}; the same command goes on from there")
     say(str(arguments.out / "device.json"))
     return status or wrong
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-from command_line import command, run_command
+from benchmarks.tables import write_report
+from command_line import run_command
 from compilation import gpu_kernels, tpu_kernels
 
-from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say
-from attention_jax.runs.run_folder import check_output, write_json
+from attention_jax.runs.run_folder import check_output
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Arguments:
     Attributes:
         part: "kernels": attention for TPUs, with memory, bundles, fills and spills; "h100":
             attention for an H100, with registers, spills and special functions.
-        only: compile only the programs for TPUs whose name and target contain this text.
+        only: compile only the programs whose name (and target, for TPUs) contain this text.
         out: also write everything to this JSON file.
     """
 
@@ -45,19 +45,13 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     jax.config.update("jax_enable_compilation_cache", False)
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # or the plugin needs a GPU
-    is_tpu = arguments.part == "kernels"
-    reports = tpu_kernels.reports(arguments.only) if is_tpu else gpu_kernels.reports()
+    kernels = tpu_kernels if arguments.part == "kernels" else gpu_kernels
+    reports = kernels.reports(arguments.only)
     for row in (row for rows in reports.values() for row in rows):
         say(json.dumps({name: value for name, value in row.items() if name != "loops"}))
     if arguments.out is not None:
         compilers = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
-        content = {
-            "schema": 1,
-            "command": command(),
-            "environment": environment(Path(__file__).parent, packages=compilers),
-            "benchmarks": {name: {"rows": rows} for name, rows in reports.items()},
-        }
-        write_json(arguments.out, content)
+        write_report(arguments.out, 1, {}, reports, compilers)
 
 
 if __name__ == "__main__":

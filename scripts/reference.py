@@ -22,32 +22,17 @@ try:
 except ImportError:  # `main` says how to install it
     pass
 
-LIBRARY_PAGES = (
-    "attention_jax",
-    "attention_jax.nn",
-    "attention_jax.analysis",
-    "attention_jax.functional.interop",
-    "attention_jax.scores",
-    "attention_jax.scores.literature",
-    "attention_jax.implementations",
-)
-PROGRAM_PAGES = (
-    "attention_jax.training.run",
-    "attention_jax.training.task",
-    "attention_jax.training.loop",
-    "attention_jax.training.losses",
-    "attention_jax.training.metrics",
-    "attention_jax.training.sharding",
-    "attention_jax.tasks.sequences",
-    "attention_jax.tasks.evaluation",
-    "attention_jax.tasks.reversal",
-    "attention_jax.tasks.translation.task",
-    "attention_jax.tasks.translation.translate",
-    "attention_jax.tasks.vocabulary",
-    "attention_jax.runs.run_folder",
-    "attention_jax.runs.metrics_file",
-    "attention_jax.runs.checkpoints",
-    "attention_jax.reports.plotting",
+LIBRARY = ("nn", "analysis", "functional.interop", "scores", "scores.literature", "implementations")
+PROGRAM = {
+    "training": ("run", "task", "loop", "losses", "metrics", "sharding"),
+    "tasks": ("sequences", "evaluation", "reversal", "vocabulary"),
+    "tasks.translation": ("task", "translate"),
+    "runs": ("run_folder", "metrics_file", "checkpoints"),
+    "reports": ("plotting",),
+}
+LIBRARY_PAGES = ("attention_jax", *(f"attention_jax.{name}" for name in LIBRARY))
+PROGRAM_PAGES = tuple(
+    f"attention_jax.{folder}.{name}" for folder, names in PROGRAM.items() for name in names
 )
 
 # What stays as it is (examples, code, formulas), or else a shape: [*B, T, D] or *B.

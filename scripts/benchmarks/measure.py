@@ -1,116 +1,121 @@
-"""What every benchmark shares: options, contestants that take turns, and the noise of their times.
+"""The frame of all measurements: contestants of a race take turns, and each of them has a row.
 
-A benchmark is a list of cases. A case measures one thing and returns its rows, one per contestant.
+A race is data: what its rows have in common, and a function per contestant that prepares it.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import fnmatch
 import functools
 import importlib
-import os
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from command_line import ScoreNames
 
-from attention_jax.core.checks import check_integer
 from attention_jax.runs.progress import say
-from attention_jax.scores import SCORES, get_score
-from benchmarks.tables import Columns, entry, with_noise
 
 JSON = dict[str, Any]
-Cases = Mapping[str, Callable[[], list[JSON]]]  # each measures, and returns its rows
 FOUR_SCORES = ("additive", "dot", "general", "scaled")  # of the literature; the default
 
 _TURN_SECONDS = 0.5
 _SLOW_SECONDS, _SLOW_TURNS = 2.0, 3  # a contestant whose call takes longer has fewer turns
-_MEMORY_SHARE = 0.6  # that a contestant may take
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-    """The options of all benchmarks, with their defaults.
-
-    Attributes:
-        scores: the scores of the training benchmarks.
-        works: names of cases or patterns such as "additive*"; all cases if empty.
-        shrink: divides lengths and steps, for a trial that takes seconds.
-        repeats: number of turns of each contestant. The median counts; the quartiles are its noise.
-    """
-
-    scores: ScoreNames = FOUR_SCORES
-    works: tuple[str, ...] = ()
-    shrink: int = 1
-    repeats: int = 7
-
-    def __post_init__(self) -> None:
-        if not self.scores:
-            raise ValueError(f"scores must name at least one of {', '.join(SCORES)}; got none")
-        for score in self.scores:
-            get_score(score)
-        for name in ("shrink", "repeats"):
-            check_integer(name, getattr(self, name))
-
-    def chosen(self, cases: Mapping[str, Cases]) -> dict[str, Cases]:
-        """The cases of each benchmark that match one of `works`; all if there are none."""
-        names = [name for of_benchmark in cases.values() for name in of_benchmark]
-        kept: set[str] = set()
-        for pattern in self.works or ("*",):
-            if not (matching := fnmatch.filter(names, pattern)):
-                raise ValueError(f"works must be among {', '.join(names)}; got {pattern!r}")
-            kept.update(matching)
-        return {
-            benchmark: {name: case for name, case in of_benchmark.items() if name in kept}
-            for benchmark, of_benchmark in cases.items()
-        }
 
 
 class Contestant(NamedTuple):
-    """A computation: a call that returns when its results are ready, and facts about it."""
+    """A computation: calls it a number of times and waits for the last one; facts about it."""
 
-    call: Callable[[], Any]
+    call: Callable[[int], Any]
     about: JSON
 
 
-Prepare = Callable[[], Contestant]  # raises LookupError with the reason if it is absent
+Prepare = Callable[[], Contestant]
 
 
-def race(work: JSON, prepare: Mapping[str, Prepare], repeats: int) -> list[JSON]:
+class Race(NamedTuple):
+    """Contestants at the same work.
+
+    Attributes:
+        about: the entries of all rows; "work" is the name, and "what" describes it.
+        contestants: functions that prepare them, by name. The others are compared with the first.
+        amounts: what a call does, by the name of its entry "per second"; e.g. {"rate": tokens}.
+        is_timed: whether the programs run; if not, they are compiled only.
+    """
+
+    about: JSON
+    contestants: Mapping[str, Prepare]
+    amounts: Mapping[str, float] = {}
+    is_timed: bool = True
+
+
+Cases = dict[str, Race]
+
+
+def run(race: Race, repeats: int) -> list[JSON]:
+    """The rows of a race; each program is compiled as in a new process."""
+    ready = {}
+    for name, prepare in race.contestants.items():
+        jax.clear_caches()
+        ready[name] = attempt(prepare)
+    rows = timed(race, ready, repeats)
+    for row in rows:
+        known = {key: row[key] for key in ("milliseconds", *REFUSALS) if key in row}
+        say(f"{race.about['work']}: {row['contestant']}: {known or 'compiled'}", error=True)
+    return rows
+
+
+def timed(
+    race: Race,
+    ready: Mapping[str, tuple[Contestant | None, JSON]],
+    repeats: int,
+    turn_seconds: float | None = None,
+    at_once: float = 0.0,
+) -> list[JSON]:
     """Times contestants that take turns; returns a row for each.
 
-    A row has the entries of `work`; "contestant"; "milliseconds", the median of its turns, and
-    "quartiles" of them; "turns", all of them; and what is known about the contestant. An absent
-    contestant has "absent", the reason, instead.
+    A row has the entries of `race.about`; "contestant"; what is known about it; "turns", their
+    median "milliseconds", and their "quartiles". Instead of times, a contestant that fails has one
+    of `REFUSALS`, with the reason.
 
     Args:
-        work: what is measured; "work" is its name, and "what" describes it. With "count" and
-            "unit", what is done in a call, the rows have a "rate" per second.
-        prepare: the contestants by name. The times of the first are what others are compared with.
+        race: the work.
+        ready: what `attempt` returned for each contestant.
         repeats: number of turns.
+        turn_seconds: as in `interleaved`.
+        at_once: calls are started together until they take so many seconds.
     """
-    ready: dict[str, Contestant] = {}
     rows: dict[str, JSON] = {}
-    for name, prepare_contestant in prepare.items():
-        rows[name] = {**work, "contestant": name}
-        try:
-            ready[name] = prepare_contestant()
-        except LookupError as error:
-            rows[name]["absent"] = str(error)
-            say(f"{work['work']}: {name} is absent: {error}", error=True)
-    turns = interleaved({name: contestant.call for name, contestant in ready.items()}, repeats)
-    for name, milliseconds in turns.items():
-        low, median, high = quartiles(milliseconds)
-        times = {"milliseconds": median, "quartiles": [low, high], "turns": milliseconds}
-        rate = {"rate": 1000 * work["count"] / median} if "count" in work else {}
-        rows[name] |= times | rate | ready[name].about
-    summary = ", ".join(f"{name} {quartiles(times)[1]:,.4g}" for name, times in turns.items())
-    say(f"{work['work']}: milliseconds of {summary}", error=True)
-    return list(rows.values())
+    calls: dict[str, Callable[[], Any]] = {}
+    counts: dict[str, int] = {}
+    for name, (contestant, refusal) in ready.items():
+        rows[name] = {**race.about, "contestant": name, **refusal}
+        if contestant is not None:
+            rows[name] |= contestant.about
+        if contestant is not None and race.is_timed:
+            count, refusal = attempt(_calls_at_once, contestant.call, at_once)
+            rows[name] |= refusal
+            if count:
+                calls[name], counts[name] = functools.partial(contestant.call, count), count
+    turns, refusal = attempt(interleaved, calls, repeats, turn_seconds)
+    for name, count in counts.items():
+        rows[name] |= refusal or _times(race, [turn / count for turn in turns[name]])
+    return [*rows.values()]
+
+
+def _calls_at_once(call: Callable[[int], Any], seconds: float) -> int:
+    call(1)
+    once = _seconds(functools.partial(call, 1))
+    return max(1, min(100, math.ceil(seconds / once)))
+
+
+def _times(race: Race, turns: list[float]) -> JSON:
+    low, median, high = quartiles(turns)
+    rates = {name: significant(1000 * x / median) for name, x in race.amounts.items() if x}
+    turns = [*map(significant, turns)]
+    return {"milliseconds": median, "quartiles": [low, high], "turns": turns, **rates}
 
 
 def interleaved(
@@ -162,88 +167,25 @@ def ratio(over: JSON, under: JSON) -> tuple[float, float, float] | None:
     return quartiles(ratios) if ratios else None
 
 
-# --- tables ---
+# --- what fails ---
+
+REFUSALS = ("absent", "not served", "error")  # entries of a row that say why there is no number
 
 
-def _first(rows: list[JSON]) -> str:
-    """The contestant that the others are compared with: its time, with noise, and its rate."""
-    row = rows[0]
-    if "turns" not in row:
-        return f"{row['contestant']}: absent"
-    rate = f", {row['rate']:,.0f} {row['unit']}/s" if "rate" in row else ""
-    return f"{row['contestant']}: {with_noise(quartiles(row['turns']))} ms{rate}"
+def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, JSON]:
+    """(what the function returns, {}), or (None, the entry of a row that says why it failed).
 
-
-def _others(rows: list[JSON]) -> str:
-    """The other contestants' times divided by the first one's, and the noise of these ratios."""
-    ratios = ((row["contestant"], ratio(row, rows[0])) for row in rows[1:])
-    return " · ".join(f"{name} {with_noise(found)}" for name, found in ratios if found) or "-"
-
-
-RACES: Columns = {
-    "case": entry("work"),
-    "work": entry("what"),
-    "time": _first,
-    "others, times as long": _others,
-}
-
-
-class Benchmark(NamedTuple):
-    """A benchmark: the name of its rows in result files, its cases by name, and its table."""
-
-    name: str
-    cases: Callable[[Options], Cases]
-    columns: Columns = RACES
-
-
-# --- programs ---
-
-
-class Compiled(NamedTuple):
-    """A compiled program and its cost."""
-
-    call: Callable[..., Any]
-    about: JSON  # "compile_seconds"; "temporary_mib", its peak beside arguments and results
-    needed_bytes: int  # including arguments and results
-
-
-def compile_cold(function: Callable, *arguments: Any) -> Compiled:
-    """Traces and compiles as a new process would: JAX's caches are cleared first.
-
-    Args:
-        function: takes and returns pytrees of arrays.
-        arguments: its arguments, or a `jax.ShapeDtypeStruct` in place of each array.
+    Whatever one program raises (a compiler's error, no memory), the others go on.
     """
-    jax.clear_caches()
-    start = time.perf_counter()
-    program = jax.jit(function).lower(*arguments).compile()
-    about: JSON = {"device": jax.default_backend()}
-    about["compile_seconds"] = significant(time.perf_counter() - start)
-    memory = program.memory_analysis()
-    assert memory is not None  # CPU, GPU and TPU all report it
-    about["temporary_mib"] = significant(memory.temp_size_in_bytes / 2**20)
-    others = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    return Compiled(program, about, memory.temp_size_in_bytes + others)
-
-
-def compiled(function: Callable, *arguments: Any, **about: Any) -> Prepare:
-    """Prepares a contestant that calls a function of arrays, compiled, with these arguments."""
-
-    def prepare() -> Contestant:
-        program = compile_cold(function, *arguments)
-        needed, memory = program.needed_bytes / 2**30, memory_bytes() / 2**30
-        if needed > _MEMORY_SHARE * memory:
-            raise LookupError(f"it needs {needed:.1f} GiB, and the device has {memory:.1f} GiB")
-        call = functools.partial(program.call, *arguments)
-        return Contestant(lambda: jax.block_until_ready(call()), program.about | about)
-
-    return prepare
-
-
-def memory_bytes() -> int:
-    """The memory of JAX's default device."""
-    stats = jax.devices()[0].memory_stats() or {}  # a CPU has none
-    return stats.get("bytes_limit", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    try:
+        return function(*arguments), {}
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0][:200]
+        if isinstance(error, NotImplementedError):
+            return None, {"not served": reason}
+        if type(error) is LookupError:  # a peer that is not installed
+            return None, {"absent": reason}
+        return None, {"error": f"{type(error).__name__}: {reason}"}
 
 
 def import_peer(module: str) -> Any:
@@ -253,3 +195,58 @@ def import_peer(module: str) -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         raise LookupError(f"{reason}; .venv/bin/pip install -e '.[bench]'") from error
+
+
+# --- programs ---
+
+FORWARD, GRAD, JVP = "forward", "forward + backward", "jvp"
+
+
+def compiled(function: Callable, *arguments: Any) -> Contestant:
+    """A contestant that calls a function of arrays, compiled, with these arguments.
+
+    It knows its "compile_seconds" and "temporary_mib", its peak beside arguments and results.
+
+    Args:
+        function: takes and returns pytrees of arrays.
+        arguments: its arguments; or a `jax.ShapeDtypeStruct` in place of each array, for a program
+            that is not called.
+    """
+    start = time.perf_counter()
+    program = jax.jit(function).lower(*arguments).compile()
+    seconds, memory = time.perf_counter() - start, program.memory_analysis()
+    assert memory is not None  # CPU, GPU and TPU all report it
+
+    def call(count: int) -> Any:
+        for _ in range(count):  # the device computes without a pause
+            result = program(*arguments)
+        return jax.block_until_ready(result)
+
+    numbers = {"compile_seconds": seconds, "temporary_mib": memory.temp_size_in_bytes / 2**20}
+    return Contestant(call, {name: significant(number) for name, number in numbers.items()})
+
+
+def derivative(direction: str, attend: Callable[[Any], jax.Array]) -> Callable[..., Any]:
+    """A derivative of a function of one pytree: a function of inputs, cotangent and tangent.
+
+    With `GRAD` it returns the output, too.
+    """
+
+    def grad(inputs: Any, cotangent: jax.Array, tangent: Any) -> Any:
+        output, pull_back = jax.vjp(attend, inputs)
+        return output, pull_back(cotangent)[0]
+
+    def slope(inputs: Any, cotangent: jax.Array, tangent: Any) -> Any:
+        products = jax.tree.map(jnp.vdot, grad(inputs, cotangent, tangent)[1], tangent)
+        return sum(jax.tree.leaves(products), jnp.float32(0))
+
+    def jvp_of_grad(inputs: Any, cotangent: jax.Array, tangent: Any) -> Any:
+        return jax.jvp(lambda x: grad(x, cotangent, tangent)[1], (inputs,), (tangent,))
+
+    return {
+        FORWARD: lambda inputs, cotangent, tangent: attend(inputs),
+        GRAD: grad,
+        JVP: lambda inputs, cotangent, tangent: jax.jvp(attend, (inputs,), (tangent,)),
+        "jvp of grad": jvp_of_grad,
+        "grad of grad": jax.grad(slope),
+    }[direction]

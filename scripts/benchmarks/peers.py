@@ -1,7 +1,13 @@
-"""The peers of the attention benchmark: naive JAX, other libraries, and ours with other options."""
+"""The contestants of the attention benchmark that run in JAX, by name: ours, and its peers.
+
+Every contestant computes the same output from the same inputs, including the score's projections,
+and the same derivatives. Arrays are in a contestant's own layout before its turns.
+"""
 
 from __future__ import annotations
 
+import functools
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,19 +15,39 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations import PORTABLE
-from benchmarks.contestants import jax_contestant, ours, projected
-from benchmarks.measure import Contestant, import_peer
-from benchmarks.works import FORWARD, Tree, Work
+from benchmarks.measure import FORWARD, Contestant, compiled, derivative, import_peer
+from benchmarks.works import Tree, Work
 
 Array = jax.Array
+TOKENS = ("query", "key", "value")
 
 
-def _ours_with(**changes: Any) -> Callable[[Work], Contestant]:
-    return lambda work: ours(work.but(**changes))
+def jax_contestant(
+    work: Work, attend: Callable[[Tree], Array], *, heads_last: bool = False, **others: Any
+) -> Contestant:
+    """A function of the work's inputs, or with `others` beside them; with tokens [B, T, N, D]."""
+    inputs, cotangent = work.arrays(heads_last=heads_last)
+    inputs |= others
+    return compiled(derivative(work.direction, attend), inputs, cotangent, inputs)
 
 
-# --- in JAX ---
+def ours(work: Work, **changes: Any) -> Contestant:
+    """`attention_jax.attention`; with changes, for another work."""
+    changed = work.but(**changes)
+    return jax_contestant(changed, changed.attend)
+
+
+def projected(work: Work, inputs: Any) -> tuple[Any, float]:
+    """(query, scale) with which the score is scale times a dot product; for any library's arrays.
+
+    Raises:
+        LookupError: the score is not a dot product.
+    """
+    if work.score == "general":
+        return inputs["query"] @ inputs["params"]["kernel"], 1.0
+    if work.score not in ("dot", "scaled"):
+        raise LookupError(f"it has no score {work.score}")
+    return inputs["query"], 1.0 if work.score == "dot" else 1 / math.sqrt(work.dim)
 
 
 def _naive(work: Work) -> Contestant:
@@ -29,42 +55,32 @@ def _naive(work: Work) -> Contestant:
 
     def attend(inputs: Tree) -> Array:
         if work.score == "additive":
-            query, key = (
-                inputs[name] @ inputs["params"][f"{name}_kernel"] for name in ("query", "key")
-            )
+            params = inputs["params"]
+            query, key = (inputs[name] @ params[f"{name}_kernel"] for name in ("query", "key"))
             hidden = jnp.tanh(query[..., :, None, :] + key[..., None, :, :])
-            logits = jnp.einsum("...tsa,a->...ts", hidden, inputs["params"]["v"])
+            logits = jnp.einsum("...tsa,a->...ts", hidden, params["v"])
         else:
             query, scale = projected(work, inputs)
             logits = scale * jnp.einsum("...td,...sd->...ts", query, inputs["key"])
-        mask = _mask_table(work)
-        if mask is not None:
-            logits = jnp.where(mask, logits, -jnp.inf)
+        if work.mask:
+            logits = jnp.where(work.mask_table(), logits, -jnp.inf)
         return jax.nn.softmax(logits) @ inputs["value"]
 
     return jax_contestant(work, attend)
 
 
-def _mask_table(work: Work) -> Array | None:
-    mask = work.mask_object()
-    return None if mask is None else mask.materialize(*work.lengths)
-
-
-def _jax_nn(work: Work) -> Contestant:
+def jax_nn(work: Work, module: Any = jax.nn, implementation: str | None = None) -> Contestant:
+    """`dot_product_attention` of `jax.nn`, or of our `interop`."""
     window = None if work.window is None else (work.window, work.window)
+    options: Any = {"is_causal": work.mask == "causal", "local_window_size": window}
+    options |= {"implementation": implementation}
+    options |= {} if work.score == "scaled" else {"scale": 1.0}
 
     def attend(inputs: Tree) -> Array:
-        query, scale = projected(work, inputs)
-        return jax.nn.dot_product_attention(
-            query,
-            inputs["key"],
-            inputs["value"],
-            scale=scale,
-            is_causal=work.mask == "causal",
-            local_window_size=window,
-        )
+        query, _ = projected(work, inputs)
+        return module.dot_product_attention(query, inputs["key"], inputs["value"], **options)
 
-    return jax_contestant(work, attend, layout="BTND")
+    return jax_contestant(work, attend, heads_last=True)
 
 
 def _flax(work: Work) -> Contestant:
@@ -74,11 +90,10 @@ def _flax(work: Work) -> Contestant:
         raise LookupError(f"it has no score {work.score}")
 
     def attend(inputs: Tree) -> Array:
-        return nnx.dot_product_attention(
-            inputs["query"], inputs["key"], inputs["value"], mask=_mask_table(work)
-        )
+        query, key, value = (inputs[name] for name in TOKENS)
+        return nnx.dot_product_attention(query, key, value, mask=work.mask_table())
 
-    return jax_contestant(work, attend, layout="BTND")
+    return jax_contestant(work, attend, heads_last=True)
 
 
 def _keras(work: Work) -> Contestant:
@@ -87,8 +102,6 @@ def _keras(work: Work) -> Contestant:
         raise LookupError("AdditiveAttention has the additive score without a mask")
     os.environ.setdefault("KERAS_BACKEND", "jax")
     keras = import_peer("keras")
-    if keras.backend.backend() != "jax":
-        raise LookupError(f"its backend is {keras.backend.backend()}; set KERAS_BACKEND=jax")
     target, source = work.lengths
     rows, features = work.batch * work.num_heads, work.hidden_dim
     layer = keras.layers.AdditiveAttention(use_scale=True)
@@ -102,24 +115,25 @@ def _keras(work: Work) -> Contestant:
         output, _ = layer.stateless_call([params["v"]], [], merged)
         return output.reshape(inputs["query"].shape)
 
-    return jax_contestant(work, attend, version=keras.__version__)
+    return jax_contestant(work, attend)
 
 
-def _in_pytorch(function: str) -> Callable[[Work], Contestant]:
-    return lambda work: getattr(import_peer("benchmarks.pytorch_peers"), function)(work)
+def in_pytorch(name: str) -> Callable[[Work], Contestant]:
+    return lambda work: getattr(import_peer("benchmarks.torch_peers"), name)(work)
 
 
 PEERS: dict[str, Callable[[Work], Contestant]] = {
-    **{f"ours, {name}": _ours_with(implementation=name) for name in PORTABLE},
-    "ours, not causal": _ours_with(mask=""),
-    "ours, forward": _ours_with(direction=FORWARD),
-    "ours, scaled dot": _ours_with(score="scaled"),
-    "ours, softmax": _ours_with(normalizer="softmax"),
-    "ours, half as long": lambda work: ours(work.but(length=work.length // 2)),
+    "ours, reference": functools.partial(ours, implementation="reference"),
+    "ours, tiled": functools.partial(ours, implementation="tiled"),
+    "ours, not causal": functools.partial(ours, mask=""),
+    "ours, forward": functools.partial(ours, direction=FORWARD),
+    "ours, scaled dot": functools.partial(ours, score="scaled"),
+    "ours, softmax": functools.partial(ours, normalizer="softmax"),
+    "ours, half as long": lambda work: ours(work, length=work.length // 2),
     "naive JAX": _naive,
-    "jax.nn": _jax_nn,
+    "jax.nn": jax_nn,
     "flax": _flax,
     "Keras": _keras,
-    "PyTorch SDPA": _in_pytorch("sdpa"),
-    "KeOps": _in_pytorch("keops"),
+    "PyTorch SDPA": in_pytorch("sdpa"),
+    "KeOps": in_pytorch("keops"),
 }

@@ -1,24 +1,27 @@
-"""The works of the attention benchmark: what is computed, and the peers that compute it too."""
+"""The works of the benchmarks of attention: what is computed, and the peers that compute it too.
+
+works.json has them by table, one a line. The sizes of `small-*` are those of the reversal model.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from attention_jax.normalizers import NORMALIZERS, get_normalizer
+from attention_jax import BlockSizes, attention
+from attention_jax.normalizers import get_normalizer
 from attention_jax.pairwise import masks
 from attention_jax.scores import Additive, Score, get_score
-from benchmarks.measure import FOUR_SCORES
+from benchmarks.measure import FORWARD
 
 Tree = dict[str, Any]
-FORWARD, GRAD, JVP = "forward", "forward + backward", "jvp"
 OWN = "own distance"  # a user's own score; the library's "distance" is computed by products
-_NORMALIZERS = (*NORMALIZERS, "softmax(sink=True)", "log_scaled(normalizer=entmax)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,17 +40,19 @@ class Work:
         name: the name that --works selects it by.
         score: a score's name, or `OWN`.
         length: T, and S unless `key_length` is given.
-        direction: which derivatives are computed, a key of `contestants.DERIVATIVES`; they are
-            those by query, key, value and all parameters.
+        direction: the derivatives by query, key, value and all parameters; see
+            `measure.derivative`.
         batch: B.
         num_heads: N.
         dim: D of query, key and value.
         hidden_dim: A of the additive score.
         key_length: S, if it differs from T.
+        num_key_heads: K, if it differs from N.
         mask: "" for no mask, "causal", or "local 256" for a window of 256 to either side.
         normalizer: the normaliser's name.
         dtype: the dtype of all arrays.
         implementation: our implementation; None for the one that `attention` chooses.
+        tile: the number of queries, and of keys, of our tiles.
         peers: names in `peers.PEERS`.
     """
 
@@ -60,10 +65,12 @@ class Work:
     dim: int = 64
     hidden_dim: int | None = None
     key_length: int | None = None
+    num_key_heads: int | None = None
     mask: str = ""
     normalizer: str = "softmax"
     dtype: str = "float32"
     implementation: str | None = None
+    tile: int | None = None
     peers: tuple[str, ...] = ()
 
     @property
@@ -105,59 +112,54 @@ class Work:
             return masks.local_mask(self.window, self.window)
         return masks.causal_mask() if self.mask == "causal" else None
 
-    def arrays(self) -> tuple[Tree, np.ndarray]:
-        """Inputs [B, N, length, D] and parameters, and a cotangent of the output, of a fixed seed.
+    def mask_table(self) -> Any:
+        """The mask, bool [T, S]; None without one."""
+        mask = self.mask_object()
+        return None if mask is None else mask.materialize(*self.lengths)
 
-        All are NumPy arrays in float32; a contestant converts them.
+    def arrays(self, *, heads_last: bool = False) -> tuple[Tree, jax.Array]:
+        """Inputs [B, N, length, D] and parameters, and a cotangent of the output, of fixed seeds.
+
+        With `heads_last` tokens are [B, length, N, D].
         """
-        rng = np.random.default_rng(0)
         target, source = self.lengths
-
-        def normal(length: int) -> np.ndarray:
-            shape = self.batch, self.num_heads, length, self.dim
-            return rng.standard_normal(shape, dtype=np.float32)
-
+        queries = self.num_heads, target
+        keys = self.num_key_heads or self.num_heads, source
+        tokens = (
+            _normal(seed, (self.batch, *shape, self.dim), self.dtype, heads_last)
+            for seed, shape in enumerate((queries, keys, keys, queries))
+        )
+        query, key, value, cotangent = tokens
         params = self.score_object().init(jax.random.key(0), self.dim, self.dim)
-        inputs = {
-            "query": normal(target),
-            "key": normal(source),
-            "value": normal(source),
-            "params": params,
+        others = {
+            "params": jax.tree.map(lambda leaf: leaf.astype(self.dtype), params),
             "normalizer_params": get_normalizer(self.normalizer).init(jax.random.key(0)),
         }
-        return jax.tree.map(np.asarray, inputs), normal(target)
+        return {"query": query, "key": key, "value": value, **others}, cotangent
+
+    def attend(self, inputs: Tree) -> jax.Array:
+        """Our attention."""
+        return attention(
+            **inputs,
+            score=self.score_object(),
+            mask=self.mask_object(),
+            normalizer=self.normalizer,
+            implementation=self.implementation,
+            block_sizes=BlockSizes(self.tile, self.tile) if self.tile else None,
+        )
 
 
-def works() -> dict[str, Work]:
-    """All works by name."""
-    return {work.name: work for work in _works()}
+@functools.cache  # contestants share them
+def _normal(seed: int, shape: tuple[int, ...], dtype: str, heads_last: bool) -> jax.Array:
+    numbers = jax.random.normal(jax.random.key(seed), shape, dtype)
+    return numbers.swapaxes(1, 2) if heads_last else numbers
 
 
-def _both_directions(work: Work) -> tuple[Work, Work]:
-    return work, work.but(name=f"{work.name}-grad", direction=GRAD)
+def _read(entries: Tree) -> Work:
+    return Work(**entries | {"peers": tuple(entries.get("peers", ()))})
 
 
-def _works() -> Iterator[Work]:
-    library = ("jax.nn", "flax", "PyTorch SDPA")
-    scaled = Work("scaled", "scaled", 4096, num_heads=4, peers=("naive JAX", *library))
-    causal = scaled.but(name="causal", mask="causal", peers=("ours, not causal", *library))
-    general = scaled.but(name="general", score="general")
-    general = general.but(peers=("ours, scaled dot", "naive JAX", "jax.nn"))
-    bfloat16 = scaled.but(name="bfloat16", dtype="bfloat16", peers=("jax.nn", "PyTorch SDPA"))
-    additive = Work("additive", "additive", 1024, dim=128, hidden_dim=128)
-    additive = additive.but(peers=("naive JAX", "Keras", "KeOps"))
-    for work in (scaled, causal, general, bfloat16, additive):
-        yield from _both_directions(work)
-    local = Work("local", "scaled", 8192, GRAD, mask="local 256", peers=("jax.nn", "PyTorch SDPA"))
-    yield local
-    yield local.but(name="local-16k", length=16384, peers=("ours, half as long", "jax.nn"))
-    yield scaled.but(name="scaled-jvp", direction=JVP, peers=("ours, forward",))
-    yield Work("additive-jvp", "additive", 4096, JVP, hidden_dim=64, peers=("ours, forward",))
-    yield Work("own-distance", OWN, 4096, GRAD, peers=("ours, reference", "KeOps"))
-    for score in FOUR_SCORES:  # the sizes of the reversal model
-        hidden_dim = 64 if score == "additive" else None
-        small = Work(f"small-{score}", score, 9, GRAD, 64, key_length=8, hidden_dim=hidden_dim)
-        yield small.but(peers=("ours, reference",))
-    tiles = Work("", "scaled", 4096, GRAD, implementation="tiled", peers=("ours, softmax",))
-    for normalizer in _NORMALIZERS:
-        yield tiles.but(name=normalizer, normalizer=normalizer)
+WORKS: dict[str, list[Work]] = {
+    table: [_read(entries) for entries in works]
+    for table, works in json.loads(Path(__file__).with_suffix(".json").read_text()).items()
+}

@@ -6,7 +6,6 @@ and spills of a kernel. If the package triton is installed, its `nvdisasm` lists
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import re
 import tempfile
@@ -15,67 +14,65 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from benchmarks.measure import JSON, attempt
+from benchmarks.targets import targets_of
 from command_line import environment_variables
 
 import attention_jax as aj
-from compilation import targets
-from compilation.targets import Rows, target_row
+from compilation.programs import attention
+from compilation.targets import H100
 
 BATCH, LENGTH, DIM, FEATURES = 2, 2048, 64, 128
 CUDNN_SCORES = ("dot", "scaled", "general", "cosine", "distance")
-MOST_SPECIAL = 0.6  # special functions per pair and feature, of the forward kernel
 
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)([^;/]*)")
+_LOOP = re.compile(r"(?s)(?=\.(L_x_\d+):(.*?BRA `\(\.\1\)))")  # from a label to a branch back
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][\w.]*)([^;/\n]*)")
 
 
-def reports() -> dict[str, Rows]:
+def reports(only: str) -> dict[str, list[JSON]]:
     """Rows of the additive kernels and of the scores that cuDNN serves, and the targets."""
-    rows = targets.rows_or_error({"program": "additive"}, _additive)
-    for score in CUDNN_SCORES:
-        rows += targets.rows_or_error(
-            {"program": f"{score}, cuDNN"}, functools.partial(_cudnn, score)
-        )
-    return {"compiled-h100": rows, "compiled-h100-targets": targets_of(rows)}
+    rows: list[JSON] = []
+    for score in ("additive", *CUDNN_SCORES):
+        about = {"program": score if score == "additive" else f"{score}, cuDNN"}
+        if only in about["program"]:
+            found, refusal = attempt(_rows_of, score)
+            rows += [about | row for row in found or [refusal]]
+    return {
+        "compiled-h100": rows,
+        "compiled-h100-targets": targets_of("compiled-h100", judged_rows(rows)),
+    }
 
 
-def targets_of(rows: Rows) -> Rows:
-    """The targets, which were set before the kernels were written, and whether they are met."""
-    checks: Rows = []
+def judged_rows(rows: list[JSON]) -> list[JSON]:
+    """The numbers that targets judge."""
+    numbers = []
     for row in (row for row in rows if "registers" in row):
-        claim = f"{row['program']}, {row['kernel']}, H100"
-        checks.append(target_row(claim, "bytes of spilled registers", 0, row["spills"]))
-        if row["kernel"] == "attention_forward" and row["special"]:
-            what = "special functions per pair and feature"
-            checks.append(target_row(claim, what, MOST_SPECIAL, max(row["special"])))
-    return checks
+        about = {"work": f"{row['program']}, {row['kernel']}, H100", "contestant": "ours"}
+        numbers.append(about | {"bytes of spilled registers": row["spills"]})
+        if row["special"]:
+            numbers[-1]["special functions per pair and feature"] = max(row["special"])
+    return numbers
 
 
-def _additive() -> Rows:
-    function, args = _gradient(aj.Additive(hidden_dim=FEATURES), "float32", "mosaic_gpu")
-    return [{"kernel": name, **row} for name, row in kernels_of(function, *args).items()]
-
-
-def _cudnn(score: str) -> Rows:
-    function, args = _gradient(aj.get_score(score), "bfloat16", "cudnn")
-    text = function.lower(*args).compile().as_text() or ""
+def _rows_of(score: str) -> list[JSON]:
+    """The gradient of causal attention."""
+    is_additive = score == "additive"
+    function, args = attention(
+        H100,
+        aj.Additive(hidden_dim=FEATURES) if is_additive else score,
+        LENGTH,
+        dtype=jnp.float32 if is_additive else jnp.bfloat16,
+        batch=(BATCH,),
+        dim=DIM,
+        mask=aj.causal_mask(),
+        implementation="mosaic_gpu" if is_additive else "cudnn",
+    )
+    if is_additive:
+        kernels = kernels_of(jax.jit(function), *args).items()
+        return [{"kernel": name, **row} for name, row in kernels]
+    text = jax.jit(function).lower(*args).compile().as_text() or ""
     calls = re.findall(r'custom_call_target="__cudnn\$(fmha[^"]*)"', text)
     return [{"kernel": ", ".join(sorted(calls))}]
-
-
-def _gradient(score: Any, dtype: str, implementation: str) -> tuple[Any, tuple[Any, ...]]:
-    """(the jitted gradient of a sum of outputs, the types of its arguments)."""
-    array = functools.partial(targets.array, device=targets.device(targets.H100))
-    shapes = jax.eval_shape(lambda: score.init(jax.random.key(0), DIM, DIM))
-    params = jax.tree.map(lambda leaf: array(leaf.shape, leaf.dtype), shapes)
-    tokens = array((BATCH, LENGTH, DIM), jnp.dtype(dtype))
-    attend = functools.partial(
-        aj.attention, score=score, mask=aj.causal_mask(), implementation=implementation
-    )
-
-    def loss(params: Any, *tokens: jax.Array) -> jax.Array:
-        return attend(*tokens, params=params).astype(jnp.float32).sum()
-
-    return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3))), (params, tokens, tokens, tokens)
 
 
 def kernels_of(function: Any, *args: Any) -> dict[str, dict[str, Any]]:
@@ -118,23 +115,13 @@ def _loops_of_products(listing: str) -> list[tuple[float, int]]:
     Returns:
         for each loop the special functions per pair and feature, and the number of instructions.
     """
-    labels: dict[str, int] = {}
-    instructions: list[tuple[str, str]] = []
-    spans: list[tuple[int, int]] = []
-    for line in listing.splitlines():
-        if label := re.match(r"\s*\.(L_x_\d+):", line):
-            labels[label[1]] = len(instructions)
-        elif found := _INSTRUCTION.search(line):
-            instructions.append((found[1], found[2].strip()))
-            target = re.search(r"BRA `\(\.(L_x_\d+)\)", line)
-            if target and target[1] in labels:
-                spans.append((labels[target[1]], len(instructions)))
-    loops = []
-    for first, end in spans:
-        inside = [span for span in spans if first <= span[0] and span[1] <= end]
-        body = instructions[first:end]
-        products = sum(name == "FFMA" and rest.endswith(", 1") for name, rest in body)
-        special = [name for name, _ in body if name.startswith("MUFU")]
-        if len(inside) == 1 and products and "MUFU.RCP" in special and "MUFU.EX2" not in special:
-            loops.append((len(special) / products, len(body)))
-    return loops
+    loops = [found[2] for found in _LOOP.finditer(listing)]
+    found = []
+    for loop in loops:
+        instructions = [(name, rest.strip()) for name, rest in _INSTRUCTION.findall(loop)]
+        products = sum(name == "FFMA" and rest.endswith(", 1") for name, rest in instructions)
+        special = [name for name, _ in instructions if name.startswith("MUFU")]
+        is_innermost = not any(other in loop for other in loops if other is not loop)
+        if is_innermost and products and "MUFU.RCP" in special and "MUFU.EX2" not in special:
+            found.append((len(special) / products, len(instructions)))
+    return found

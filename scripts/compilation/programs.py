@@ -1,4 +1,4 @@
-"""The programs for TPUs. To add a program, add it to `programs`."""
+"""The programs that are compiled. To add a program for TPUs, add it to `programs`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from benchmarks.measure import GRAD, derivative
 
 import attention_jax as aj
 from compilation import targets
 
 DIM = 128
-ADDITIVE = aj.Additive(hidden_dim=DIM)
 TILE = 512  # queries and keys of a tile, for our kernel of scaled dot and its peers
 TILE_SIZES = ((128, 128), (256, 256), (256, 512), (512, 512), (512, 1024), (1024, 1024))
-KERNELS = ("attention_forward", "attention_backward")
-PEERS = ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv")
+Made = tuple[Callable[..., Any], tuple[Any, ...]]  # (function, arguments)
 
 
 class Program(NamedTuple):
@@ -26,32 +25,36 @@ class Program(NamedTuple):
     name: str  # what it computes, and of which sizes
     target: str  # the device that it is compiled for
     kernels: tuple[str, ...]  # the names of the kernels whose bundles are counted
-    make: Callable[[str], tuple[Callable[..., Any], tuple[Any, ...]]]  # (function, arguments)
+    make: Callable[[str], Made]
     tile: tuple[int, int] | None = None  # of a program that compares sizes of tiles
 
 
 def programs() -> Iterator[Program]:
-    """All programs of the report; those with a tile compare sizes of tiles."""
-    ours = functools.partial(functools.partial, attention)
+    """All programs for TPUs; those with a tile compare sizes of tiles."""
+
+    def ours(name: str, target: str, score: Any, length: int, *blocks: int, **options: Any) -> Any:
+        make = functools.partial(attention, score=score, length=length, blocks=blocks, **options)
+        kernels = ("attention_forward", "attention_backward") if length < 16384 else ()
+        return Program(name, target, kernels, make)
+
+    additive = aj.Additive(hidden_dim=DIM)
     for target in targets.TARGETS:
-        make = ours(score="scaled", length=4096, blocks=(TILE, TILE))
-        yield Program("scaled dot, T 4,096", target, KERNELS, make)
+        yield ours("scaled dot, T 4,096", target, "scaled", 4096, TILE, TILE)
         for name in ("splash attention", "splash attention with its fused backward"):
             peer = functools.partial(splash, length=4096, fused="fused" in name)
-            yield Program(f"{name}, T 4,096", target, PEERS, peer)
-        make = ours(score=ADDITIVE, length=4096, blocks=(256, 512))
-        yield Program("additive, T 4,096", target, KERNELS, make)
-    for name, score in (("scaled dot", aj.get_score("scaled")), ("additive", ADDITIVE)):
-        make = ours(score=score, length=16384, blocks=(256, 512))
-        yield Program(f"{name}, T 16,384", "v5e", (), make)
+            kernels = ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv")
+            yield Program(f"{name}, T 4,096", target, kernels, peer)
+        yield ours("additive, T 4,096", target, additive, 4096, 256, 512)
+    for name, score in {"scaled dot": "scaled", "additive": additive}.items():
+        yield ours(f"{name}, T 16,384", "v5e", score, 16384, 256, 512)
         for tile in TILE_SIZES:
-            yield Program(name, "v5e", KERNELS, ours(score=score, length=4096, blocks=tile), tile)
-    small = {"length": 2048, "dtype": jnp.float32, "blocks": (128, 128)}
-    make = ours(score=distance, **small)
-    yield Program("a user's squared distance, T 2,048", "v5e", KERNELS, make)
+            yield ours(name, "v5e", score, 4096, *tile)._replace(tile=tile)
     params = {"forms": 8 * [jnp.zeros((DIM, DIM))], "weights": 8 * [jnp.zeros((1, 1))]}
-    make = ours(score=bilinear_network, params=params, **small)
-    yield Program("a user's bilinear network, T 2,048", "v5e", KERNELS, make)
+    users: Any = {"squared distance": (distance, None)}
+    users["bilinear network"] = (bilinear_network, params)
+    for name, (function, params) in users.items():
+        options: Any = {"params": params, "dtype": jnp.float32}
+        yield ours(f"a user's {name}, T 2,048", "v5e", function, 2048, 128, 128, **options)
 
 
 def distance(query: jax.Array, key: jax.Array) -> jax.Array:
@@ -68,29 +71,37 @@ def bilinear_network(params: Any, query: jax.Array, key: jax.Array) -> jax.Array
 
 
 def attention(
-    target: str, score: Any, length: int, blocks: Any, dtype: Any = jnp.bfloat16, params: Any = None
-) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    target: str,
+    score: Any,
+    length: int,
+    blocks: tuple[int, ...] = (),
+    dtype: Any = jnp.bfloat16,
+    params: Any = None,
+    *,
+    batch: tuple[int, ...] = (),
+    dim: int = DIM,
+    implementation: str = "mosaic_tpu",
+    **options: Any,
+) -> Made:
     """Our attention, forward and backward."""
     array = functools.partial(targets.array, device=targets.device(target))
     score = aj.get_score(score)
     if params is None:
-        params = jax.eval_shape(lambda: score.init(jax.random.key(0), DIM, DIM))
+        params = jax.eval_shape(lambda: score.init(jax.random.key(0), dim, dim))
     params = jax.tree.map(lambda leaf: array(leaf.shape, jnp.float32), params)
-    attend = functools.partial(
-        aj.attention, score=score, implementation="mosaic_tpu", block_sizes=aj.BlockSizes(*blocks)
-    )
+    options |= {"score": score, "implementation": implementation}
+    options["block_sizes"] = aj.BlockSizes(*blocks) if blocks else None
 
-    def forward_and_backward(params, query, key, value, doutput):
-        def attend_with(params, *tokens):
-            return attend(*tokens, params=params)
+    def attend(inputs: Any) -> jax.Array:
+        params, query, key, value = inputs
+        return aj.attention(query, key, value, params=params, **options)
 
-        output, pull_back = jax.vjp(attend_with, params, query, key, value)
-        return output, pull_back(doutput)
-
-    return forward_and_backward, (params, *4 * [array((length, DIM), dtype)])
+    token = array((*batch, length, dim), dtype)
+    inputs = params, token, token, token
+    return derivative(GRAD, attend), (inputs, token, inputs)
 
 
-def splash(target: str, length: int, fused: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def splash(target: str, length: int, fused: bool) -> Made:
     """JAX's splash attention, forward and backward, in bfloat16.
 
     Its backward pass is two kernels, or with `fused` one that writes the queries' gradients of each
@@ -107,10 +118,6 @@ def splash(target: str, length: int, fused: bool) -> tuple[Callable[..., Any], t
     attend = kernel.make_splash_mha(
         mask=mask, block_sizes=kernel.BlockSizes(**sizes), head_shards=1, q_seq_shards=1
     )
-
-    def forward_and_backward(query, key, value, doutput):
-        output, pull_back = jax.vjp(attend, query, key, value)
-        return output, pull_back(doutput)
-
-    tokens = targets.array((1, length, DIM), jnp.bfloat16, targets.device(target))
-    return forward_and_backward, (tokens,) * 4
+    token = targets.array((1, length, DIM), jnp.bfloat16, targets.device(target))
+    inputs = token, token, token
+    return derivative(GRAD, lambda inputs: attend(*inputs)), (inputs, token, inputs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,18 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from attention_jax.core.programs import one_line
-
-Rows = list[dict[str, Any]]
-TARGETS = ("v5e", "v6e", "tpu7x")  # the TPUs
 H100 = "H100"
-_H100 = Path(__file__).with_name("h100.textproto")
 _ONE_CHIP = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
+TARGETS = tuple(_ONE_CHIP)  # the TPUs
 # No metadata server is asked, and two processes may load libtpu at once.
 _ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 
 
 def missing_compiler(target: str) -> str:
     """Why a target's programs cannot be compiled; "" if its compiler is installed."""
-    if target == H100:
-        plugins = (importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
-        return "" if any(plugins) else "the CUDA plugin is not installed"
-    return "" if importlib.util.find_spec("libtpu") is not None else "libtpu is not installed"
+    names = ["jax_cuda12_plugin", "jax_cuda13_plugin"] if target == H100 else ["libtpu"]
+    is_there = any(importlib.util.find_spec(name) is not None for name in names)
+    return "" if is_there else f"{' or '.join(names)} is not installed"
 
 
 def device(target: str) -> Any:
@@ -44,31 +38,17 @@ def device(target: str) -> Any:
     """
     if reason := missing_compiler(target):
         raise RuntimeError(f"cannot compile for {target}: {reason}")
-    if target == H100:
-        options: Any = {"target_config": _H100.read_text(), "topology": "1x1x1"}
-        return topologies.get_topology_desc("h100", "cuda", **options).devices[0]
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    options = {"chips_per_host_bounds": (1, 1, 1)}
-    return topologies.get_topology_desc(_ONE_CHIP[target], "tpu", **options).devices[0]
+    options: Any = {"chips_per_host_bounds": (1, 1, 1)}
+    if target == H100:
+        config = Path(__file__).with_name("h100.textproto").read_text()
+        options = {"target_config": config, "topology": "1x1x1"}
+    chip, platform = (target, "cuda") if target == H100 else (_ONE_CHIP[target], "tpu")
+    return topologies.get_topology_desc(chip, platform, **options).devices[0]
 
 
 def array(shape: tuple[int, ...], dtype: Any, device: Any) -> jax.ShapeDtypeStruct:
     """The type of an array on the device."""
     mesh = Mesh(np.array([device]), ("device",))
     return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
-
-
-def rows_or_error(about: dict[str, Any], compiled: Callable[[], Rows]) -> Rows:
-    """The rows of a program, each with the entries `about`; "error" says why there are none."""
-    try:
-        return [about | row for row in compiled()]
-    except Exception as error:
-        return [about | {"error": f"{type(error).__name__}: {one_line(error)}"}]
-
-
-def target_row(claim: str, what: str, most: float, number: float) -> dict[str, Any]:
-    """A row with a number, the most that it was allowed to be, and whether it is met."""
-    met = "yes" if number <= most else "MISS"
-    target = f"at most {most:g}"
-    return {"claim": claim, "what": what, "target": target, "found": number, "met": met}

@@ -6,7 +6,6 @@ of all kernels into the folder that LIBTPU_INIT_ARGS names when it is loaded.
 
 from __future__ import annotations
 
-import functools
 import glob
 import math
 import os
@@ -16,51 +15,42 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from benchmarks.measure import JSON, attempt
+from benchmarks.targets import targets_of
 
-from compilation import targets
 from compilation.programs import DIM, Program, programs
-from compilation.targets import Rows, target_row
 
 _BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s+([A-Z]{2})?\s*:\s*((?:> ?)*)")
 _PAIRS = 8 * 128  # of a register
 _MIB = 2**20
-# Direction, its kernels of a program, the peer, and the most bundles over the peer's.
-_OVER_PEERS = (
-    ("forward", slice(1), "splash attention", 1.15),
-    ("backward", slice(1, None), "splash attention", 1.25),
-    ("backward", slice(1, None), "splash attention with its fused backward", 1.25),
-)
-# Direction, the floor in words and as cycles per tanh, and the most bundles over it.
-_OVER_FLOORS = (
-    ("forward", "one tanh per cycle", 1, 1.5),
-    ("backward", "seven vector operations, four per cycle", 7 / 4, 2.0),
-)
+# Of additive attention, forward and backward, in words and as cycles per tanh.
+_FLOORS = ("one tanh per cycle", 1), ("seven vector operations, four per cycle", 7 / 4)
 
 
-def reports(only: str) -> dict[str, Rows]:
+def reports(only: str) -> dict[str, list[JSON]]:
     """All kernels whose names and targets contain the text, sizes of tiles, and the targets."""
-    rows: Rows = []
-    tiles: Rows = []
+    rows: list[JSON] = []
+    tiles: list[JSON] = []
     with tempfile.TemporaryDirectory() as folder:
         dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
         os.environ["LIBTPU_INIT_ARGS"] = f"{os.environ.get('LIBTPU_INIT_ARGS', '')} {dump}".strip()
         for program in programs():
             about = {"program": program.name, "target": program.target}
             if only in ", ".join(about.values()):
-                compiled = functools.partial(_rows_of, program, Path(folder))
-                kernels = targets.rows_or_error(about, compiled)
+                found, refusal = attempt(_rows_of, program, Path(folder))
+                kernels = [about | row for row in found or [refusal]]
                 if program.tile is None:
                     rows += kernels
                 else:
                     tiles.append(tile_row(program.name, program.tile, kernels))
     return {
         "compiled-programs": rows,
-        "compiled-targets": targets_of(rows),
+        "compiled-targets": targets_of("compiled", judged_rows(rows)),
         "compiled-tiles": tiles,
     }
 
 
-def _rows_of(program: Program, folder: Path) -> Rows:
+def _rows_of(program: Program, folder: Path) -> list[JSON]:
     """A row for each kernel of a program; one row for a program without kernels."""
     for file in folder.iterdir():  # those of the program before
         file.unlink()
@@ -111,7 +101,7 @@ def kernel_row(file: Path) -> dict[str, Any]:
     }
 
 
-def passes(loops: Rows) -> list[dict[str, int]]:
+def passes(loops: list[JSON]) -> list[dict[str, int]]:
     """The passes of additive attention over all features of a block of rows: forward, backward.
 
     The forward pass is one loop at depth 2. The backward pass comes after it, and contains loops
@@ -137,7 +127,7 @@ def passes(loops: Rows) -> list[dict[str, int]]:
     ]
 
 
-def tile_row(score: str, tile: tuple[int, int], kernels: Rows) -> dict[str, Any]:
+def tile_row(score: str, tile: tuple[int, int], kernels: list[JSON]) -> dict[str, Any]:
     """The bundles of 1,024 pairs in tiles of a size, forward and backward, at most.
 
     What may run at a step of the grid counts as if it did. Only in a kernel without inner loops,
@@ -156,33 +146,34 @@ def tile_row(score: str, tile: tuple[int, int], kernels: Rows) -> dict[str, Any]
     return row
 
 
-def targets_of(rows: Rows) -> Rows:
-    """The targets, which were set before anything was compiled, and whether they are met."""
-    checks: Rows = []
-    for chip in ("v5e", "v6e"):
-        kernels: dict[str, Rows] = {}
-        for row in rows:
-            if row["target"] == chip and "kernel" in row:
-                kernels.setdefault(row["program"].removesuffix(", T 4,096"), []).append(row)
-        ours = kernels.get("scaled dot", [])
-        for direction, part, name, most in _OVER_PEERS:
-            if ours and (peer := kernels.get(name, [])):
-                of_ours, of_peer = (sum(row["bundles"] for row in x[part]) for x in (ours, peer))
-                what = f"bundles of a tile of 512 x 512, over {name}"
-                claim = f"scaled dot, {direction}, {chip}"
-                checks.append(target_row(claim, what, most, of_ours / of_peer))
-        for kernel, (direction, floor, operations, most) in zip(
-            kernels.get("additive", []), _OVER_FLOORS, strict=False
-        ):
-            one = passes(kernel["loops"])[-1]  # the backward kernel computes the weights first
-            ratio = one["bundles"] / one["tanhs"] / operations
-            claim, what = f"additive, {direction}, {chip}", "bundles of a pass over the features"
-            checks.append(target_row(claim, f"{what}, over {floor}", most, ratio))
-            checks.append(target_row(claim, "spills in the inner loop", 0, one["spills"]))
+def judged_rows(rows: list[JSON]) -> list[JSON]:
+    """The numbers that targets judge."""
+    numbers: dict[str, JSON] = {}
+    by_program: dict[tuple[str, str], list[JSON]] = {}
     for row in rows:
-        if row["program"].endswith("T 16,384") and "error" not in row:
+        if "kernel" in row:
+            by_program.setdefault((row["program"], row["target"]), []).append(row)
+        elif "temporary_mib" in row:
             claim = f"{row['program']}, forward and backward, {row['target']}"
-            most = row["argument_mib"] + row["output_mib"] + 8
             what = "temporary MiB, at most inputs + outputs + 8"
-            checks.append(target_row(claim, what, most, row["temporary_mib"]))
-    return checks
+            numbers[claim] = {what: row["temporary_mib"]}
+    for (program, chip), kernels in by_program.items():
+        name = program.removesuffix(", T 4,096")
+        if name.startswith("splash"):
+            ours, peer = (
+                [row["bundles"] for row in each]
+                for each in (by_program.get(("scaled dot, T 4,096", chip), []), kernels)
+            )
+            for direction, part in {"forward": slice(1), "backward": slice(1, None)}.items():
+                what = f"bundles of a tile of 512 x 512, over {name}"
+                ratio = sum(ours[part]) / sum(peer[part])
+                numbers.setdefault(f"scaled dot, {direction}, {chip}", {})[what] = ratio
+        for index, kernel in enumerate(kernels if name == "additive" else ()):
+            direction, (floor, cycles) = ("forward", "backward")[index], _FLOORS[index]
+            one = passes(kernel["loops"])[-1]  # the backward kernel computes the weights first
+            ratio = one["bundles"] / one["tanhs"] / cycles
+            numbers[f"additive, {direction}, {chip}"] = {
+                f"bundles of a pass over the features, over {floor}": ratio,
+                "spills in the inner loop": one["spills"],
+            }
+    return [{"work": claim, "contestant": "ours", **found} for claim, found in numbers.items()]

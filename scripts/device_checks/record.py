@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import jax
+from benchmarks.measure import JSON
 
 from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say
-from attention_jax.runs.run_folder import write_json
+from attention_jax.runs.run_folder import read_json, write_json
 
-JSON = dict[str, Any]
 SCHEMA = 1  # of device.json
 NOT_MEASURED: JSON = {"not measured": "no time left"}  # the next call measures it
 
@@ -46,19 +48,13 @@ class Record:
         self._end = self._deadline = self._start + seconds
         self._rows: dict[tuple[str, str, str], JSON] = {}
         if self._path.exists():
-            try:
-                content = json.loads(self._path.read_text())
-                about, rows = content["environment"], content["rows"]
-                rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
-            except (OSError, ValueError, LookupError, TypeError) as error:
-                raise ValueError(
-                    f"{self._path} is no file of this check ({error!r}); delete it, or name another"
-                    " folder as out"
-                ) from error
+            content = read_json(self._path)
+            about = content.get("environment", {})
             if others := [name for name in _FIXED if about.get(name) != self.about[name]]:
                 names = ", ".join(others)
                 raise ValueError(f"out {folder} holds rows of another {names}; name another folder")
-            self._rows = rows
+            rows = content["rows"]
+            self._rows = {(row["part"], row["work"], row["contestant"]): row for row in rows}
 
     def rows(self, part: str = "") -> list[JSON]:
         """All rows, or those of a part."""
@@ -71,10 +67,10 @@ class Record:
 
     def add(self, part: str, work: str, contestant: str = "ours", **entries: Any) -> None:
         """Writes a row; prints what was measured. After `close` it does nothing. For any thread."""
+        row = {"part": part, "work": work, "contestant": contestant, **entries}
         with self._lock:
             if self._closed or self.has(part, work, contestant):
                 return
-            row = {"part": part, "work": work, "contestant": contestant, **entries}
             self._rows[part, work, contestant] = row
             content = {"schema": SCHEMA, "environment": self.about, "rows": self.rows()}
             write_json(self._path, content)
@@ -101,30 +97,20 @@ class Record:
         now = time.monotonic()
         say(f"[{now - self._start:.0f} s, {self._end - now:.0f} s left] {text}", error=True)
 
+    def in_threads(self, function: Callable[..., Any], cases: Iterable[Sequence]) -> Iterator[Any]:
+        """The function's result for each case. Ctrl-C closes the record."""
+        with ThreadPoolExecutor(max(2, min(12, os.cpu_count() or 1))) as pool:
+            try:
+                yield from pool.map(function, *zip(*cases, strict=True))
+            except KeyboardInterrupt:
+                self.close()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
 
 def _about(shrink: int) -> JSON:
     scripts, device = Path(__file__).parents[1], jax.devices()[0]
     about = environment(scripts, scripts.parent / "experiments", packages=_PACKAGES.split())
     memory = (device.memory_stats() or {}).get("bytes_limit")  # a CPU has none
-    return about | {
-        "driver": str(device.client.platform_version), "memory_bytes": memory, "shrink": shrink
-    }  # fmt: skip
-
-
-def attempt(function: Callable[..., Any], *arguments: Any) -> tuple[Any, JSON]:
-    """(what the function returns, {}), or (None, the entry of a row that says why it failed).
-
-    Whatever one program raises (a compiler's error, no memory), the others go on.
-    """
-    try:
-        return function(*arguments), {}
-    except NotImplementedError as error:
-        return None, {"not served": _first_line(error)}
-    except Exception as error:
-        if type(error) is LookupError:  # a peer that is not installed
-            return None, {"absent": _first_line(error)}
-        return None, {"error": f"{type(error).__name__}: {_first_line(error)}"}
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+    driver = str(device.client.platform_version)
+    return about | {"driver": driver, "memory_bytes": memory, "shrink": shrink}

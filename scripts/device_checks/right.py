@@ -1,23 +1,20 @@
-"""Right? Each implementation beside the formulas in float64, with its gradients and statistics."""
+"""Right? Output, statistics and gradients of each implementation, beside the reference's."""
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from benchmarks.measure import JSON, attempt
 
 from attention_jax import BlockSizes, attention, causal_mask, get_score, padding_mask
 from attention_jax.kernels import IMPLEMENTATIONS
-from device_checks.programs import in_threads
-from device_checks.record import JSON, NOT_MEASURED, Record, attempt
+from device_checks.record import NOT_MEASURED, Record
 
 Array = jax.Array
-PART = "right"
 
 
 def manhattan(query: Array, key: Array) -> Array:
@@ -25,14 +22,9 @@ def manhattan(query: Array, key: Array) -> Array:
     return -jnp.sum(jnp.abs(query[:, None] - key[None]), axis=-1) / query.shape[-1] ** 0.5
 
 
-# The formulas once more, of one example and without this library; the last one is the user's own.
-FORMULAS: dict[str, Callable[[Any, Array, Array], Array]] = {
-    "scaled": lambda p, q, k: q @ k.T / q.shape[-1] ** 0.5,
-    "additive": lambda p, q, k: jnp.tanh(_sums(p, q, k)) @ p["v"],
-    "general": lambda p, q, k: q @ p["kernel"] @ k.T,
-    "l2": lambda p, q, k: -jnp.sum((q[:, None] - k[None]) ** 2, axis=-1) / q.shape[-1] ** 0.5,
-    "neural": lambda p, q, k: jnp.maximum(_sums(p, q, k) + p["bias"][None, None], 0.0) @ p["v"],
-    "user": lambda p, q, k: manhattan(q, k),
+SCORES: dict[str, Any] = {
+    **{name: name for name in ("scaled", "additive", "general", "l2", "neural")},
+    "user": manhattan,
 }
 MASKS = ("padding", "causal", "none")
 # The bounds of output, statistics and gradients, relative to the largest entry. For float32 they
@@ -46,15 +38,10 @@ BOUNDS = {
 }
 
 
-def _sums(params: Any, query: Array, key: Array) -> Array:
-    """[T, S, A]"""
-    return (query @ params["query_kernel"])[:, None] + (key @ params["key_kernel"])[None]
-
-
 def check(record: Record) -> None:
     """Rows of all masks, dtypes, scores and implementations."""
-    cases = itertools.product(MASKS, BOUNDS, FORMULAS)
-    in_threads(record, functools.partial(_check_case, record), cases)
+    cases = itertools.product([record], MASKS, BOUNDS, SCORES)
+    [*record.in_threads(_check_case, [*cases])]
 
 
 def _check_case(record: Record, mask: str, dtype: str, score: str) -> None:
@@ -62,21 +49,21 @@ def _check_case(record: Record, mask: str, dtype: str, score: str) -> None:
     if dtype == "float32" and mask == "causal" and jax.default_backend() != "cpu":
         # A GPU rounds factors to 10 bits, and a TPU to 7, unless the precision is "highest".
         names += [f"{name}, default precision" for name in IMPLEMENTATIONS]
-    names = [name for name in names if not record.has(PART, work, name)]
+    names = [name for name in names if not record.has("right", work, name)]
     if names and record.left() > 0:
         inputs, allowed = _inputs(record.shrink, score, mask, dtype)
-        true = _true_results(score, inputs, allowed)
+        true = _true_results(score, mask, inputs)
     for name in names:
         entries: JSON = NOT_MEASURED
         if record.left() > 0:
             implementation, _, by_default = name.partition(", ")
             precision = "highest" if dtype == "float32" and not by_default else None
             with jax.default_matmul_precision(precision):
-                found, entries = attempt(_results, score, mask, implementation, inputs, allowed)
-            entries = entries or _errors(found, true, allowed, dtype)
+                found, refusal = attempt(_results, score, mask, implementation, inputs, allowed)
+            entries = refusal or _errors(found, true, allowed, dtype)
             if by_default and "wrong" in entries:
                 entries["for information"] = entries.pop("wrong")
-        record.add(PART, work, name, score=score, dtype=dtype, **entries)
+        record.add("right", work, name, score=score, dtype=dtype, **entries)
 
 
 def _inputs(shrink: int, score: str, mask: str, dtype: str) -> tuple[JSON, np.ndarray]:
@@ -99,60 +86,47 @@ def _inputs(shrink: int, score: str, mask: str, dtype: str) -> tuple[JSON, np.nd
 
 
 def _results(score: str, mask: str, name: str, inputs: JSON, allowed: np.ndarray) -> JSON:
-    """Output, statistics and gradients by the library, with NaN in the padding."""
+    """Output, statistics and gradients by an implementation, with NaN in the padding."""
     poison = np.where(allowed.any(1), 0, np.nan)[:, :, None].astype(inputs["key"].dtype)
     blocks = BlockSizes(*(8 * -(-length // 24) for length in allowed.shape[1:]))  # three each way
     inputs = inputs | {token: inputs[token] + poison for token in ("key", "value")}
-
-    def forward(statistics: bool, lengths: Array, tokens: JSON) -> JSON:
-        masks = {"causal": causal_mask(), "padding": padding_mask(lengths), "none": None}
-        options: Any = {"mask": masks[mask], "block_sizes": blocks if name == "tiled" else None}
-        options |= {"implementation": name, "return_statistics": statistics}
-        function: Any = manhattan if score == "user" else score
-        found: Any = attention(**tokens, score=function, **options)
-        if not statistics:
-            return {"output": found}
-        return {"output": found[0], **{x: getattr(found[1], x) for x in ("logsumexp", "entropy")}}
-
+    options = {"implementation": name, "block_sizes": blocks if name == "tiled" else None}
     try:
-        return jax.jit(_with_gradients(functools.partial(forward, True)))(inputs)
+        return _computed(score, mask, inputs, return_statistics=True, **options)
     except NotImplementedError:  # perhaps without statistics
-        return jax.jit(_with_gradients(functools.partial(forward, False)))(inputs)
+        return _computed(score, mask, inputs, **options)
 
 
-def _true_results(score: str, inputs: JSON, allowed: np.ndarray) -> JSON:
+def _true_results(score: str, mask: str, inputs: JSON) -> JSON:
     """The same in float64 on the host: all pairs at once, by automatic differentiation."""
-
-    def forward(lengths: Array, tokens: JSON) -> JSON:
-        formula = functools.partial(FORMULAS[score], tokens.get("params"))
-        logits = jnp.where(allowed, jax.vmap(formula)(tokens["query"], tokens["key"]), 0.0)
-        largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-        terms = jnp.where(allowed, jnp.exp(logits - largest), 0.0)
-        total, has_keys = terms.sum(-1), allowed.any(-1)
-        total = jnp.where(has_keys, total, 1.0)
-        weights = terms / total[:, :, None]
-        logsumexp = jnp.log(total) + largest[:, :, 0]
-        return {
-            "output": weights @ tokens["value"],
-            "logsumexp": jnp.where(has_keys, logsumexp, -jnp.inf),
-            "entropy": jnp.where(has_keys, logsumexp - jnp.sum(weights * logits, -1), 0.0),
-        }
-
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
-        wide = jax.tree.map(lambda x: x.astype(np.float64), inputs)
-        return jax.device_get(jax.jit(_with_gradients(forward))(wide))
+        wide = jax.tree.map(lambda x: x.astype(np.float64), inputs) | {"lengths": inputs["lengths"]}
+        options = {"implementation": "reference", "return_statistics": True}
+        return jax.device_get(_computed(score, mask, wide, **options))
 
 
-def _with_gradients(forward: Callable[[Array, JSON], JSON]) -> Callable[[JSON], JSON]:
-    """A function of the inputs: {"output", "logsumexp", "entropy", "gradients"}."""
+def _computed(score: str, mask: str, inputs: JSON, **options: Any) -> JSON:
+    """{"output", "gradients"}, and "logsumexp" and "entropy" if it returns statistics."""
 
+    @jax.jit
     def results(inputs: JSON) -> JSON:
+        masks = {"causal": causal_mask(), "padding": padding_mask(inputs["lengths"]), "none": None}
         names = ("query", "key", "value", "params")
         tokens = {name: inputs[name] for name in names if name in inputs}
-        found, pull_back = jax.vjp(functools.partial(forward, inputs["lengths"]), tokens)
+
+        def forward(tokens: JSON) -> JSON:
+            found: Any = attention(**tokens, score=SCORES[score], mask=masks[mask], **options)
+            if "return_statistics" not in options:
+                return {"output": found}
+            output, statistics = found
+            names = ("logsumexp", "entropy")
+            return {"output": output, **{name: getattr(statistics, name) for name in names}}
+
+        found, pull_back = jax.vjp(forward, tokens)
         return {**found, "gradients": pull_back({x: inputs[f"d{x}"] for x in found})[0]}
 
-    return results
+    computed: JSON = results(inputs)
+    return computed
 
 
 def _errors(found: JSON, true: JSON, allowed: np.ndarray, dtype: str) -> JSON:

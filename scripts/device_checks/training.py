@@ -10,56 +10,56 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.measure import significant
+from benchmarks.measure import JSON, attempt, significant
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import load_states
-from device_checks.record import JSON, NOT_MEASURED, Record, attempt
+from device_checks.record import NOT_MEASURED, Record
 from experiments.bench import learning
 from experiments.bench.training import LOOKS, with_factor
 from experiments.reversal import reversal_comparison
 from experiments.reversal.scale_and_dimension import AtRate
 
-PART, SEEDS = "training", 5
-_STOPPED = "stopped and resumed"
 _LEARNED, LEAST_PERCENT = 2000, 99  # every score has that many strings right after these steps
 
 
 def check(record: Record) -> None:
     """String reversal as in ./scripts/quickstart, then one of its runs once more with a stop."""
     config = reversal_comparison.Config(
-        seeds=SEEDS,
+        seeds=5,
         steps=max(75, _LEARNED // record.shrink),
         strings=max(10, 200 // record.shrink),
         longer=((500 // record.shrink, 20),),
         workdir=record.folder / "runs",
     )
-    _add_missing(record, PART, {f"reversal, {x}": (_trained, config, x) for x in config.scores})
-    rows = [row for row in record.rows(PART) if row["work"].startswith("reversal, ")]
+    for score in config.scores:
+        _add(record, "training", f"reversal, {score}", _trained, config, score)
+    rows = [row for row in record.rows("training") if row["work"].startswith("reversal, ")]
     if all("seconds" in row for row in rows):
-        record.add(PART, f"four scores, {SEEDS} seeds", seconds=sum(row["seconds"] for row in rows))
-        _add_missing(record, PART, {_STOPPED: (_stopped_and_resumed, config)})
+        seconds = sum(row["seconds"] for row in rows)
+        record.add("training", f"four scores, {config.seeds} seeds", seconds=seconds)
+        _add(record, "training", "stopped and resumed", _stopped_and_resumed, config)
 
 
 def tasks(record: Record) -> None:
     """The tasks of the leaderboard with scaled dot: all settings and seeds in one `vmap`."""
     config = learning.Config() if record.shrink == 1 else learning.QUICK
-    cases = {name: (_learned, record, config, name) for name in learning.TASKS}
-    _add_missing(record, "tasks", cases)
+    for name in learning.TASKS:
+        _add(record, "tasks", name, _learned, record, config, name)
 
 
-def _add_missing(record: Record, part: str, cases: JSON) -> None:
-    """Adds the row that each function returns; cases are (function, *arguments)."""
-    for work, (function, *arguments) in cases.items():
-        if not record.has(part, work):
-            late = record.left() <= 0
-            row, refusal = (None, NOT_MEASURED) if late else attempt(function, *arguments)
-            record.add(part, work, **(row or refusal))
+def _add(record: Record, part: str, work: str, function: Any, *arguments: Any) -> None:
+    """Adds the row that a function returns, unless it is there."""
+    if not record.has(part, work):
+        late = record.left() <= 0
+        row, refusal = (None, NOT_MEASURED) if late else attempt(function, *arguments)
+        record.add(part, work, **(row or refusal))
 
 
 def _trained(config: reversal_comparison.Config, score: str) -> JSON:
@@ -100,13 +100,13 @@ def _stopped_and_resumed(config: reversal_comparison.Config) -> JSON:
     if process.returncode != 130:
         raise RuntimeError(f"the run ended with status {process.returncode} before it was stopped")
     subprocess.run([*command, "--resume"], stdout=sys.stderr, check=True)
-    states = (load_states(run)[1][config.steps] for run in (folder, whole))
+    runs = folder, whole
+    states = (load_states(run)[1][config.steps] for run in runs)
     arrays = zip(*map(jax.tree.leaves_with_path, states), strict=True)
-    texts = ((run / "metrics.jsonl").read_text().splitlines() for run in (folder, whole))
-    differing = [
-        *(jax.tree_util.keystr(p) for (p, a), (_, b) in arrays if a.tobytes() != b.tobytes()),
-        *(f"line {n}" for n, (a, b) in enumerate(itertools.zip_longest(*texts), 1) if a != b),
-    ]
+    texts = ((run / "metrics.jsonl").read_text().splitlines() for run in runs)
+    lines = itertools.zip_longest(*texts)
+    differing = [jax.tree_util.keystr(p) for (p, a), (_, b) in arrays if a.tobytes() != b.tobytes()]
+    differing += [f"line {number}" for number, (a, b) in enumerate(lines, 1) if a != b]
     return {"differences": len(differing), **({"wrong": differing} if differing else {})}
 
 

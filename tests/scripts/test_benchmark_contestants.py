@@ -3,16 +3,17 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from benchmarks import decoding, local, measure, works
-from benchmarks.contestants import ours
-from benchmarks.peers import PEERS
-from benchmarks.works import GRAD, OWN, Work
+from benchmarks import models
+from benchmarks.measure import GRAD
+from benchmarks.peers import PEERS, jax_nn
+from benchmarks.works import OWN, WORKS, Work
 from command_lines import users_settings
 
+from attention_jax import interop
 from attention_jax.nn.config import ModelConfig
+from attention_jax.normalizers import NORMALIZERS
 from attention_jax.tasks.vocabulary import EOS
 
 
@@ -33,7 +34,7 @@ def small(score, **changes):
 def prepared(name, work):
     """A contestant; the test is skipped where its library is not installed."""
     try:
-        return (ours if name == "ours" else PEERS[name])(work)
+        return MAKERS[name](work)
     except LookupError as error:
         if "install -e" in str(error):
             pytest.skip(str(error))
@@ -42,28 +43,24 @@ def prepared(name, work):
 
 @functools.cache
 def by_reference(work):
-    return PEERS["ours, reference"](work).call()
+    return PEERS["ours, reference"](work).call(1)
 
 
 def check_contestant(name, work):
     """Output and gradients equal those of the reference implementation."""
-    contestant = prepared(name, work)
-    output, gradients = contestant.call()
+    output, gradients = prepared(name, work).call(1)
     expected, slopes = by_reference(work)
 
     def assert_close(found, expected):
         found = np.asarray(found)
-        found = found.swapaxes(1, 2) if contestant.about["layout"] == "BTND" else found
+        found = found if found.shape == expected.shape else found.swapaxes(1, 2)
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
     assert_close(output, expected)
-    for token in ("query", "key", "value"):
-        assert_close(gradients[token], slopes[token])
-    of_params = gradients.get("params", gradients)  # PyTorch has them among the others
-    for param, slope in slopes["params"].items():
-        np.testing.assert_allclose(np.asarray(of_params[param]), slope, rtol=1e-3, atol=1e-4)
+    jax.tree.map(assert_close, gradients, slopes)
 
 
+MAKERS = PEERS | {"ours, as jax.nn": functools.partial(jax_nn, module=interop)}
 PYTORCH = (("scaled", "local 2"), ("general", "causal"))  # slow, because it is slow to import
 
 
@@ -75,6 +72,7 @@ PYTORCH = (("scaled", "local 2"), ("general", "causal"))  # slow, because it is 
         *((name, "general", "causal") for name in ("ours, tiled", "jax.nn")),
         *(pytest.param("PyTorch SDPA", *case, marks=pytest.mark.slow) for case in PYTORCH),
         ("ours, tiled", OWN, ""),
+        ("ours, as jax.nn", "scaled", "causal"),
         ("Keras", "additive", ""),
     ],
 )
@@ -103,39 +101,10 @@ def test_a_peer_that_cannot_serve_says_why(name, score, changes):
         prepared(name, small(score, **changes))
 
 
-def test_a_contestant_that_does_not_fit_in_memory_is_absent(monkeypatch):
-    monkeypatch.setattr(measure, "memory_bytes", lambda: 1000)
-    with pytest.raises(LookupError, match=r"it needs .* GiB, and the device has .* GiB"):
-        prepared("naive JAX", small("additive"))
-
-
 def test_the_peers_of_all_works_exist():
-    found = works.works()
-    assert len(found) == 27
-    assert {peer for work in found.values() for peer in work.peers} <= PEERS.keys()
-
-
-def test_local_attention_equals_a_masked_softmax():
-    work = Work("local", "scaled", 11, GRAD, num_heads=2, batch=3, dim=5)
-    output, gradients = local.local(work, 2, True).call()
-    inputs, cotangent = work.arrays()
-    inputs["centers"] = np.arange(11, dtype=np.float32)
-    distance = np.arange(11)[None, :] - np.arange(11)[:, None]
-
-    def naive(inputs):
-        logits = inputs["query"] @ inputs["key"].swapaxes(-1, -2) / 5**0.5
-        weights = jax.nn.softmax(jnp.where(abs(distance) <= 2, logits, -jnp.inf))
-        shifts = jnp.arange(11.0) - inputs["centers"][:, None]
-        gauss = jnp.exp(-(shifts**2) / 2)  # sigma is half the radius, 1
-        return (weights * gauss) @ inputs["value"]
-
-    expected, pull_back = jax.vjp(naive, inputs)
-    (expected_gradients,) = pull_back(cotangent)
-    np.testing.assert_allclose(output, expected, atol=1e-5)
-    assert "centers" in gradients
-    for name, gradient in gradients.items():
-        if name in inputs and name not in ("params", "normalizer_params"):
-            np.testing.assert_allclose(gradient, expected_gradients[name], atol=2e-5, err_msg=name)
+    names = {work.name for work in WORKS["attention"]}
+    assert {*NORMALIZERS} <= names
+    assert {peer for work in WORKS["attention"] for peer in work.peers} <= PEERS.keys()
 
 
 @pytest.mark.slow
@@ -146,8 +115,8 @@ def test_both_ways_to_decode_emit_the_same_tokens_and_never_end():
 
     @jax.jit
     def answers():
-        model = decoding.never_ending(config)
-        return [way(model, source, lengths, 7) for way in (decoding.cached, decoding.naive)]
+        model = models.never_ending(config)
+        return [way(model, source, lengths, 7) for way in (models.cached, models.naive)]
 
     cached, naive = answers()
     np.testing.assert_array_equal(cached.tokens, naive.tokens)

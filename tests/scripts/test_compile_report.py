@@ -3,21 +3,22 @@
 import json
 
 import pytest
+from benchmarks.targets import targets_of
 from command_lines import call, load
 from compilation import gpu_kernels, targets, tpu_kernels
 
 LISTING = """
 .L_x_1:
-        /*0010*/                   FFMA R1, R2, R3, 1 ;
-        /*0020*/              @!P0 FFMA R4, R2, R3, 1 ;
-        /*0030*/                   FMUL R4, R4, R1 ;
-        /*0040*/                   MUFU.RCP R5, R4 ;
-        /*0050*/               @P1 BRA `(.L_x_1) ;
+   -:-:-:Y:01   /*0010*/                   FFMA R1, R2, R3, 1
+   -:-:-:Y:01   /*0020*/              @!P0 FFMA R4, R2, R3, 1
+   -:-:-:Y:01   /*0030*/                   FMUL R4, R4, R1
+   -:-:-:Y:01   /*0040*/                   MUFU.RCP R5, R4
+   -:-:-:Y:01   /*0050*/               @P1 BRA `(.L_x_1)
 .L_x_2:
-        /*0060*/                   FFMA R1, R2, R3, 1 ;
-        /*0070*/                   MUFU.EX2 R5, R4 ;
-        /*0080*/                   MUFU.RCP R5, R4 ;
-        /*0090*/               @P1 BRA `(.L_x_2) ;
+   -:-:-:Y:01   /*0060*/                   FFMA R1, R2, R3, 1
+   -:-:-:Y:01   /*0070*/                   MUFU.EX2 R5, R4
+   -:-:-:Y:01   /*0080*/                   MUFU.RCP R5, R4
+   -:-:-:Y:01   /*0090*/               @P1 BRA `(.L_x_2)
 """
 
 
@@ -37,7 +38,8 @@ def test_the_targets_of_an_h100():
                 "special": special}  # fmt: skip
 
     rows = [row("attention_forward", 0, 0.7), row("attention_gradient_of_keys", 8, 0.5, 0.5)]
-    found = gpu_kernels.targets_of([*rows, {"program": "dot, cuDNN", "kernel": "fmhaSoftmax"}])
+    cudnn = {"program": "dot, cuDNN", "kernel": "fmhaSoftmax"}
+    found = targets_of("compiled-h100", gpu_kernels.judged_rows([*rows, cudnn]))
     assert [(check["found"], check["met"]) for check in found] == [
         (0, "yes"), (0.7, "MISS"), (8, "MISS"),
     ]  # fmt: skip
@@ -93,11 +95,12 @@ def test_the_targets_of_a_tpu():
     rows += kernels("splash attention with its fused backward", 100, 200)
     rows += kernels("additive", 0, 0, loops=(FORWARD, BACKWARD))
     rows.append({"program": "scaled dot, T 16,384", "target": "v5e", "argument_mib": 1.0,
-                 "output_mib": 2.0, "temporary_mib": 12.0})  # fmt: skip
-    found = [(check["found"], check["met"]) for check in tpu_kernels.targets_of(rows)]
+                 "output_mib": 2.0, "temporary_mib": 41.0})  # fmt: skip
+    judged = targets_of("compiled", tpu_kernels.judged_rows(rows))
+    found = [(check["found"], check["met"]) for check in judged]
     assert found == [
         (1.1, "yes"), (1.2, "yes"), (1.5, "MISS"), (1100 / 1024, "yes"), (1, "MISS"),
-        (4880 / 2048 / 1.75, "yes"), (2, "MISS"), (12.0, "MISS"),
+        (4880 / 2048 / 1.75, "yes"), (2, "MISS"), (41.0, "MISS"),
     ]  # fmt: skip
 
 
