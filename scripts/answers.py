@@ -20,14 +20,16 @@ from attention_jax.training.run import load_run
 class Arguments:
     """Print the answers of a trained model to some inputs, and draw its attention as a PNG.
 
+    The step and the seed of the model go to standard error.
+
     Attributes:
         workdir: a run folder made by scripts/train.py, of any task.
         score: what the score of the run is called now, "module:Name", if its file or its class was
             renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         inputs: what to answer: strings to reverse, sentences to translate, the beginnings of texts;
             by default some examples of the task.
-        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
-            that is kept.
+        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), a step
+            that is kept, or 0 for the model before training.
         seed_index: which of the run's seeds answers, from 0.
         beams: partial answers kept at each step of the search; 1 is greedy.
         figure: the PNG file; None for `workdir`/figures/answers.png.
@@ -65,6 +67,7 @@ def main(arguments: Arguments) -> None:
     run = load_run(workdir, arguments.step, score=arguments.score)
     params = run.params_of(arguments.seed_index)
     answers = run.task.answers(params, arguments.inputs, beams=arguments.beams, folder=workdir)
+    say(printable(run.describe(arguments.seed_index)), error=True)
     for given, answer, right in answers.texts:
         note = "" if right in (None, answer) else f"   (right would be {right})"
         say(printable(f"{given} -> {answer}{note}"))

@@ -26,8 +26,8 @@ class Arguments:
         workdir: a run folder made by scripts/train.py, of any task.
         score: what the score of the run is called now, "module:Name", if its file or its class was
             renamed; it must give the same numbers. scripts/train.py --resume records the new name.
-        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
-            that is kept.
+        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), a step
+            that is kept, or 0 for the model before training.
         lengths: also test at these lengths, for a task whose examples have lengths.
         out: also write every seed's numbers to this JSON file.
     """
@@ -45,13 +45,14 @@ class Arguments:
 def main(arguments: Arguments) -> None:
     workdir = arguments.workdir
     run = load_run(workdir, arguments.step, score=arguments.score)
-    task, results = run.task, results_of(run, arguments.lengths)
-    title = f"{task.label}, step {run.step}, {task.train.seeds} seeds"
+    results = results_of(run, arguments.lengths)
     lines = [
         (name, "{:.4g} ± {:.2g} ({:.4g})".format(*summary_of(result)))
         for name, result in results.items()
     ]
-    print_table(title, ("result", "mean ± standard deviation over seeds (worst seed)"), lines)
+    print_table(
+        run.describe(), ("result", "mean ± standard deviation over seeds (worst seed)"), lines
+    )
     if arguments.out is not None:
         by_seed = {name: [*map(finite_or_null, result.by_seed)] for name, result in results.items()}
         content = {"workdir": str(workdir), "step": run.step, "results": by_seed}

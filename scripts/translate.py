@@ -16,7 +16,7 @@ import tyro
 from command_line import run_command
 
 from attention_jax.runs.checkpoints import StepName
-from attention_jax.runs.progress import say
+from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import check_output
 from attention_jax.tasks.files import decode_text
 from attention_jax.tasks.translation.task import Translation
@@ -37,8 +37,8 @@ _AT_ONCE = 1024  # sentences that are translated together, then written
 class Arguments:
     """Translate sentences, one per line, with a run of scripts/train.py --task translation.
 
-    Translations go to standard output or a file, line by line, in order; progress goes to standard
-    error. Ctrl-C keeps what has been written.
+    Translations go to standard output or a file, line by line, in order; the step, the seed and
+    progress go to standard error. Ctrl-C keeps what has been written.
 
     Attributes:
         workdir: the run folder.
@@ -49,7 +49,7 @@ class Arguments:
         search: settings of the beam search.
         reference: reference translations, line by line; BLEU and chrF by sacrebleu, detokenised and
             cased, are printed on standard error.
-        step: the newest good checkpoint, the best by validation, or a step that is kept.
+        step: the newest good checkpoint, the best by validation, a step that is kept, or 0.
         seed_index: which of the run's seeds translates, from 0.
     """
 
@@ -85,6 +85,7 @@ def main(arguments: Arguments) -> int:
         check_same_length(
             arguments.source or "standard input", sentences, arguments.reference, references
         )
+    say(printable(run.describe(arguments.seed_index)), error=True)
     translations: list[str] = []
     where = sys.stdout.fileno() if arguments.out is None else arguments.out
     to_file = arguments.out is not None

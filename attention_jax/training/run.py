@@ -11,19 +11,19 @@ from typing import Any
 import jax
 
 from attention_jax.core.programs import is_of_this_package
-from attention_jax.runs.checkpoints import Checkpoints, StepName
+from attention_jax.runs.checkpoints import Checkpoints, StepName, saved_steps
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
+from attention_jax.training.saved_run import SavedRun, first_params, keep_first_params
 from attention_jax.training.settings import (
     check_resumable,
     check_task,
     checked_feed,
     describe_parts,
     settings_of,
-    task_in,
 )
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task, undefined
@@ -58,6 +58,15 @@ class TrainedRun:
             raise ValueError(f"seed_index must be from 0 to {seeds - 1}; got {seed_index}")
         return jax.tree.map(lambda leaf: leaf[seed_index], self.params)
 
+    def describe(self, seed_index: int | None = None) -> str:
+        """The run in words: "reversal additive: step 300 of 2500 (not finished), seed 0"."""
+        task, steps = self.task, self.task.train.steps
+        kept = [] if self.workdir is None else saved_steps(self.workdir / "checkpoints")
+        unfinished = "" if max([self.step, *kept]) >= steps else " (not finished)"
+        seeds = f"{task.train.seeds} seeds" if seed_index is None else f"seed {seed_index}"
+        name = " ".join(dict.fromkeys((task.name, task.label)))
+        return f"{name}: step {self.step} of {steps}{unfinished}, {seeds}"
+
 
 def train_run(
     task: Task,
@@ -88,7 +97,7 @@ def train_run(
             all checkpoints are damaged; or a file cannot be written.
     """
     folder, mesh = Path(workdir), mesh or MeshShape()
-    feed, settings = _checked_start(task, folder, log_gradients, mesh)
+    feed, settings, params = _checked_start(task, folder, log_gradients, mesh)
     folder = folder.absolute()  # the task may change the current folder
     layout, config = Layout(mesh), task.train
     with contextlib.ExitStack() as stack:
@@ -100,7 +109,8 @@ def train_run(
         checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.keep, keep_best=config.keep_best
         )
-        state, first = _first_state(task, layout, checkpoints)
+        keep_first_params(folder, params)
+        state, first = _first_state(task, layout, checkpoints, params)
         # A run without a checkpoint starts over, and writes the line of step 0 again.
         for name in ("metrics", "gradients", "validation"):
             drop_lines_after(folder / f"{name}.jsonl", first or -1)
@@ -137,7 +147,7 @@ def check_run(
 
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
-    feed, settings = _checked_start(task, workdir, log_gradients, mesh or MeshShape())
+    feed, settings, _ = _checked_start(task, workdir, log_gradients, mesh or MeshShape())
     check_same = functools.partial(check_resumable, task, settings, workdir)
     check_begins(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
@@ -145,8 +155,8 @@ def check_run(
 
 def _checked_start(
     task: Task, folder: Path, log_gradients: int | None, mesh: MeshShape
-) -> tuple[Feed | None, JSON]:
-    """The data of a run, and its settings for config.json."""
+) -> tuple[Feed | None, JSON, Params | None]:
+    """The data of a run, its settings for config.json, and parameters from another run."""
     check_task(task)
     every = task.train.log_every
     if log_gradients is not None and (log_gradients < 1 or log_gradients % every):
@@ -160,17 +170,21 @@ def _checked_start(
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
     parts = describe_parts(task)  # before the data is read, which may take seconds
     feed = checked_feed(task, folder, multiple_of=mesh.data)
-    if is_of_this_package(type(task)):
-        return feed, settings_of(task, feed, parts)
-    # The program is that of one device, whatever the mesh is.
-    settings = settings_of(task, feed if mesh.data == 1 else task.feed(folder), parts)
-    task.check_numbers()
-    return feed, settings
+    of_user = not is_of_this_package(type(task))
+    # The program of a user's task is that of one device, whatever the mesh is.
+    fed = task.feed(folder) if of_user and mesh.data > 1 else feed
+    settings = settings_of(task, fed, parts)
+    if of_user:
+        task.check_numbers()
+    params, digest = first_params(task, folder)
+    return feed, {**settings, **digest}, params
 
 
-def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+def _first_state(
+    task: Task, layout: Layout, checkpoints: Checkpoints, params: Params | None
+) -> tuple[TrainState, int]:
     """The newest good state and its step, or the initial state."""
-    start = functools.partial(initial_state, task, layout)
+    start = functools.partial(initial_state, task, layout, params)
     if not checkpoints.steps():
         return start(), 0
     restored = checkpoints.restore(layout.placed(jax.eval_shape(start)))
@@ -185,7 +199,8 @@ def load_run(
     Args:
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
-            validation metric, or without validation the smallest loss; or a step that is kept.
+            validation metric, or without validation the smallest loss; a step that is kept; or 0
+            for the parameters before training, which are made again.
         score: what the score of the run is called now, "module:Name", if its file or its class has
             another name. It must give the same numbers.
 
@@ -193,15 +208,15 @@ def load_run(
         ValueError: the folder holds no run of an unchanged task, or no such checkpoint; or the
             checkpoint is damaged.
     """
-    task, kept = _saved_run(Path(workdir), score)
-    restored = kept.restore(jax.eval_shape(functools.partial(initial_state, task)), step)
-    return TrainedRun(task, restored.state.params, restored.step, Path(workdir))
+    run = SavedRun(Path(workdir), score)
+    restored = run.restore(step)
+    return TrainedRun(run.task, restored.state.params, restored.step, run.workdir)
 
 
 def load_states(
     workdir: Path | str, *, score: str | None = None
 ) -> tuple[Task, dict[int, TrainState]]:
-    """A run's task, and its states by step: the kept ones, and that of step 0, computed again.
+    """A run's task, and its states by step: the kept ones, and that of step 0, made again.
 
     Args:
         workdir: the run's folder.
@@ -211,16 +226,5 @@ def load_states(
         ValueError: the folder holds no run of an unchanged task, or no checkpoint yet, or a damaged
             one.
     """
-    task, kept = _saved_run(Path(workdir), score)
-    start = functools.partial(initial_state, task)
-    like = jax.eval_shape(start)
-    return task, {0: start(), **{step: kept.restore(like, step).state for step in kept.steps()}}
-
-
-def _saved_run(workdir: Path, score: str | None) -> tuple[Task, Checkpoints]:
-    """A run's task and its checkpoints; raises ValueError if there are none."""
-    task = task_in(workdir, score=score)
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    if not checkpoints.steps():
-        raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")
-    return task, checkpoints
+    run = SavedRun(Path(workdir), score)
+    return run.task, {step: run.restore(step).state for step in run.steps}
