@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import is_of_this_package
 from attention_jax.runs.checkpoints import Checkpoints, StepName, saved_steps
 from attention_jax.runs.interruption import Interruption
@@ -53,9 +54,7 @@ class TrainedRun:
 
     def params_of(self, seed_index: int) -> Params:
         """The parameters of one seed; ValueError if there is no such seed."""
-        seeds = self.task.train.seeds
-        if not 0 <= seed_index < seeds:
-            raise ValueError(f"seed_index must be from 0 to {seeds - 1}; got {seed_index}")
+        check_integer("seed_index", seed_index, 0, self.task.train.seeds - 1)
         return jax.tree.map(lambda leaf: leaf[seed_index], self.params)
 
     def describe(self, seed_index: int | None = None) -> str:
@@ -223,8 +222,7 @@ def load_states(
         score: as in `load_run`.
 
     Raises:
-        ValueError: the folder holds no run of an unchanged task, or no checkpoint yet, or a damaged
-            one.
+        ValueError: the folder holds no run of an unchanged task, or a damaged checkpoint.
     """
     run = SavedRun(Path(workdir), score)
     return run.task, {step: run.restore(step).state for step in run.steps}

@@ -44,8 +44,7 @@ class SavedRun:
 
     @property
     def steps(self) -> list[int]:
-        """Step 0 and the steps that are kept; ValueError if no checkpoint is kept yet."""
-        self._check_has_checkpoint()
+        """Step 0 and the steps that are kept."""
         return sorted({0, *self._kept.steps()})
 
     def restore(self, step: StepName) -> Restored:
@@ -58,12 +57,7 @@ class SavedRun:
         if step == 0 and 0 not in self._kept.steps():
             params, _ = first_params(self.task, self.workdir)
             return Restored(0, start(params=params))
-        self._check_has_checkpoint()
         return self._kept.restore(jax.eval_shape(start), step)
-
-    def _check_has_checkpoint(self) -> None:
-        if not self._kept.steps():
-            raise ValueError(f"workdir {self.workdir} has no checkpoint yet; train it first")
 
 
 # --- parameters from another run ---
