@@ -167,8 +167,6 @@ class Checkpoints:
                 other shapes or dtypes.
         """
         candidates = [*reversed(self.steps())]
-        if not candidates:
-            raise ValueError(f"workdir {self._folder.parent} has no checkpoint yet; train it first")
         if step != "newest":
             wanted = self.best_step() if step == "best" else step
             candidates = [each for each in candidates if each == wanted]

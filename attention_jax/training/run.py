@@ -105,10 +105,10 @@ def train_run(
         files = {} if feed is None else feed.files
         run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
         stack.enter_context(run)
+        keep_first_params(folder, params)
         checkpoints = Checkpoints(
             folder / "checkpoints", keep=config.keep, keep_best=config.keep_best
         )
-        keep_first_params(folder, params)
         state, first = _first_state(task, layout, checkpoints, params)
         # A run without a checkpoint starts over, and writes the line of step 0 again.
         for name in ("metrics", "gradients", "validation"):

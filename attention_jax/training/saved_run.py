@@ -57,6 +57,8 @@ class SavedRun:
         if step == 0 and 0 not in self._kept.steps():
             params, _ = first_params(self.task, self.workdir)
             return Restored(0, start(params=params))
+        if not self._kept.steps():
+            raise ValueError(f"workdir {self.workdir} has no checkpoint yet; train it first")
         return self._kept.restore(jax.eval_shape(start), step)
 
 
