@@ -159,6 +159,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "load_run": dict(step="newest"),
     "load_model": dict(seed=0, step="newest"),
     "export": dict(seed=0),
+    "first_params": dict(resumes=False),
     "finished_run results_of": dict(lengths=()),
     "say": dict(error=False),
     "check_output": dict(suffix="", name="out"),

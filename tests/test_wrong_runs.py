@@ -19,7 +19,6 @@ from saved_files import snapshot
 from stand_in_training import run_of_two_seeds
 from toy_task import Toy, toy
 
-from attention_jax import load_model
 from attention_jax.nn import ModelConfig
 from attention_jax.scores import Additive
 from attention_jax.tasks import (
@@ -282,11 +281,6 @@ CALLS = [
     (lambda folder: load_run(run_of_two_seeds(), 3), "step"),
     (lambda folder: load_run(run_of_two_seeds(), "last"), "step"),
     (lambda folder: load_run(run_of_two_seeds()).params_of(2), "seed_index"),
-    *((lambda folder, path=path: load_model(path), "path")
-      for path in ("nowhere", Path("/dev/null"), "no.safetensors")),
-    (lambda folder: load_model(folder.parent), "config.json"),
-    *((lambda folder, arguments=arguments: load_model(run_of_two_seeds(), *arguments), named)
-      for arguments, named in (((2,), "seed"), (("0",), "seed"), ((0, 3), "step"))),
     (lambda folder: (run := load_run(run_of_two_seeds())).task.answers(
         run.params_of(0), ["abc"], beams=0), "beams"),
     (lambda folder: finished_run(run_of_two_seeds(), [0]), "lengths"),
@@ -321,11 +315,6 @@ WORDS = [
       for words, named in {
         "--figure a.jpg": "a.jpg", "--html a.htm": "a.htm", "--html no/a.html": "no",
         "--all-steps": "html", "--inputs a\udcff": "inputs"}.items()),
-    *((("export", "--workdir", "RUN", *words.split()), named)
-      for words, named in {
-        "": "--out", "--out a.npz": "a.npz", "--out no/a.safetensors": "no",
-        "--out a.safetensors --step 3": "step", "--out a.safetensors --seed-index 2": "seed"
-        }.items()),
     *(((*SWEEP, *words.split()), named)
       for words, named in {
         "--set dim=8,7": "combination dot, 7: dim",

@@ -175,7 +175,7 @@ def _checked_start(
     settings = settings_of(task, fed, parts)
     if of_user:
         task.check_numbers()
-    params, digest = first_params(task, folder)
+    params, digest = first_params(task, folder, resumes=True)
     return feed, {**settings, **digest}, params
 
 

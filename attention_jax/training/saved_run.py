@@ -16,6 +16,7 @@ from attention_jax.runs.checkpoints import (
     differences,
     kinds,
     named_leaves,
+    saved_steps,
 )
 from attention_jax.runs.parameters_file import read_parameters
 from attention_jax.runs.run_folder import JSON, read_config
@@ -65,12 +66,13 @@ class SavedRun:
 # --- parameters from another run ---
 
 
-def first_params(task: Task, folder: Path) -> tuple[Params | None, JSON]:
+def first_params(task: Task, folder: Path, *, resumes: bool = False) -> tuple[Params | None, JSON]:
     """The parameters that `init_from` names for the run in a folder, and their digest.
 
     Args:
         task: the task.
         folder: of the run, which may not exist yet.
+        resumes: leave out the parameters of a run that has a checkpoint.
 
     Returns:
         the parameters in NumPy, stacked over seeds, or None for those of `Task.init`; and an entry
@@ -85,6 +87,8 @@ def first_params(task: Task, folder: Path) -> tuple[Params | None, JSON]:
     like = jax.eval_shape(functools.partial(initial_state, task)).params
     stored = read_config(folder) if (folder / "config.json").exists() else {}
     has_begun = stored.get("train", {}).get("init_from") == str(source.absolute())
+    if resumes and has_begun and saved_steps(folder / "checkpoints"):
+        return None, {_DIGEST: stored.get(_DIGEST)}
     copy = Checkpoints(folder / _COPY, read_only=True)
     if has_begun and copy.steps():
         params = copy.restore(like).state

@@ -4,11 +4,13 @@ import dataclasses
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import jax
 import numpy as np
 import optax
 import pytest
+from command_lines import check_error
 from flax import nnx
 from mistakes import refused
 from saved_files import assert_bits_equal, snapshot
@@ -63,6 +65,46 @@ def test_a_model_is_that_of_a_step_and_a_seed():
         assert_bits_equal(params_of(model), one_seed(states[step].params, 1))
     batch, _ = TASK.examples()
     assert np.all(np.isfinite(model(*batch.inputs)))
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments", "named"),
+    [
+        ("nowhere", (), "path"),
+        (Path("/dev/null"), (), "path"),
+        ("no.safetensors", (), "path"),
+        (".", (), "config.json"),
+        (None, (2,), "seed"),
+        (None, ("0",), "seed"),
+        (None, (0, 3), "step"),
+    ],
+)
+def test_a_model_that_is_not_there(path, arguments, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    refused(named, lambda: aj.load_model(path or run_of_two_seeds(), *arguments))
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("", "--out"),
+        ("--out a.npz", "a.npz"),
+        ("--out no/a.safetensors", "no"),
+        ("--out a.safetensors --step 3", "step"),
+        ("--out a.safetensors --seed-index 2", "seed"),
+        ("--out a.safetensors --step 4 --seed-index 1", None),
+    ],
+)
+def test_the_command(command, words, named, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = command("export", "--workdir", run_of_two_seeds(), *words.split())
+    if named is not None:
+        check_error(found, named)
+        assert list(tmp_path.iterdir()) == []
+        return
+    assert found == (0, f"a.safetensors: reversal {TASK.label}: step 4 of 6, seed 1\n", "")
+    expected = one_seed(load_run(run_of_two_seeds(), 4).params, 1)
+    assert_bits_equal(params_of(aj.load_model("a.safetensors")), expected)
 
 
 def test_a_run_says_how_far_it_is():
@@ -214,11 +256,11 @@ def test_other_parameters_than_those_of_the_start_are_noticed(source, tmp_path):
     shutil.rmtree(tmp_path / "run" / "initial")
     assert_bits_equal(load_run(tmp_path / "run", 0).params, load_run(source).params)
     shutil.rmtree(source / "checkpoints" / "4")
-    refused(
-        "init_from .* has other parameters than when",
-        lambda: load_run(tmp_path / "run", 0),
-        lambda: train_run(begun_from(source), tmp_path / "run", resume=True),
-    )
+    changed = "init_from .* has other parameters than when"
+    refused(changed, lambda: load_run(tmp_path / "run", 0))
+    assert train_run(begun_from(source), tmp_path / "run", resume=True).step == 4
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    refused(changed, lambda: train_run(begun_from(source), tmp_path / "run", resume=True))
 
 
 def test_subwords_are_those_of_the_embeddings(tmp_path):
