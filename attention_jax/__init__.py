@@ -26,6 +26,7 @@ every derivative. README.md is the introduction, attention_jax/README.md the gui
 - Coverage: `coverage_attention`, `coverage_loss`, `coverage_kernel_size`, `CoverageResult`.
 - Attention that only moves forward: `monotonic_attention`, `monotonic_weights`,
   `hard_monotonic_weights`, `hard_monotonic_positions`.
+- A trained model, from the folder of a run or from an exported file: `load_model`.
 - Decoding: `greedy_search`, `sample_search`, `beam_search`; keys that are projected once:
   `remember`, `Memory`.
 - Flax modules: `attention_jax.nn`. Inside jax.nn and Flax: `attention_jax.functional.interop`.
@@ -40,6 +41,11 @@ every derivative. README.md is the introduction, attention_jax/README.md the gui
 >>> attention(query, key, value, score=score, params=params).round(4)  # equal keys, equal weights
 Array([[3.]], dtype=float32)
 """
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
 
 from attention_jax import analysis, nn
 from attention_jax.core.custom_vjp import custom_vjp
@@ -160,6 +166,7 @@ __all__ = [
     "hard_monotonic_positions",
     "hard_monotonic_weights",
     "interop",
+    "load_model",
     "local_attention",
     "local_attention_weights",
     "local_mask",
@@ -181,3 +188,45 @@ __all__ = [
     "token_mask",
     "window_mask",
 ]
+
+
+def load_model(
+    path: Path | str,
+    seed: int = 0,
+    step: int | Literal["newest", "best"] = "newest",
+    *,
+    score: str | None = None,
+) -> Any:
+    """A trained model, ready to be called: a Flax module with its parameters.
+
+    Args:
+        path: the folder of a run, of any task; or a file of scripts/export.py with its config.json
+            beside it.
+        seed: which of the run's seeds, counted from 0.
+        step: "newest", "best", a step that is kept, or 0, as in `training.run.load_run`.
+        score: what the score of the run is called now, as in `load_run`.
+
+    Returns:
+        what `Task.bind` of the run's task returns; for tasks of sequences an `nn.Model`, which
+        takes `batch.inputs`: int32 [B, S], [B], [B, T].
+
+    Raises:
+        ValueError: there is no such run, checkpoint or seed; or the file is damaged, or of another
+            model.
+
+    >>> import tempfile
+    >>> from attention_jax.tasks import Recall
+    >>> from attention_jax.training.run import train_run
+    >>> from attention_jax.training.task import TrainConfig
+    >>> train = TrainConfig(seeds=1, steps=1, batch_size=2)
+    >>> task = Recall(nn.ModelConfig("decoder", dim=4), train)
+    >>> folder = tempfile.mkdtemp()
+    >>> run = train_run(task, folder)  # doctest: +ELLIPSIS
+    scaled...: step 1/1, loss ...
+    >>> model = load_model(folder)
+    >>> model.logits.kernel.shape
+    (4, 64)
+    """
+    from attention_jax.training.export import model_of  # Orbax would make every import slower
+
+    return model_of(Path(path), seed, step, score)

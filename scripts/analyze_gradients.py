@@ -11,7 +11,7 @@ import tyro
 from command_line import command, run_command
 
 from attention_jax.reports.gradient_report import report
-from attention_jax.runs.progress import say
+from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import check_output, write_json, write_text
 from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_analyzed_run
 
@@ -52,6 +52,8 @@ def main(arguments: Arguments) -> None:
     loaded = [load_analyzed_run(arguments.workdir, score=arguments.score)]
     loaded += map(load_analyzed_run, arguments.compare)
     check_output(arguments.page)
+    for run in loaded:
+        say(printable(run.description), error=True)
     start = time.perf_counter()
 
     def progress(line: str) -> None:

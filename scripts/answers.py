@@ -5,29 +5,24 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from command_line import run_command
+from command_line import OfARun, run_command
 
 from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
-from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import check_output, writing
 from attention_jax.tasks.pages import AXES, answers_view, cross_attention
-from attention_jax.training.run import load_run
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(OfARun):
     """Print the answers of a trained model to some inputs, and draw its attention as a PNG.
 
+    The step and the seed of the model go to standard error.
+
     Attributes:
-        workdir: a run folder made by scripts/train.py, of any task.
-        score: what the score of the run is called now, "module:Name", if its file or its class was
-            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         inputs: what to answer: strings to reverse, sentences to translate, the beginnings of texts;
             by default some examples of the task.
-        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), or a step
-            that is kept.
         seed_index: which of the run's seeds answers, from 0.
         beams: partial answers kept at each step of the search; 1 is greedy.
         figure: the PNG file; None for `workdir`/figures/answers.png.
@@ -36,10 +31,7 @@ class Arguments:
         all_steps: the page has a slider through step 0 and all checkpoints that are kept.
     """
 
-    workdir: Path
-    score: str | None = None
     inputs: tuple[str, ...] = ()
-    step: StepName = "newest"
     seed_index: int = 0
     beams: int = 1
     figure: Path | None = None
@@ -62,9 +54,10 @@ class Arguments:
 
 def main(arguments: Arguments) -> None:
     workdir = arguments.workdir
-    run = load_run(workdir, arguments.step, score=arguments.score)
+    run = arguments.run()
     params = run.params_of(arguments.seed_index)
     answers = run.task.answers(params, arguments.inputs, beams=arguments.beams, folder=workdir)
+    say(printable(run.describe(arguments.seed_index)), error=True)
     for given, answer, right in answers.texts:
         note = "" if right in (None, answer) else f"   (right would be {right})"
         say(printable(f"{given} -> {answer}{note}"))

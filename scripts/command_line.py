@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import io
 import os
@@ -22,9 +23,11 @@ import tyro
 
 import attention_jax
 from attention_jax.core.names import did_you_mean
+from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.processes import together
 from attention_jax.runs.progress import end_of_output, say, warn
 from attention_jax.tasks import TASKS
+from attention_jax.training.run import TrainedRun, load_run
 
 Arguments = TypeVar("Arguments")
 Cell = TypeVar("Cell")
@@ -43,6 +46,28 @@ ScoreNames = Annotated[
 
 # The type of every option --task; see `task_of`.
 TaskName = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(TASKS)},module:Name}}")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfARun:
+    """The options of a command that reads a checkpoint of a run.
+
+    Attributes:
+        workdir: a run folder made by scripts/train.py.
+        score: what the score of the run is called now, "module:Name", if its file or its class was
+            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
+        step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), a step
+            that is kept, or 0 for the model before training.
+    """
+
+    workdir: Path
+    score: str | None = None
+    step: StepName = "newest"
+
+    def run(self) -> TrainedRun:
+        """The run with the parameters of this step."""
+        return load_run(self.workdir, self.step, score=self.score)
+
 
 _CLOSED_PIPE = 141  # 128 + SIGPIPE: the status that shells give
 _SCRIPTS = Path(__file__).parent

@@ -13,10 +13,9 @@ from typing import Annotated
 import rich.console
 import rich.progress
 import tyro
-from command_line import run_command
+from command_line import OfARun, run_command
 
-from attention_jax.runs.checkpoints import StepName
-from attention_jax.runs.progress import say
+from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import check_output
 from attention_jax.tasks.files import decode_text
 from attention_jax.tasks.translation.task import Translation
@@ -28,38 +27,30 @@ from attention_jax.tasks.translation.translate import (
     translate,
     translator_of,
 )
-from attention_jax.training.run import load_run
 
 _AT_ONCE = 1024  # sentences that are translated together, then written
 
 
-@dataclasses.dataclass(frozen=True)
-class Arguments:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments(OfARun):
     """Translate sentences, one per line, with a run of scripts/train.py --task translation.
 
-    Translations go to standard output or a file, line by line, in order; progress goes to standard
-    error. Ctrl-C keeps what has been written.
+    Translations go to standard output or a file, line by line, in order; the step, the seed and
+    progress go to standard error. Ctrl-C keeps what has been written.
 
     Attributes:
-        workdir: the run folder.
-        score: what the score of the run is called now, "module:Name", if its file or its class was
-            renamed; it must give the same numbers. scripts/train.py --resume records the new name.
         source: sentences to translate, UTF-8, plain or .gz; standard input if left out.
         out: where translations go; standard output if left out.
         search: settings of the beam search.
         reference: reference translations, line by line; BLEU and chrF by sacrebleu, detokenised and
             cased, are printed on standard error.
-        step: the newest good checkpoint, the best by validation, or a step that is kept.
         seed_index: which of the run's seeds translates, from 0.
     """
 
-    workdir: Path
-    score: str | None = None
     source: Path | None = None
     out: Path | None = None
     search: Annotated[Search, tyro.conf.OmitArgPrefixes] = Search(beams=4)
     reference: Path | None = None
-    step: StepName = "newest"
     seed_index: int = 0
 
     def __post_init__(self) -> None:
@@ -71,7 +62,7 @@ class Arguments:
 def main(arguments: Arguments) -> int:
     if arguments.out is None and sys.stdout is None:
         raise ValueError("out must name a file where standard output is closed; got none")
-    run = load_run(arguments.workdir, arguments.step, score=arguments.score)
+    run = arguments.run()
     if not isinstance(run.task, Translation):
         raise ValueError(f"workdir {arguments.workdir} must be a run of task translation")
     translator = translator_of(run, arguments.seed_index)
@@ -85,6 +76,7 @@ def main(arguments: Arguments) -> int:
         check_same_length(
             arguments.source or "standard input", sentences, arguments.reference, references
         )
+    say(printable(run.describe(arguments.seed_index)), error=True)
     translations: list[str] = []
     where = sys.stdout.fileno() if arguments.out is None else arguments.out
     to_file = arguments.out is not None

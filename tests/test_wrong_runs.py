@@ -307,6 +307,7 @@ WORDS = [
         "--log-to nowhere:L": "nowhere:L", "--task user_tasks:Rotate --letters 3": "--letters",
         "--log-to math:pi": "log_to", "--distributed here": "distributed",
         "--distributed a:1 --processes two": "processes", "--process 1": "processes",
+        "--init-from nowhere": "init_from",
         "--task text --text nowhere": "nowhere"}.items()),
     *((("evaluate", *words.split()), named)
       for words, named in {

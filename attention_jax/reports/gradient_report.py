@@ -39,8 +39,8 @@ def report(runs: Sequence[JSON], *, command: str) -> str:
 def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
     yield html_page.command(command)
     yield html_page.table(
-        ("run (folder)", "seeds", "step"),
-        [(run["label"], str(run["seeds"]), str(run["step"])) for run in runs],
+        ("run (folder)", "checkpoint"),
+        [(run["label"], run["description"]) for run in runs],
     )
     yield html_page.paragraph(
         "Lines are means over seeds, bands are one standard deviation. Statistics are taken on the"

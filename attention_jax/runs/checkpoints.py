@@ -99,7 +99,7 @@ class Checkpoints:
         """
         metric = metric if metric is not None and math.isfinite(metric) else None
         manifest: JSON = {"step": step, "metric": metric, "temporary": temporary}
-        manifest["leaves"] = _kinds(state)
+        manifest["leaves"] = kinds(state)
         partial = self._folder / f"{step}{_PARTIAL}"
         try:
             args = ocp.args.StandardSave(_without_empty(state))
@@ -227,16 +227,10 @@ class Checkpoints:
         manifest, reason = self._read(step, check_files=True)
         if reason:
             return None, reason
-        saved, wanted = manifest["leaves"], _kinds(like)
-        different = [
-            f"{name} was {saved.get(name, 'nothing')}, now {wanted.get(name, 'nothing')}"
-            for name in sorted(saved.keys() | wanted.keys())
-            if saved.get(name) != wanted.get(name)
-        ]
-        if different:
+        if different := differences(manifest["leaves"], kinds(like)):
             raise ValueError(
-                f"checkpoint {self._folder / str(step)} is of another configuration:"
-                f" {'; '.join(different[:5])}. Use the configuration that it was saved with"
+                f"checkpoint {self._folder / str(step)} is of another configuration: {different}."
+                " Use the configuration that it was saved with"
             )
         return self._state(step, like), ""
 
@@ -305,9 +299,19 @@ def _silence_orbax() -> None:
     sys.unraisablehook = hook
 
 
-def _kinds(tree: State) -> dict[str, str]:
+def kinds(tree: State) -> dict[str, str]:
     """The dtype and shape of each leaf, for example {"params.embedding": "float32[5, 3]"}."""
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
+
+
+def differences(saved: dict[str, str], wanted: dict[str, str]) -> str:
+    """The first of two `kinds` that differ, for an error; "" if all agree."""
+    different = [
+        f"{name} was {saved.get(name, 'nothing')}, now {wanted.get(name, 'nothing')}"
+        for name in sorted(saved.keys() | wanted.keys())
+        if saved.get(name) != wanted.get(name)
+    ]
+    return "; ".join(different[:5])
 
 
 def named_leaves(tree: State) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.pages import first_row, last_attention, mean_over_heads
 from attention_jax.training.loop import TrainState, batches_of_step, gradient_statistics
-from attention_jax.training.run import load_states
+from attention_jax.training.run import TrainedRun, load_states
 from attention_jax.training.task import JSON, Labels, Params, Task
 
 Array = jax.Array
@@ -68,6 +68,7 @@ class Run(NamedTuple):
     batch: Any  # of the task's examples
     labels: Labels  # of its first rows, which are drawn
     loss: Callable[..., Any]  # (params, batch), without dropout
+    description: str  # of `TrainedRun.describe`
 
 
 def load_analyzed_run(workdir: Path, *, score: str | None = None) -> Run:
@@ -92,7 +93,8 @@ def load_analyzed_run(workdir: Path, *, score: str | None = None) -> Run:
     def loss(params: Params, batch: Any) -> Any:
         return still.loss(params, batch, rng)
 
-    return Run(workdir, task, states, batch, labels, loss)
+    described = TrainedRun(task, None, max(states), workdir).describe()
+    return Run(workdir, task, states, batch, labels, loss, described)
 
 
 def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str], None]) -> JSON:
@@ -104,7 +106,8 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
         progress: called with a line about what is being computed.
 
     Returns:
-        {"label", "workdir", "step", "seeds", "by_step": {"steps", statistic: [steps][seeds]},
+        {"label", "workdir", "description", "step", "seeds",
+        "by_step": {"steps", statistic: [steps][seeds]},
         "gradient_norms": {group of parameters: [steps][seeds]}, "attentions": their names,
         "examples": {step: {example: {"row_labels", "column_labels", "weights", "dlogits"}}},
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
@@ -127,6 +130,7 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
     numbers: JSON = {
         "label": label,
         "workdir": str(run.workdir),
+        "description": run.description,
         "step": newest,
         "seeds": run.task.train.seeds,
         "by_step": by_step,

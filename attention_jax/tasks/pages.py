@@ -18,7 +18,7 @@ from attention_jax.training.task import Answers, Labels, Params, Task
 AXES: dict[str, Any] = {"ylabel": "token written (query)", "xlabel": "token read (key)"}
 
 
-def viewer(task: Task, batch: Any, labels: Labels) -> Callable[[Params], AttentionView]:
+def viewer(task: Task, batch: Any, labels: Labels, title: str) -> Callable[[Params], AttentionView]:
     """Returns a function from one seed's parameters to a view of every attention.
 
     The view has one example per label. A row of the decoder's attentions has the label of the token
@@ -29,7 +29,6 @@ def viewer(task: Task, batch: Any, labels: Labels) -> Callable[[Params], Attenti
 
     def view_of(params: Params) -> AttentionView:
         attentions = jax.device_get(captured(params))
-        title = f"Attention in the task {task.name}"
         return AttentionView.by_example(
             {
                 name: view(attentions, _tokens(task, batch, *sides), example=index, title=title)
@@ -66,7 +65,8 @@ def answers_view(
 ) -> AttentionView:
     """All attentions while a model reads inputs and the answers that `run` gave to them.
 
-    Every panel and every step reads the same answers, so that their rows can be compared.
+    Every panel and every step reads the same answers, so that their rows can be compared. The title
+    says which step and seed has answered.
 
     Args:
         run: the run.
@@ -91,8 +91,9 @@ def answers_view(
                 f"compare must name runs with the vocabulary of {run.workdir}; {each.workdir} has"
                 " another"
             )
-        view_of = viewer(each.task, answers.batch, answers.labels)
-        label = each.task.label
+        described = each.describe(seed_index)
+        view_of = viewer(each.task, answers.batch, answers.labels, f"Attention in {described}")
+        label = each.task.label if all_steps else described
         label = label if label not in views else f"{label} ({each.workdir})"
         views[label] = view_of(each.params_of(seed_index))
         if all_steps and each.workdir is not None:

@@ -105,11 +105,19 @@ def _rng(seed: Array, purpose: Literal["init", "batch", "loss"]) -> Array:
 # --- all seeds, stacked ---
 
 
-def initial_state(task: Task, layout: Layout | None = None) -> TrainState:
-    """The stacked state of all seeds before the first step; on one device without a layout."""
+def initial_state(
+    task: Task, layout: Layout | None = None, params: Params | None = None
+) -> TrainState:
+    """The stacked state of all seeds before the first step.
 
-    def init(seed: Array) -> TrainState:
-        params = task.init(_rng(seed, "init"))
+    Args:
+        task: the task.
+        layout: the devices; None for one device.
+        params: parameters to start from, stacked over seeds; None for those of `Task.init`.
+    """
+
+    def init(seed: Array, params: Params | None) -> TrainState:
+        params = task.init(_rng(seed, "init")) if params is None else params
         # A step would lose weak types, and the second call would compile again.
         params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), params)
         return TrainState(jnp.zeros((), jnp.int32), seed, params, task.optimizer().init(params))
@@ -117,7 +125,7 @@ def initial_state(task: Task, layout: Layout | None = None) -> TrainState:
     first = task.train.first_seed
     seeds = np.arange(first, first + task.train.seeds, dtype=np.int32)
     start = jax.jit(jax.vmap(init), out_shardings=None if layout is None else layout.by_seed)
-    return start(seeds)
+    return start(seeds, params)
 
 
 def batches_of_step(task: Task, feed: Feed | None, step: int) -> Any:

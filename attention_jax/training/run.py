@@ -13,7 +13,7 @@ import jax
 
 from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import is_of_this_package
-from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName
+from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName, saved_steps
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.loggers import Logger, Loggers, Profile
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
@@ -28,6 +28,7 @@ from attention_jax.runs.processes import (
 from attention_jax.runs.progress import Progress, Work
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
+from attention_jax.training.saved_run import SavedRun, first_params, keep_first_params
 from attention_jax.training.settings import (
     check_equal_in_all,
     check_resumable,
@@ -35,7 +36,6 @@ from attention_jax.training.settings import (
     checked_feed,
     describe_parts,
     settings_of,
-    task_in,
 )
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task, undefined
@@ -67,10 +67,17 @@ class TrainedRun:
 
     def params_of(self, seed_index: int) -> Params:
         """The parameters of one seed; ValueError if there is no such seed."""
-        seeds = self.task.train.seeds
-        if not 0 <= seed_index < seeds:
-            raise ValueError(f"seed_index must be from 0 to {seeds - 1}; got {seed_index}")
+        check_integer("seed_index", seed_index, 0, self.task.train.seeds - 1)
         return jax.tree.map(lambda leaf: leaf[seed_index], self.params)
+
+    def describe(self, seed_index: int | None = None) -> str:
+        """The run in words: "reversal additive: step 300 of 2500 (not finished), seed 0"."""
+        task, steps = self.task, self.task.train.steps
+        kept = [] if self.workdir is None else saved_steps(self.workdir / "checkpoints")
+        unfinished = "" if max([self.step, *kept]) >= steps else " (not finished)"
+        seeds = f"{task.train.seeds} seeds" if seed_index is None else f"seed {seed_index}"
+        name = " ".join(dict.fromkeys((task.name, task.label)))
+        return f"{name}: step {self.step} of {steps}{unfinished}, {seeds}"
 
 
 def train_run(
@@ -118,7 +125,8 @@ def train_run(
     """
     folder, mesh = Path(workdir), mesh or MeshShape.default()
     with together():
-        feed, settings = _checked_start(task, folder, log_gradients, mesh, on_metrics, profile)
+        start = _checked_start(task, folder, log_gradients, mesh, on_metrics, profile)
+    feed, settings, params = start
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
     check_equal_in_all({**settings, **options})
     folder = folder.absolute()  # the task may change the current folder
@@ -132,8 +140,9 @@ def train_run(
         with together():
             if is_first():
                 stack.enter_context(run)
+                keep_first_params(folder, params)
             checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first())
-        state, first = _first_state(task, layout, checkpoints)
+        state, first = _first_state(task, layout, checkpoints, params)
         with together():
             # A run without a checkpoint starts over, and writes the line of step 0 again.
             for name in ("metrics", "gradients", "validation") if is_first() else ():
@@ -182,7 +191,7 @@ def check_run(
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
     mesh = mesh or MeshShape.default()
-    feed, settings = _checked_start(task, workdir, log_gradients, mesh, on_metrics, profile)
+    feed, settings, _ = _checked_start(task, workdir, log_gradients, mesh, on_metrics, profile)
     check_same = functools.partial(check_resumable, task, settings, workdir)
     check_begins(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
@@ -195,8 +204,8 @@ def _checked_start(
     mesh: MeshShape,
     on_metrics: Loggable,
     profile: int | None,
-) -> tuple[Feed | None, JSON]:
-    """The data of a run, and its settings for config.json."""
+) -> tuple[Feed | None, JSON, Params | None]:
+    """The data of a run, its settings for config.json, and parameters from another run."""
     if not all(map(callable, _several(on_metrics))):
         raise ValueError(f"on_metrics must be a function, a class or several; got {on_metrics!r}")
     if profile is not None:
@@ -214,12 +223,14 @@ def _checked_start(
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
     parts = describe_parts(task)  # before the data is read, which may take seconds
     feed = checked_feed(task, folder, multiple_of=mesh.data)
-    if is_of_this_package(type(task)):
-        return feed, settings_of(task, feed, parts)
-    # The program is that of one device, whatever the mesh is.
-    settings = settings_of(task, feed if mesh.data == 1 else task.feed(folder), parts)
-    task.check_numbers()
-    return feed, settings
+    of_user = not is_of_this_package(type(task))
+    # The program of a user's task is that of one device, whatever the mesh is.
+    fed = task.feed(folder) if of_user and mesh.data > 1 else feed
+    settings = settings_of(task, fed, parts)
+    if of_user:
+        task.check_numbers()
+    params, digest = first_params(task, folder, resumes=True)
+    return feed, {**settings, **digest}, params
 
 
 def _several(on_metrics: Loggable) -> list[Any]:
@@ -228,9 +239,11 @@ def _several(on_metrics: Loggable) -> list[Any]:
     return [] if on_metrics is None else [on_metrics]
 
 
-def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[TrainState, int]:
+def _first_state(
+    task: Task, layout: Layout, checkpoints: Checkpoints, params: Params | None
+) -> tuple[TrainState, int]:
     """The newest good state and its step, or the initial state."""
-    start = functools.partial(initial_state, task, layout)
+    start = functools.partial(initial_state, task, layout, params)
     like = layout.placed(jax.eval_shape(start))
     restored: Restored | None = None
     with together():
@@ -250,7 +263,8 @@ def load_run(
     Args:
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
-            validation metric, or without validation the smallest loss; or a step that is kept.
+            validation metric, or without validation the smallest loss; a step that is kept; or 0
+            for the parameters before training, which are made again.
         score: what the score of the run is called now, "module:Name", if its file or its class has
             another name. It must give the same numbers.
 
@@ -258,34 +272,22 @@ def load_run(
         ValueError: the folder holds no run of an unchanged task, or no such checkpoint; or the
             checkpoint is damaged.
     """
-    task, kept = _saved_run(Path(workdir), score)
-    restored = kept.restore(jax.eval_shape(functools.partial(initial_state, task)), step)
-    return TrainedRun(task, restored.state.params, restored.step, Path(workdir))
+    run = SavedRun(Path(workdir), score)
+    restored = run.restore(step)
+    return TrainedRun(run.task, restored.state.params, restored.step, run.workdir)
 
 
 def load_states(
     workdir: Path | str, *, score: str | None = None
 ) -> tuple[Task, dict[int, TrainState]]:
-    """A run's task, and its states by step: the kept ones, and that of step 0, computed again.
+    """A run's task, and its states by step: the kept ones, and that of step 0, made again.
 
     Args:
         workdir: the run's folder.
         score: as in `load_run`.
 
     Raises:
-        ValueError: the folder holds no run of an unchanged task, or no checkpoint yet, or a damaged
-            one.
+        ValueError: the folder holds no run of an unchanged task, or a damaged checkpoint.
     """
-    task, kept = _saved_run(Path(workdir), score)
-    start = functools.partial(initial_state, task)
-    like = jax.eval_shape(start)
-    return task, {0: start(), **{step: kept.restore(like, step).state for step in kept.steps()}}
-
-
-def _saved_run(workdir: Path, score: str | None) -> tuple[Task, Checkpoints]:
-    """A run's task and its checkpoints; raises ValueError if there are none."""
-    task = task_in(workdir, score=score)
-    checkpoints = Checkpoints(workdir / "checkpoints", read_only=True)
-    if not checkpoints.steps():
-        raise ValueError(f"workdir {workdir} has no checkpoint yet; train it first")
-    return task, checkpoints
+    run = SavedRun(Path(workdir), score)
+    return run.task, {step: run.restore(step).state for step in run.steps}

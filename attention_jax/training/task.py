@@ -55,6 +55,9 @@ class TrainConfig:
         keep_best: how many of the best checkpoints are kept, whether or not they are among the
             newest: those with the best validation metric, or without validation the smallest
             training loss (mean over `log_every` steps and all seeds).
+        init_from: the folder of another run, whose newest parameters this run begins with, seed by
+            seed (all seeds with those of a run of one seed), or a file of scripts/export.py; None
+            for the parameters that the task draws. The run keeps a copy.
 
     Raises:
         ValueError: a setting is out of range.
@@ -76,6 +79,7 @@ class TrainConfig:
     checkpoint_every: int = 500
     keep: int = 2
     keep_best: int = 0
+    init_from: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "accumulate", "log_every", "checkpoint_every", "keep"):
@@ -93,6 +97,8 @@ class TrainConfig:
                 least = "at least 0" if may_be_0 else "greater than 0"
                 raise ValueError(f"{name} must be a number {least}; got {value!r}")
         checked_fraction("beta2", self.beta2)
+        if not isinstance(self.init_from, Path | None):
+            raise ValueError(f"init_from must be a Path or None; got {self.init_from!r}")
         if self.checkpoint_every % self.log_every:
             raise ValueError(
                 f"checkpoint_every must be a multiple of log_every {self.log_every};"

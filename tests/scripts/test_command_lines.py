@@ -255,9 +255,10 @@ def test_answers_are_printed_drawn_and_shown_on_a_page_of_runs(
     figure, page = tmp_path / "new" / "figure.png", tmp_path / "page.html"
     words = ["--inputs", LONG_WORD, "abc", "--workdir", workdir, "--figure", figure]
     options = ["--html", page, "--all-steps", "--compare", workdir]
-    status, out, _ = command("answers", *words, *options)
+    status, out, err = command("answers", *words, *options)
     lines = out.splitlines()
     assert status == 0
+    assert err.endswith(": step 6 of 6, seed 0\n")
     assert lines[0].startswith(f"{LONG_WORD} -> ")
     assert "(right would be cba)" in lines[1]
     assert lines[2:] == [str(figure), str(page)]

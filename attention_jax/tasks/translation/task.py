@@ -152,13 +152,16 @@ class Translation(Task):
         return Subwords(model)
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
-        """Reads the text; learns the subwords, or reads those of a run that has begun."""
+        """Reads the text; learns the subwords, or reads those of this run, or of `init_from`."""
         text, validation = self.text("training"), self.text("validation")
         assert text is not None
         if validation is not None:
             translate.require_sacrebleu()
-        if (folder / SUBWORDS).is_file():
-            subwords = self.subwords(folder)
+        where, source = folder, self.train.init_from
+        if source is not None and not (folder / SUBWORDS).is_file():
+            where = source.parent if source.is_file() else source  # embeddings are of its subwords
+        if (where / SUBWORDS).is_file():
+            subwords = self.subwords(where)
         else:
             subwords = Subwords.learned([*text.source, *text.target], self.vocabulary_size)
         if validation is not None and self.model.positions == "learned":

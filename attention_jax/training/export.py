@@ -1,0 +1,76 @@
+"""A trained model alone: read from a run or from a file, and the export of such a file."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from attention_jax.core.checks import check_integer
+from attention_jax.runs.checkpoints import StepName
+from attention_jax.runs.parameters_file import read_parameters, write_parameters
+from attention_jax.runs.run_folder import JSON, check_output, read_config, write_json, writing
+from attention_jax.training.loop import initial_state
+from attention_jax.training.run import TrainedRun, load_run
+from attention_jax.training.saved_run import of_one_seed
+from attention_jax.training.settings import task_in
+
+
+def export(run: TrainedRun, path: Path | str, seed: int = 0) -> None:
+    """Writes the parameters of one seed to a safetensors file, and config.json beside it.
+
+    The metadata of the file hold the step and the seed.
+
+    Args:
+        run: from `train_run` or `load_run`.
+        path: the file, NAME.safetensors, in a folder that exists.
+        seed: which of the run's seeds, from 0.
+
+    Raises:
+        ValueError: an argument is wrong; or the file's folder holds another config.json; or a file
+            cannot be written; or safetensors is not installed. Then nothing is written.
+    """
+    path = Path(path)
+    check_output(path, ".safetensors", name="path")
+    check_integer("seed", seed, 0, run.task.train.seeds - 1)
+    if run.workdir is None:
+        raise ValueError("run must be a run in a folder, with a config.json; got none")
+    config, beside = read_config(run.workdir), path.with_name("config.json")
+    if beside.exists() and read_config(path.parent) != config:
+        raise ValueError(f"path {path} must be beside no other config.json; name another folder")
+    metadata = {"step": str(run.step), "seed": str(seed), "model_sha256": _digest(config)}
+    write_parameters(path, run.params_of(seed), metadata)
+    if not beside.exists():
+        with writing("file", beside):
+            write_json(beside, config)
+
+
+def model_of(path: Path, seed: int, step: StepName, score: str | None) -> Any:
+    """The model in a run's folder or in an exported file; see `attention_jax.load_model`."""
+    if path.is_dir():
+        run = load_run(path, step, score=score)
+        check_integer("seed", seed, 0, run.task.train.seeds - 1)
+        return run.task.bind(run.params_of(seed))
+    if not path.is_file():
+        raise ValueError(f"path must be the folder of a run or a .safetensors file; got {path}")
+    if (seed, step) != (0, "newest"):
+        raise ValueError(
+            f"seed and step must be left out for a file, which holds one model; got {seed}, {step}"
+        )
+    task = task_in(path.parent, score=score)
+    like = of_one_seed(jax.eval_shape(functools.partial(initial_state, task)).params)
+    params, metadata = read_parameters(path, like)
+    if metadata.get("model_sha256") != _digest(read_config(path.parent)):
+        raise ValueError(f"{path} is of another model than config.json beside it")
+    return task.bind(jax.device_put(params))
+
+
+def _digest(config: JSON) -> str:
+    """SHA-256 of what defines a model in config.json: not of its training."""
+    names = ("task", "model", "scores", "normalizers")
+    content = json.dumps([config.get(name) for name in names], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()

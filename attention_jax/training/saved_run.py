@@ -1,0 +1,141 @@
+"""A run on disk: its task, its states, that of step 0 included, and where its parameters began."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from attention_jax.runs.checkpoints import (
+    Checkpoints,
+    Restored,
+    StepName,
+    differences,
+    kinds,
+    named_leaves,
+    saved_steps,
+)
+from attention_jax.runs.parameters_file import read_parameters
+from attention_jax.runs.run_folder import JSON, read_config
+from attention_jax.training.loop import initial_state
+from attention_jax.training.settings import task_in
+from attention_jax.training.task import Params, Task
+
+_COPY = "initial"  # the folder of the copy of other parameters, in that of the run
+_DIGEST = "init_from_sha256"  # its digest in config.json
+
+
+class SavedRun:
+    """A run in a folder, which is not changed.
+
+    Args:
+        workdir: its folder.
+        score: what the score of the run is called now, as in `load_run`.
+
+    Raises:
+        ValueError: the folder holds no run of an unchanged task.
+    """
+
+    def __init__(self, workdir: Path, score: str | None = None):
+        self.workdir, self.task = workdir, task_in(workdir, score=score)
+        self._kept = Checkpoints(workdir / "checkpoints", read_only=True)
+
+    @property
+    def steps(self) -> list[int]:
+        """Step 0 and the steps that are kept."""
+        return sorted({0, *self._kept.steps()})
+
+    def restore(self, step: StepName) -> Restored:
+        """A state that is kept, as `Checkpoints.restore` finds it; that of step 0 is made again.
+
+        Raises:
+            ValueError: there is no such state, or it is damaged.
+        """
+        start = functools.partial(initial_state, self.task)
+        if step == 0 and 0 not in self._kept.steps():
+            params, _ = first_params(self.task, self.workdir)
+            return Restored(0, start(params=params))
+        if not self._kept.steps():
+            raise ValueError(f"workdir {self.workdir} has no checkpoint yet; train it first")
+        return self._kept.restore(jax.eval_shape(start), step)
+
+
+# --- parameters from another run ---
+
+
+def first_params(task: Task, folder: Path, *, resumes: bool = False) -> tuple[Params | None, JSON]:
+    """The parameters that `init_from` names for the run in a folder, and their digest.
+
+    Args:
+        task: the task.
+        folder: of the run, which may not exist yet.
+        resumes: leave out the parameters of a run that has a checkpoint.
+
+    Returns:
+        the parameters in NumPy, stacked over seeds, or None for those of `Task.init`; and an entry
+        for config.json.
+
+    Raises:
+        ValueError: they cannot be read, or do not fit the task.
+    """
+    source = task.train.init_from
+    if source is None:
+        return None, {}
+    like = jax.eval_shape(functools.partial(initial_state, task)).params
+    stored = read_config(folder) if (folder / "config.json").exists() else {}
+    has_begun = stored.get("train", {}).get("init_from") == str(source.absolute())
+    if resumes and has_begun and saved_steps(folder / "checkpoints"):
+        return None, {_DIGEST: stored.get(_DIGEST)}
+    copy = Checkpoints(folder / _COPY, read_only=True)
+    if has_begun and copy.steps():
+        params = copy.restore(like).state
+    else:
+        try:
+            params = _read(source, task, like)
+        except ValueError as error:
+            raise ValueError(f"init_from {source}: {error}") from error
+    params = jax.device_get(params)
+    digest = _digest(params)
+    if has_begun and stored.get(_DIGEST) != digest:
+        raise ValueError(f"init_from {source} has other parameters than when {folder} began")
+    return params, {_DIGEST: digest}
+
+
+def keep_first_params(folder: Path, params: Params | None) -> None:
+    """Keeps a copy of other parameters, so that the run does not need their run any more."""
+    copy = Checkpoints(folder / _COPY) if params is not None else None
+    if copy is not None and not copy.steps():
+        copy.save(0, params)
+
+
+def _read(source: Path, task: Task, like: Params) -> Params:
+    """The newest parameters of a run, or those in a file, for each seed of a task."""
+    seeds, one_seed = task.train.seeds, of_one_seed(like)
+    if source.is_file():
+        params, _ = read_parameters(source, one_seed)
+        return jax.tree.map(lambda leaf: np.stack([leaf] * seeds), params)
+    run = SavedRun(source)
+    params = run.restore("newest").state.params
+    if different := differences(kinds(of_one_seed(params)), kinds(one_seed)):
+        raise ValueError(f"its parameters must be those of this run: {different}")
+    if run.task.train.seeds not in (1, seeds):
+        raise ValueError(
+            f"it must have 1 seed, or {seeds} as this run has; got {run.task.train.seeds}"
+        )
+    return jax.tree.map(lambda leaf: np.repeat(leaf, seeds // len(leaf), axis=0), params)
+
+
+def of_one_seed(params: Params) -> Params:
+    """The shapes of one seed's parameters, from those that are stacked over seeds."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
+
+
+def _digest(params: Params) -> str:
+    """SHA-256 of the names, kinds and bytes of all leaves."""
+    digest, kind_of = hashlib.sha256(), kinds(params)
+    for name, leaf in named_leaves(params).items():
+        digest.update(f"{name} {kind_of[name]}\n".encode() + np.asarray(leaf).tobytes())
+    return digest.hexdigest()
