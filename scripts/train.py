@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
 import tyro
 from command_line import TaskName, run_command
+from config_file import read_settings, words_of
 
 from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Settings
+from attention_jax.training.task_class import option_types
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,18 +37,22 @@ class Arguments(Generic[Settings]):
     Attributes:
         task: what to learn, a name or "module:Name".
         workdir: the run folder; made if missing.
-        resume: continue the run in `workdir`, or begin it. All other options must be those of the
-            run, except --steps where the learning rate does not depend on it.
+        config: a file of settings: YAML with a line "dim: 64" for --dim 64, or the config.json of
+            a run. Options on the command line win. It holds no `workdir` and no `resume`.
+        resume: continue the run in `workdir`, or begin it. The options of the model, the task and
+            the optimiser must be those of the run. --log-every, --checkpoint-every, --keep,
+            --keep-best, --log-gradients and --mesh may change, and --steps where the learning rate
+            does not depend on it.
         log_gradients: also write gradient norms and attention statistics of the next batch to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
         mesh: devices along each axis, for example "data=4 seed=2". "seed" spreads seeds and divides
             their number; "data" spreads the batch and divides its size. If left out, one device.
-            A run may be resumed on another mesh.
     """
 
     task: TaskName = "reversal"
     workdir: Path
+    config: Path | None = None
     resume: bool = False
     log_gradients: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[every=STEPS]")] = None
     mesh: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="AXIS=DEVICES ...")] = None
@@ -57,15 +65,22 @@ class Arguments(Generic[Settings]):
         Raises:
             ValueError: the words of `log_gradients` or of `mesh` are wrong.
         """
-        mesh = None if self.mesh is None else MeshShape.from_words(self.mesh)
-        every = None if self.log_gradients is None else 100
-        if self.log_gradients:
-            words = " ".join(self.log_gradients)
-            steps = words.removeprefix("every=")
-            if not steps.isdecimal():
-                raise ValueError(f"log_gradients must be nothing or every=STEPS; got {words}")
-            every = int(steps)
+        every = mesh = None
+        if self.log_gradients is not None:
+            every = _numbers("log_gradients", self.log_gradients, ["every"]).get("every", 100)
+        if self.mesh is not None:
+            mesh = MeshShape(**_numbers("mesh", self.mesh or [""], ["data", "seed"]))
         return {"resume": self.resume, "log_gradients": every, "mesh": mesh}
+
+
+def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+    """The numbers in the words of an option, such as ["data=4", "seed=2"]."""
+    pairs = dict(word.split("=", 1) if "=" in word else (word, "") for word in words)
+    right = all(name in names and number.isdecimal() for name, number in pairs.items())
+    if not right or len(pairs) < len(words):
+        form = " ".join(f"{name}=NUMBER" for name in names)
+        raise ValueError(f"{option} must be of the form {form}; got {' '.join(words)!r}")
+    return {name: int(number) for name, number in pairs.items()}
 
 
 def main(arguments: Arguments[Any]) -> int:
@@ -85,12 +100,20 @@ def main(arguments: Arguments[Any]) -> int:
     return status
 
 
-def arguments_of(words: list[str]) -> Any:
-    """The arguments for the task that the command line names."""
+def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The arguments for the task that is named, and the words, those of --config first."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--task", nargs="?")
-    task = parser.parse_known_args(words)[0].task
-    return Arguments[task_of(task or "reversal")]  # type: ignore[misc]
+    parser.add_argument("--config", nargs="?", type=Path)
+    given = parser.parse_known_args(words)[0]
+    content = read_settings(given.config) if given.config else {}
+    task = task_of(given.task or str(content.get("task", "reversal")))
+    if content:
+        types = typing.get_type_hints(Arguments)
+        for name in ("workdir", "config", "resume", "settings"):
+            del types[name]
+        words = [*words_of(given.config, content, types | option_types(task, "")), *words]
+    return Arguments[task], words  # type: ignore[valid-type]
 
 
 if __name__ == "__main__":

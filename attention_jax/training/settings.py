@@ -31,7 +31,15 @@ from attention_jax.training.task import (
     undefined,
 )
 from attention_jax.training.task_class import name_of, part_of, task_class
-from attention_jax.training.task_program import check_program, program_of
+from attention_jax.training.task_program import (
+    check_program,
+    optimizer_part,
+    program_of,
+    program_of_optimizer,
+)
+
+# What config.json says of the functions of a run, besides their names.
+DESCRIPTIONS = ("scores", "normalizers", "program", "optimizer_program", "jax")
 
 # --- a task as JSON ---
 
@@ -134,12 +142,14 @@ def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None)
     """
     digests = {} if feed is None else _plain({**feed.digests})
     parts = describe_parts(task) if parts is None else parts
+    optimizer = program_of_optimizer(task)
     return {
         "task": name_of(type(task)),
         **fields_of(task),
         **parts,
         **digests,
         **program_of(task, lambda: feed),
+        **({"optimizer_program": optimizer} if optimizer else {}),
     }
 
 
@@ -156,11 +166,32 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     """
     content = read_config(Path(workdir))
     try:
-        task = _task_of(content, score)
-        check_program(task, content, program_of(task, lambda: task.feed(Path(workdir))))
+        return _checked_task(content, Path(workdir), score)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
+
+
+def check_functions(content: JSON, folder: Path) -> None:
+    """Raises ValueError if a function that a run's config.json knows has changed since.
+
+    Args:
+        content: of config.json.
+        folder: of the run.
+    """
+    task = _checked_task(content, folder)
+    _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
+
+
+def _checked_task(content: JSON, folder: Path, score: str | None = None) -> Task:
+    task = _task_of(content, score)
+    check_program(part_of(task), content, program_of(task, lambda: task.feed(folder)))
     return task
+
+
+def _check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
+    # A run whose optimiser has changed can be evaluated, but neither resumed nor repeated.
+    programs = (content.get("optimizer_program", {}) for content in (stored, now))
+    check_program(optimizer_part(task), *programs)
 
 
 def _task_of(content: JSON, score: str | None = None) -> Task:
@@ -176,18 +207,22 @@ def _task_of(content: JSON, score: str | None = None) -> Task:
             f"config.json must name its task as module:Name; got {name!r}: train the run anew"
         )
     cls = task_class(name)
-    extra = ("task", "scores", "normalizers", "program", "jax")
     try:
         if score is not None:
             content = _with_score(content, score)
         elif "score" in content.get("scores", {}) and "score" in content["model"]:
             _check_is_there(content["model"]["score"])
-        task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
+        task: Task = _made(cls, _settings(content), name)
         if hasattr(task.model, "check_parts_are"):
             task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"config.json is damaged: {one_line(error)}") from error
     return task
+
+
+def _settings(content: JSON) -> JSON:
+    """The settings in a config.json, and the digests of its data."""
+    return {k: v for k, v in content.items() if k not in ("task", *DESCRIPTIONS)}
 
 
 def _check_is_there(score: str) -> None:
@@ -242,9 +277,9 @@ def describe_parts(task: Task) -> JSON:
 def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> None:
     """Raises ValueError unless a run may be resumed with these settings.
 
-    They must be those of the run. A setting that did not exist yet when the run was trained must
-    have its default. Only `steps` may change, to no less than the run has reached, if the learning
-    rate does not depend on it.
+    They must be those of the run, except for `TrainConfig.free_on_resume`. A setting that did not
+    exist yet when the run was trained must have its default. `steps` may change to no less than the
+    run has reached, if the learning rate does not depend on it.
 
     Args:
         task: the task with the new settings.
@@ -257,22 +292,23 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     earlier = _task_of(stored, _new_name_of_score(task, stored))
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
-    checked = ("scores", "normalizers", "program", "jax")
     old, new = (
-        _flat({name: value for name, value in content.items() if name not in checked})
-        for content in ({**stored, **fields_of(earlier)}, settings)
+        _flat(_settings(content)) for content in ({**stored, **fields_of(earlier)}, settings)
     )
-    different = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    free = {f"train.{name}" for name in TrainConfig.free_on_resume}
+    names = sorted({*old, *new} - free)
+    different = [name for name in names if old.get(name) != new.get(name)]
     if any(name.partition(".")[0].endswith("_sha256") for name in new):
         # The digests of the data decide, wherever its files lie.
         values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
         paths = {name for name, value in values.items() if isinstance(value, Path)}
         different = [name for name in different if name not in paths or old.get(name) is None]
     program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
-    check_program(earlier, stored, program)
+    check_program(part_of(earlier), stored, program)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
+        reason = ""
         if earlier.train.rate_depends_on_steps:
             reason = f"the learning rate falls along a cosine to 0 at step {earlier.train.steps}"
             cure += " (runs with schedule constant or inverse-sqrt can be extended)"
@@ -280,12 +316,11 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
             reason = f"the program of task {settings['task']} depends on steps"
         elif task.train.steps < reached:
             reason = f"the run has reached step {reached}"
-        else:
-            return
-        raise ValueError(
-            f"steps was {earlier.train.steps}, now {task.train.steps}, and {reason}: {cure}"
-        )
-    if different:
+        if reason:
+            raise ValueError(
+                f"steps was {earlier.train.steps}, now {task.train.steps}, and {reason}: {cure}"
+            )
+    elif different:
         changes = "; ".join(
             f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in different
         )
@@ -293,6 +328,7 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
         )
+    _check_optimizer(task, stored, settings)
 
 
 def _new_name_of_score(task: Task, stored: JSON) -> str | None:
