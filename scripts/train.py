@@ -112,7 +112,7 @@ def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
         types = typing.get_type_hints(Arguments)
         for name in ("workdir", "config", "resume", "settings"):
             del types[name]
-        words = [*words_of(given.config, content, types | option_types(task, "")), *words]
+        words = [*words_of(given.config, content, types | option_types(task)), *words]
     return Arguments[task], words  # type: ignore[valid-type]
 
 

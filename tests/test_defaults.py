@@ -118,6 +118,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "AttentionView.to_frame": dict(height=720),
     "ScoreCost.flops_per_query": dict(target_length=1),
     # training and tasks
+    "leaves_of option_types": dict(prefix=""),
     "TrainConfig": dict(seeds=5, first_seed=0, steps=2500, batch_size=64,
                         optimizer="adam", learning_rate=0.003,
                         schedule="cosine", warmup_steps=0, clip_norm=1.0, weight_decay=0.0,

@@ -81,33 +81,30 @@ def check_task(task: Task) -> None:
         raise ValueError(
             f"task {name_of(cls)} cannot be made again from config.json: {one_line(error)}"
         ) from error
-    if wrong := _unlike(task, read):
-        name, value = wrong
-        raise ValueError(
-            f"{name} must be a setting that config.json gives back as it is: a number, a text, a"
-            f" Path, None, or a tuple of them; got {value!r}"
-        )
-
-
-def _unlike(given: Any, read: Any, prefix: str = "") -> tuple[str, Any] | None:
-    """The name and value of the first setting that differs from what was read back, or None."""
-    for field in dataclasses.fields(given):
-        name = prefix + field.name
-        value, other = getattr(given, field.name), getattr(read, field.name)
-        if dataclasses.is_dataclass(value) and type(value) is type(other):
-            if inner := _unlike(value, other, f"{name}."):
-                return inner
-            continue
-        value = value.item() if isinstance(value, np.generic) else value
-        value = value.absolute() if isinstance(value, Path) else value
+    again = leaves_of(read)
+    for name, value in leaves_of(task).items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        plain = plain.absolute() if isinstance(plain, Path) else plain
         try:
-            hash(value)  # a task is a static argument of compiled functions
-            same = type(value) is type(other) and value == other
+            hash(plain)  # a task is a static argument of compiled functions
+            same = type(plain) is type(again[name]) and plain == again[name]
         except TypeError:
             same = False
         if not same:
-            return name, getattr(given, field.name)
-    return None
+            raise ValueError(
+                f"{name} must be a setting that config.json gives back as it is: a number, a text,"
+                f" a Path, None, or a tuple of them; got {value!r}"
+            )
+
+
+def leaves_of(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """The settings of a task, its model and its training, by names such as "model.dim"."""
+    leaves: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value, name = getattr(settings, field.name), prefix + field.name
+        nested = dataclasses.is_dataclass(value)
+        leaves |= leaves_of(value, f"{name}.") if nested else {name: value}
+    return leaves
 
 
 def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | None:
@@ -212,17 +209,13 @@ def _task_of(content: JSON, score: str | None = None) -> Task:
             content = _with_score(content, score)
         elif "score" in content.get("scores", {}) and "score" in content["model"]:
             _check_is_there(content["model"]["score"])
-        task: Task = _made(cls, _settings(content), name)
+        ours = ("task", *DESCRIPTIONS)
+        task: Task = _made(cls, {k: v for k, v in content.items() if k not in ours}, name)
         if hasattr(task.model, "check_parts_are"):
             task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"config.json is damaged: {one_line(error)}") from error
     return task
-
-
-def _settings(content: JSON) -> JSON:
-    """The settings in a config.json, and the digests of its data."""
-    return {k: v for k, v in content.items() if k not in ("task", *DESCRIPTIONS)}
 
 
 def _check_is_there(score: str) -> None:
@@ -292,17 +285,16 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     earlier = _task_of(stored, _new_name_of_score(task, stored))
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
+    data = [name for name in {**stored, **settings} if name.endswith("_sha256")]
     old, new = (
-        _flat(_settings(content)) for content in ({**stored, **fields_of(earlier)}, settings)
+        {**_plain(leaves_of(each)), **{name: content.get(name) for name in data}}
+        for each, content in ((earlier, stored), (task, settings))
     )
     free = {f"train.{name}" for name in TrainConfig.free_on_resume}
-    names = sorted({*old, *new} - free)
-    different = [name for name in names if old.get(name) != new.get(name)]
-    if any(name.partition(".")[0].endswith("_sha256") for name in new):
-        # The digests of the data decide, wherever its files lie.
-        values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
-        paths = {name for name, value in values.items() if isinstance(value, Path)}
-        different = [name for name in different if name not in paths or old.get(name) is None]
+    if data:  # whose digests decide, wherever its files lie
+        paths = [name for name, value in leaves_of(task).items() if isinstance(value, Path)]
+        free |= {name for name in paths if old[name] is not None}
+    different = [name for name in sorted(new) if old[name] != new[name] and name not in free]
     program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
     check_program(part_of(earlier), stored, program)
     if different == ["train.steps"]:
@@ -321,9 +313,7 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
                 f"steps was {earlier.train.steps}, now {task.train.steps}, and {reason}: {cure}"
             )
     elif different:
-        changes = "; ".join(
-            f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in different
-        )
+        changes = "; ".join(f"{name} was {old[name]!r}, now {new[name]!r}" for name in different)
         raise ValueError(
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
@@ -356,14 +346,3 @@ def _plain(content: Any) -> Any:
         return str(value.absolute() if isinstance(value, Path) else value)
 
     return json.loads(json.dumps(content, default=plain))
-
-
-def _flat(content: JSON, prefix: str = "") -> JSON:
-    """Nested settings under dotted names."""
-    flat: JSON = {}
-    for name, value in content.items():
-        inner = (
-            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-        )
-        flat.update(inner)
-    return flat

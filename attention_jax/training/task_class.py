@@ -56,7 +56,7 @@ def _check_class(task: str, cls: Any) -> None:
                     f" {base.__name__}, whose {lost[0]} is no field without it"
                 )
     try:
-        names = [name.rpartition(".")[2] for name in option_types(cls, "")]
+        names = [name.rpartition(".")[2] for name in option_types(cls)]
     except NameError as error:
         raise ValueError(f"{task} must have annotations that can be read; got {error}") from error
     taken = [*_RESERVED, *names]
@@ -69,7 +69,7 @@ def _check_class(task: str, cls: Any) -> None:
             )
 
 
-def option_types(cls: Any, prefix: str) -> dict[str, Any]:
+def option_types(cls: Any, prefix: str = "") -> dict[str, Any]:
     """The type of each field of a task and of the dataclasses in it, by names like "model.dim"."""
     hints, types = typing.get_type_hints(cls), {}
     for field in dataclasses.fields(cls):
