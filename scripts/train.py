@@ -75,7 +75,7 @@ class Arguments(Generic[Settings]):
 
 def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[str, int]:
     """The numbers in the words of an option, such as ["data=4", "seed=2"]."""
-    pairs = dict(word.split("=", 1) if "=" in word else (word, "") for word in words)
+    pairs = {name: number for name, _, number in (word.partition("=") for word in words)}
     right = all(name in names and number.isdecimal() for name, number in pairs.items())
     if not right or len(pairs) < len(words):
         form = " ".join(f"{name}=NUMBER" for name in names)

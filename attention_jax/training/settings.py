@@ -285,16 +285,16 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     earlier = _task_of(stored, _new_name_of_score(task, stored))
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
-    data = [name for name in {**stored, **settings} if name.endswith("_sha256")]
     old, new = (
-        {**_plain(leaves_of(each)), **{name: content.get(name) for name in data}}
+        {**_plain(leaves_of(each)), **_digests(content)}
         for each, content in ((earlier, stored), (task, settings))
     )
     free = {f"train.{name}" for name in TrainConfig.free_on_resume}
-    if data:  # whose digests decide, wherever its files lie
+    if _digests(settings):  # which decide, wherever the data lies
         paths = [name for name, value in leaves_of(task).items() if isinstance(value, Path)]
         free |= {name for name in paths if old[name] is not None}
-    different = [name for name in sorted(new) if old[name] != new[name] and name not in free]
+    names = sorted({*old, *new} - free)
+    different = [name for name in names if old.get(name) != new.get(name)]
     program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
     check_program(part_of(earlier), stored, program)
     if different == ["train.steps"]:
@@ -313,12 +313,24 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
                 f"steps was {earlier.train.steps}, now {task.train.steps}, and {reason}: {cure}"
             )
     elif different:
-        changes = "; ".join(f"{name} was {old[name]!r}, now {new[name]!r}" for name in different)
+        changes = "; ".join(
+            f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in different
+        )
         raise ValueError(
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
         )
     _check_optimizer(task, stored, settings)
+
+
+def _digests(content: JSON) -> JSON:
+    """The digests of the data in a config.json, by names such as "text_sha256.training"."""
+    return {
+        f"{name}.{part}".rstrip("."): digest
+        for name, value in content.items()
+        if name.endswith("_sha256")
+        for part, digest in (value if isinstance(value, dict) else {"": value}).items()
+    }
 
 
 def _new_name_of_score(task: Task, stored: JSON) -> str | None:

@@ -71,7 +71,7 @@ def _check_class(task: str, cls: Any) -> None:
 
 def option_types(cls: Any, prefix: str = "") -> dict[str, Any]:
     """The type of each field of a task and of the dataclasses in it, by names like "model.dim"."""
-    hints, types = typing.get_type_hints(cls), {}
+    hints, types = typing.get_type_hints(cls), dict[str, Any]()
     for field in dataclasses.fields(cls):
         inner, name = hints[field.name], prefix + field.name
         types |= (

@@ -92,8 +92,8 @@ def program_of_optimizer(task: Task) -> JSON:
             with jax.numpy_dtype_promotion("standard"):
                 return function(*arguments)
         except Exception as error:  # of the user's code, or of a package
-            line = users_line(error) or "in a package"
-            text = f"{method} raised {type(error).__name__}: {one_line(error)} ({line})"
+            place = f" ({line})" if (line := users_line(error)) else ""
+            text = f"{method} raised {type(error).__name__}: {one_line(error)}{place}"
             raise ValueError(f"{part.name}: {text}") from error
 
     def kinds(tree: Any) -> dict[str, str]:
