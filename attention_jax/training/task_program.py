@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from attention_jax.core.programs import Part, is_of_this_package, one_line, users_line
 from attention_jax.runs.checkpoints import named_leaves
@@ -66,10 +67,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
         if type(task).optimizer is Task.optimizer:
             return batch, result
         optimizer = part.call("optimizer()", task.optimizer)
-        state = part.call("optimizer().init(params)", optimizer.init, params)
-        arguments = params, state, params  # gradients are like parameters
-        update = part.call("optimizer().update(gradients, ...)", optimizer.update, *arguments)
-        return batch, result, state, update
+        return batch, result, *_first_update(part, optimizer, params)
 
     rng = jax.eval_shape(lambda: jax.random.key(0))
     digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
@@ -86,6 +84,17 @@ def program_of_optimizer(task: Task) -> JSON:
     if task.train.optimizer == "adam":
         return {}
     part, optimizer = optimizer_part(task), task.train.transformation()
+    params = jax.eval_shape(lambda: task.init(jax.random.key(0)))
+    update = functools.partial(_first_update, part, optimizer)
+    digests = {part.trace(update, params) for _ in range(2)}
+    part.require(len(digests) == 1, "must compute the same in each trace; two traces differ")
+    return {"program": digests.pop(), "jax": jax.__version__}
+
+
+def _first_update(
+    part: Part, optimizer: optax.GradientTransformation, params: Params
+) -> tuple[Any, Any]:
+    """The initial state and the first update; ValueError unless a loop can go on with them."""
 
     def call(method: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -100,25 +109,22 @@ def program_of_optimizer(task: Task) -> JSON:
         leaves = named_leaves(tree).items()  # checkpoints need their names
         return {name: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for name, leaf in leaves}
 
-    def first_update(params: Params) -> Any:
-        state = call("init(params)", optimizer.init, params)
-        before = call("init(params)", kinds, (params, state))
-        arguments = params, state, params  # gradients are like parameters
-        result = call("update(gradients, state, params)", optimizer.update, *arguments)
-        after = call("update(gradients, state, params)", kinds, result)
-        for name in before | after:
-            changed = f"leaf {name} was {before.get(name)}, and is {after.get(name)}"
-            part.require(
-                before.get(name) == after.get(name),
-                f"update(gradients, state, params) must return (updates, state) with the shapes"
-                f" and dtypes of the parameters and of the state before; {changed}",
-            )
-        return result
-
-    params = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-    digests = {part.trace(first_update, params) for _ in range(2)}
-    part.require(len(digests) == 1, "must compute the same in each trace; two traces differ")
-    return {"program": digests.pop(), "jax": jax.__version__}
+    init, update = (
+        "the optimizer's init(params)",
+        "the optimizer's update(gradients, state, params)",
+    )
+    state = call(init, optimizer.init, params)
+    before = call(init, kinds, (params, state))
+    result = call(update, optimizer.update, params, state, params)  # gradients are like parameters
+    after = call(update, kinds, result)
+    for name in before | after:
+        part.require(
+            before.get(name) == after.get(name),
+            f"{update} must return (updates, state) with the shapes and dtypes of the parameters"
+            f" and of the state before; leaf {name} was {before.get(name)}, and is"
+            f" {after.get(name)}",
+        )
+    return state, result
 
 
 def optimizer_part(task: Task) -> Part:
