@@ -75,7 +75,7 @@ _PROJECT = (Path(attention_jax.__file__).parent, _SCRIPTS, _SCRIPTS.parent / "ex
 
 
 def run_command(
-    arguments: type[Arguments] | Callable[[list[str]], type[Any]],
+    arguments: type[Arguments] | Callable[[list[str]], tuple[type[Any], list[str]]],
     main: Callable[[Arguments], int | None],
     **shown: str,
 ) -> None:
@@ -91,7 +91,7 @@ def run_command(
 
     Args:
         arguments: a dataclass of the options, or a function that chooses it from the words of the
-            command line.
+            command line, and may add words to them.
         main: what to run; returns the exit status, None for 0.
         **shown: what --help shows instead: `prog`, the program, and `description`.
     """
@@ -143,7 +143,9 @@ def keep_compiled_programs() -> None:
 
 
 def parse(
-    arguments: type[Any] | Callable[[list[str]], type[Any]], words: list[str], **shown: str
+    arguments: type[Any] | Callable[[list[str]], tuple[type[Any], list[str]]],
+    words: list[str],
+    **shown: str,
 ) -> Any:
     """Returns the arguments for the words of a command line; exits after --help.
 
@@ -153,7 +155,9 @@ def parse(
     Raises:
         ValueError: a word is wrong; the message is one line.
     """
-    chosen: Any = arguments if isinstance(arguments, type) else arguments(words)
+    chosen: Any = arguments
+    if not isinstance(arguments, type):
+        chosen, words = arguments(words)
     takes_others = hasattr(chosen, "with_other_options")
     settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "return_unknown_args": takes_others}
     settings |= shown

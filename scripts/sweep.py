@@ -42,7 +42,7 @@ from attention_jax.training.run_results import (
     finished_run,
     summary_of,
 )
-from attention_jax.training.settings import fields_of
+from attention_jax.training.settings import fields_of, leaves_of
 from attention_jax.training.task import Result
 
 
@@ -185,16 +185,12 @@ def _combination(words: list[str], names: list[str], workdir: Path) -> Combinati
     return Combination(label, dataclasses.replace(arguments, workdir=folder, resume=True))
 
 
-def options_of(config: Any) -> dict[str, Any]:
+def options_of(task: Any) -> dict[str, Any]:
     """The value of each setting of a task, by the name of its option of scripts/train.py."""
-    settings: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value):
-            settings |= options_of(value)
-        else:
-            settings[field.name] = str(value) if isinstance(value, Path) else value
-    return settings
+    return {
+        name.rpartition(".")[2]: str(value) if isinstance(value, Path) else value
+        for name, value in leaves_of(task).items()
+    }
 
 
 def folder_name(score: str, values: Mapping[str, Any]) -> str:

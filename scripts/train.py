@@ -8,12 +8,15 @@ import functools
 import os
 import re
 import traceback
+import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Generic
 
 import jax
 import tyro
 from command_line import TaskName, is_users_mistake, run_command
+from config_file import read_settings, words_of
 from introduction import introduced
 
 from attention_jax.core.programs import one_line
@@ -24,6 +27,9 @@ from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Settings
+from attention_jax.training.task_class import option_types
+
+_OF_A_PROCESS = ("distributed", "processes", "process")  # what a file of settings cannot hold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,8 +48,12 @@ class Arguments(Generic[Settings]):
     Attributes:
         task: what to learn, a name or "module:Name".
         workdir: the run folder; made if missing.
-        resume: continue the run in `workdir`, or begin it. All other options must be those of the
-            run, except --steps where the learning rate does not depend on it.
+        config: a file of settings: YAML with a line "dim: 64" for --dim 64, or the config.json of
+            a run. Options on the command line win. It holds no `workdir` and no `resume`.
+        resume: continue the run in `workdir`, or begin it. The options of the model, the task and
+            the optimiser must be those of the run. --log-every, --checkpoint-every, --keep,
+            --keep-best, --log-gradients and --mesh may change, and --steps where the learning rate
+            does not depend on it.
         log_gradients: also write gradient norms and attention statistics of the next batch to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
@@ -65,6 +75,7 @@ class Arguments(Generic[Settings]):
 
     task: TaskName = "reversal"
     workdir: Path
+    config: Path | None = None
     resume: bool = False
     log_gradients: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[every=STEPS]")] = None
     mesh: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="AXIS=DEVICES ...")] = None
@@ -82,17 +93,24 @@ class Arguments(Generic[Settings]):
         Raises:
             ValueError: the words of `log_gradients`, `mesh` or `log_to` are wrong.
         """
-        mesh = None if self.mesh is None else MeshShape.from_words(self.mesh)
-        every = None if self.log_gradients is None else 100
-        if self.log_gradients:
-            words = " ".join(self.log_gradients)
-            steps = words.removeprefix("every=")
-            if not steps.isdecimal():
-                raise ValueError(f"log_gradients must be nothing or every=STEPS; got {words}")
-            every = int(steps)
+        every = mesh = None
+        if self.log_gradients is not None:
+            every = _numbers("log_gradients", self.log_gradients, ["every"]).get("every", 100)
+        if self.mesh is not None:
+            mesh = MeshShape(**_numbers("mesh", self.mesh or [""], ["data", "seed"]))
         loggers = [get_logger(text) for text in self.log_to]
         options = {"resume": self.resume, "log_gradients": every, "mesh": mesh}
         return {**options, "on_metrics": loggers, "profile": self.profile}
+
+
+def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[str, int]:
+    """The numbers in the words of an option, such as ["data=4", "seed=2"]."""
+    pairs = {name: number for name, _, number in (word.partition("=") for word in words)}
+    right = all(name in names and number.isdecimal() for name, number in pairs.items())
+    if not right or len(pairs) < len(words):
+        form = " ".join(f"{name}=NUMBER" for name in names)
+        raise ValueError(f"{option} must be of the form {form}; got {' '.join(words)!r}")
+    return {name: int(number) for name, number in pairs.items()}
 
 
 def main(arguments: Arguments[Any]) -> int:
@@ -120,8 +138,8 @@ def main(arguments: Arguments[Any]) -> int:
     return status
 
 
-def arguments_of(words: list[str]) -> Any:
-    """The arguments for the task that the command line names.
+def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
+    """The arguments for the task that is named, and the words, those of --config first.
 
     With --distributed this process joins the others here, before the file of a user's task, which
     may compute something, is imported.
@@ -130,12 +148,20 @@ def arguments_of(words: list[str]) -> Any:
     for name in ("--task", "--processes", "--process"):
         parser.add_argument(name, nargs="?")
     parser.add_argument("--distributed", nargs="*")
+    parser.add_argument("--config", nargs="?", type=Path)
     given = parser.parse_known_args(words)[0]
     if given.distributed is None and (given.processes or given.process):
         raise ValueError("processes and process must go with distributed HOST:PORT")
     if given.distributed is not None and not {"-h", "--help"} & {*words}:
         _join(given.distributed, given.processes, given.process)
-    return Arguments[task_of(given.task or "reversal")]  # type: ignore[misc]
+    content = read_settings(given.config) if given.config else {}
+    task = task_of(given.task or str(content.get("task", "reversal")))
+    if content:
+        types = typing.get_type_hints(Arguments)
+        for name in ("workdir", "config", "resume", "settings", *_OF_A_PROCESS):
+            del types[name]
+        words = [*words_of(given.config, content, types | option_types(task)), *words]
+    return Arguments[task], words  # type: ignore[valid-type]
 
 
 def _join(address: list[str], processes: str | None, process: str | None) -> None:

@@ -117,7 +117,9 @@ DEFAULTS = {  # public names -> what inspect finds
     "AttentionView.to_frame": dict(height=720),
     "ScoreCost.flops_per_query": dict(target_length=1),
     # training and tasks
-    "TrainConfig": dict(seeds=5, first_seed=0, steps=2500, batch_size=64, learning_rate=0.003,
+    "leaves_of option_types": dict(prefix=""),
+    "TrainConfig": dict(seeds=5, first_seed=0, steps=2500, batch_size=64,
+                        optimizer="adam", learning_rate=0.003,
                         schedule="cosine", warmup_steps=0, clip_norm=1.0, weight_decay=0.0,
                         beta2=0.999, epsilon=1e-8, accumulate=1, log_every=25,
                         checkpoint_every=500, keep=2, keep_best=0),

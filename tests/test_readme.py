@@ -184,13 +184,11 @@ def parse_python_command(script: str, *arguments: str) -> None:
 
 def parse_options(module, arguments) -> None:
     """Raises unless the command line of a script or an experiment takes these options."""
-
-    def arguments_of(words):
-        if hasattr(module, "CAPTIONS"):
-            return lab.options_of(module)
-        return module.arguments_of(words) if hasattr(module, "arguments_of") else module.Arguments
-
-    parse(arguments_of, list(arguments))
+    if hasattr(module, "CAPTIONS"):
+        options = lab.options_of(module)
+    else:
+        options = getattr(module, "arguments_of", None) or module.Arguments
+    parse(options, list(arguments))
 
 
 @pytest.mark.parametrize("name", lab.SUBJECT_OF)

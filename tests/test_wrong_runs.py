@@ -228,8 +228,6 @@ CALLS = [
         "log_gradients": (3, 0, -25), "on_metrics": ("wandb", [print, None]), "profile": (0, "3"),
         "mesh": (MeshShape(4096), MeshShape(3), MeshShape(data=2))}.items() for value in values),
     (lambda folder: train_run(toy(NoStatistics), folder, log_gradients=25), "statistics"),
-    *((lambda folder, words=words: MeshShape.from_words(words), "mesh")
-      for words in (["model=2"], [], ["data="], ["data=-2"], ["data=2", "data=4"], ["data=0"])),
     (lambda folder: train_run(toy(), Path(__file__)), "workdir"),
     (lambda folder: train_run(toy(steps=23, accumulate=4), folder), "accumulate"),
     (lambda folder: train_run(Text("text"), folder), "text"),
@@ -238,7 +236,7 @@ CALLS = [
         "steps": (0, 2.5, "3", None), "seeds": (0,), "batch_size": (0, "3"), "keep": (0,),
         "first_seed": (2**31, -1), "checkpoint_every": (30,), "schedule": ("linear", 3),
         "learning_rate": (0.0, math.nan, "0.1", None), "clip_norm": (-1.0,), "epsilon": (0, 1j),
-        "weight_decay": (-0.1, "0"), "beta2": (1.0, "0.9"), "accumulate": (0,),
+        "weight_decay": (-0.1,), "beta2": (1.0, "0.9"), "accumulate": (0,), "optimizer": (3, None),
       }.items() for value in values),
     *((lambda folder, text=text: task_of(text), named)
       for text, named in {
@@ -302,7 +300,9 @@ WORDS = [
     *((("train", "--workdir", "run", *words.split()), named)
       for words, named in {
         "--score nowhere:Mine": "nowhere", "--dim 7": "dim", "--positions polar": "--positions",
-        "--mesh data=4096": "mesh", "--mesh": "mesh", "--accumulate 3": "accumulate",
+        "--accumulate 3": "accumulate", "--optimizer optax:lion": "weight_decay",
+        **{f"--mesh {wrong}": "mesh" for wrong in ("data=4096", "", "model=2", "data=", "data=-2",
+                                                   "data=2 data=4", "data=0", "4")},
         "--log-gradients every=often": "log_gradients", "--log-to tensorbord": "'tensorboard'",
         "--log-to nowhere:L": "nowhere:L", "--task user_tasks:Rotate --letters 3": "--letters",
         "--log-to math:pi": "log_to", "--distributed here": "distributed",

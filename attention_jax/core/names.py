@@ -49,7 +49,7 @@ def named(given: Any, base: type, names: Mapping[str, Any], get: Callable[[str],
     """
     noun, fields, found = base.__name__.lower(), None, given
     if isinstance(given, str):
-        name, fields = _name_and_fields(given, noun, names, get)
+        name, fields = name_and_fields(given, noun, names, get)
         found = names[name] if name in names else imported(name, given, noun, names)
     is_class = isinstance(found, type) and issubclass(found, base) and found is not base
     if fields is None and not is_class:
@@ -81,7 +81,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _name_and_fields(
+def name_and_fields(
     text: str, noun: str, names: Mapping[str, Any], get: Callable[[str], Any]
 ) -> tuple[str, dict[str, Any] | None]:
     """The name in a text, and the values of its fields; None without parentheses."""

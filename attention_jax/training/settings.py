@@ -32,7 +32,15 @@ from attention_jax.training.task import (
     undefined,
 )
 from attention_jax.training.task_class import name_of, part_of, task_class
-from attention_jax.training.task_program import check_program, program_of
+from attention_jax.training.task_program import (
+    check_program,
+    optimizer_part,
+    program_of,
+    program_of_optimizer,
+)
+
+# What config.json says of the functions of a run, besides their names.
+DESCRIPTIONS = ("scores", "normalizers", "program", "optimizer_program", "jax")
 
 # --- a task as JSON ---
 
@@ -74,33 +82,30 @@ def check_task(task: Task) -> None:
         raise ValueError(
             f"task {name_of(cls)} cannot be made again from config.json: {one_line(error)}"
         ) from error
-    if wrong := _unlike(task, read):
-        name, value = wrong
-        raise ValueError(
-            f"{name} must be a setting that config.json gives back as it is: a number, a text, a"
-            f" Path, None, or a tuple of them; got {value!r}"
-        )
-
-
-def _unlike(given: Any, read: Any, prefix: str = "") -> tuple[str, Any] | None:
-    """The name and value of the first setting that differs from what was read back, or None."""
-    for field in dataclasses.fields(given):
-        name = prefix + field.name
-        value, other = getattr(given, field.name), getattr(read, field.name)
-        if dataclasses.is_dataclass(value) and type(value) is type(other):
-            if inner := _unlike(value, other, f"{name}."):
-                return inner
-            continue
-        value = value.item() if isinstance(value, np.generic) else value
-        value = value.absolute() if isinstance(value, Path) else value
+    again = leaves_of(read)
+    for name, value in leaves_of(task).items():
+        plain = value.item() if isinstance(value, np.generic) else value
+        plain = plain.absolute() if isinstance(plain, Path) else plain
         try:
-            hash(value)  # a task is a static argument of compiled functions
-            same = type(value) is type(other) and value == other
+            hash(plain)  # a task is a static argument of compiled functions
+            same = type(plain) is type(again[name]) and plain == again[name]
         except TypeError:
             same = False
         if not same:
-            return name, getattr(given, field.name)
-    return None
+            raise ValueError(
+                f"{name} must be a setting that config.json gives back as it is: a number, a text,"
+                f" a Path, None, or a tuple of them; got {value!r}"
+            )
+
+
+def leaves_of(settings: Any, prefix: str = "") -> dict[str, Any]:
+    """The settings of a task, its model and its training, by names such as "model.dim"."""
+    leaves: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        value, name = getattr(settings, field.name), prefix + field.name
+        nested = dataclasses.is_dataclass(value)
+        leaves |= leaves_of(value, f"{name}.") if nested else {name: value}
+    return leaves
 
 
 def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | None:
@@ -135,12 +140,14 @@ def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None)
     """
     digests = {} if feed is None else _plain({**feed.digests})
     parts = describe_parts(task) if parts is None else parts
+    optimizer = program_of_optimizer(task)
     return {
         "task": name_of(type(task)),
         **fields_of(task),
         **parts,
         **digests,
         **program_of(task, lambda: feed),
+        **({"optimizer_program": optimizer} if optimizer else {}),
     }
 
 
@@ -157,11 +164,32 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     """
     content = read_config(Path(workdir))
     try:
-        task = _task_of(content, score)
-        check_program(task, content, program_of(task, lambda: task.feed(Path(workdir))))
+        return _checked_task(content, Path(workdir), score)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
+
+
+def check_functions(content: JSON, folder: Path) -> None:
+    """Raises ValueError if a function that a run's config.json knows has changed since.
+
+    Args:
+        content: of config.json.
+        folder: of the run.
+    """
+    task = _checked_task(content, folder)
+    _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
+
+
+def _checked_task(content: JSON, folder: Path, score: str | None = None) -> Task:
+    task = _task_of(content, score)
+    check_program(part_of(task), content, program_of(task, lambda: task.feed(folder)))
     return task
+
+
+def _check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
+    # A run whose optimiser has changed can be evaluated, but neither resumed nor repeated.
+    programs = (content.get("optimizer_program", {}) for content in (stored, now))
+    check_program(optimizer_part(task), *programs)
 
 
 def _task_of(content: JSON, score: str | None = None) -> Task:
@@ -177,13 +205,13 @@ def _task_of(content: JSON, score: str | None = None) -> Task:
             f"config.json must name its task as module:Name; got {name!r}: train the run anew"
         )
     cls = task_class(name)
-    extra = ("task", "scores", "normalizers", "program", "jax")
     try:
         if score is not None:
             content = _with_score(content, score)
         elif "score" in content.get("scores", {}) and "score" in content["model"]:
             _check_is_there(content["model"]["score"])
-        task: Task = _made(cls, {k: v for k, v in content.items() if k not in extra}, name)
+        ours = ("task", *DESCRIPTIONS)
+        task: Task = _made(cls, {k: v for k, v in content.items() if k not in ours}, name)
         if hasattr(task.model, "check_parts_are"):
             task.model.check_parts_are(content)
     except (KeyError, TypeError, AttributeError) as error:
@@ -243,9 +271,9 @@ def describe_parts(task: Task) -> JSON:
 def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> None:
     """Raises ValueError unless a run may be resumed with these settings.
 
-    They must be those of the run. A setting that did not exist yet when the run was trained must
-    have its default. Only `steps` may change, to no less than the run has reached, if the learning
-    rate does not depend on it.
+    They must be those of the run, except for `TrainConfig.free_on_resume`. A setting that did not
+    exist yet when the run was trained must have its default. `steps` may change to no less than the
+    run has reached, if the learning rate does not depend on it.
 
     Args:
         task: the task with the new settings.
@@ -258,22 +286,22 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
     earlier = _task_of(stored, _new_name_of_score(task, stored))
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
-    checked = ("scores", "normalizers", "program", "jax")
     old, new = (
-        _flat({name: value for name, value in content.items() if name not in checked})
-        for content in ({**stored, **fields_of(earlier)}, settings)
+        {**_plain(leaves_of(each)), **_digests(content)}
+        for each, content in ((earlier, stored), (task, settings))
     )
-    different = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-    if any(name.partition(".")[0].endswith("_sha256") for name in new):
-        # The digests of the data decide, wherever its files lie.
-        values = _flat(dataclasses.asdict(task))  # type: ignore[call-overload]
-        paths = {name for name, value in values.items() if isinstance(value, Path)}
-        different = [name for name in different if name not in paths or old.get(name) is None]
+    free = {f"train.{name}" for name in TrainConfig.free_on_resume}
+    if _digests(settings):  # which decide, wherever the data lies
+        paths = [name for name, value in leaves_of(task).items() if isinstance(value, Path)]
+        free |= {name for name in paths if old[name] is not None}
+    names = sorted({*old, *new} - free)
+    different = [name for name in names if old.get(name) != new.get(name)]
     program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
-    check_program(earlier, stored, program)
+    check_program(part_of(earlier), stored, program)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
+        reason = ""
         if earlier.train.rate_depends_on_steps:
             reason = f"the learning rate falls along a cosine to 0 at step {earlier.train.steps}"
             cure += " (runs with schedule constant or inverse-sqrt can be extended)"
@@ -281,12 +309,11 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
             reason = f"the program of task {settings['task']} depends on steps"
         elif task.train.steps < reached:
             reason = f"the run has reached step {reached}"
-        else:
-            return
-        raise ValueError(
-            f"steps was {earlier.train.steps}, now {task.train.steps}, and {reason}: {cure}"
-        )
-    if different:
+        if reason:
+            raise ValueError(
+                f"steps was {earlier.train.steps}, now {task.train.steps}, and {reason}: {cure}"
+            )
+    elif different:
         changes = "; ".join(
             f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in different
         )
@@ -294,6 +321,17 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
         )
+    _check_optimizer(task, stored, settings)
+
+
+def _digests(content: JSON) -> JSON:
+    """The digests of the data in a config.json, by names such as "text_sha256.training"."""
+    return {
+        f"{name}.{part}".rstrip("."): digest
+        for name, value in content.items()
+        if name.endswith("_sha256")
+        for part, digest in (value if isinstance(value, dict) else {"": value}).items()
+    }
 
 
 def check_equal_in_all(settings: JSON) -> None:
@@ -333,14 +371,3 @@ def _plain(content: Any) -> Any:
         return str(value.absolute() if isinstance(value, Path) else value)
 
     return json.loads(json.dumps(content, default=plain))
-
-
-def _flat(content: JSON, prefix: str = "") -> JSON:
-    """Nested settings under dotted names."""
-    flat: JSON = {}
-    for name, value in content.items():
-        inner = (
-            _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-        )
-        flat.update(inner)
-    return flat

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -45,21 +44,6 @@ class MeshShape:
     def default(cls) -> MeshShape:
         """One device; of several processes all devices, which spread the batch."""
         return cls(data=jax.device_count() if several() else 1)
-
-    @classmethod
-    def from_words(cls, words: Sequence[str]) -> MeshShape:
-        """Parses words such as ["data=4", "seed=2"]."""
-        names = [field.name for field in dataclasses.fields(cls)]
-        sizes: dict[str, int] = {}
-        for word in words or [""]:
-            name, _, size = word.partition("=")
-            if name not in names or not size.isdecimal() or name in sizes:
-                raise ValueError(
-                    f"mesh must be one or more of {', '.join(f'{n}=DEVICES' for n in names)};"
-                    f" got {word!r}"
-                )
-            sizes[name] = int(size)
-        return cls(**sizes)
 
     def check(self, *, seeds: int, batch_size: int | None) -> None:
         """Raises ValueError unless the devices exist and the mesh divides the seeds and the batch.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import numbers
 import statistics
@@ -16,6 +17,8 @@ import jax.numpy as jnp
 import optax
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
+from attention_jax.core.names import imported, name_and_fields
+from attention_jax.core.programs import one_line
 
 Array = jax.Array
 Params = Any  # a pytree of arrays
@@ -31,20 +34,26 @@ Labels = dict[str, tuple[list[str], list[str]]]
 class TrainConfig:
     """How a task is trained: length, optimiser, logs and checkpoints.
 
+    A run may be resumed with another `log_every`, `checkpoint_every`, `keep` or `keep_best`, on
+    which no bit of a parameter depends, and with more `steps` where the rate allows it.
+
     Attributes:
         seeds: runs trained at once; they differ in initial parameters, batches and dropout.
         first_seed: the seeds are first_seed, first_seed + 1, ...
         steps: optimiser steps of each seed.
         batch_size: examples per step; in a task that chooses the sizes of its batches the most
             examples, or None for no limit.
-        learning_rate: Adam's highest rate.
+        optimizer: "adam", or "module:function", which takes the learning rate as an
+            `optax.Schedule` and returns an `optax.GradientTransformation`; with further arguments,
+            "optax:sgd(momentum=0.9)". Clipping and `accumulate` are the same for each.
+        learning_rate: the highest rate.
         schedule: how the rate falls: along a cosine to 0 at the last step ("cosine"), not at all
             ("constant"), or as 1 / sqrt(updates) ("inverse-sqrt"). A run whose rate does not depend
             on the number of steps can be resumed with more steps.
         warmup_steps: updates over which the rate rises from 0.
         clip_norm: the gradient's norm is clipped to this.
-        weight_decay: each update also multiplies every parameter by 1 - rate * `weight_decay`
-            (AdamW); 0 for plain Adam.
+        weight_decay: each of Adam's updates also multiplies every parameter by
+            1 - rate * `weight_decay` (AdamW); 0 for plain Adam.
         beta2: Adam's decay of the mean of squared gradients.
         epsilon: Adam's addend of the denominator.
         accumulate: batches for one update, which divide `steps`. Its gradient is the mean of
@@ -63,10 +72,13 @@ class TrainConfig:
         ValueError: a setting is out of range.
     """
 
+    free_on_resume: ClassVar = ("log_every", "checkpoint_every", "keep", "keep_best")
+
     seeds: int = 5
     first_seed: int = 0
     steps: int = 2500
     batch_size: int | None = 64
+    optimizer: str = "adam"
     learning_rate: float = 3e-3
     schedule: Schedule = "cosine"
     warmup_steps: int = 0
@@ -99,6 +111,15 @@ class TrainConfig:
         checked_fraction("beta2", self.beta2)
         if not isinstance(self.init_from, Path | None):
             raise ValueError(f"init_from must be a Path or None; got {self.init_from!r}")
+        if self.optimizer != "adam":
+            if not isinstance(self.optimizer, str):
+                raise ValueError(f"optimizer must be a text; got {self.optimizer!r}")
+            for name in ("weight_decay", "beta2", "epsilon"):
+                if (value := getattr(self, name)) != (default := getattr(TrainConfig, name)):
+                    raise ValueError(
+                        f"{name} must be {default} with optimizer {self.optimizer!r}, because it"
+                        f" belongs to adam; got {value!r}"
+                    )
         if self.checkpoint_every % self.log_every:
             raise ValueError(
                 f"checkpoint_every must be a multiple of log_every {self.log_every};"
@@ -133,19 +154,38 @@ class TrainConfig:
             return rate
         return optax.join_schedules([optax.linear_schedule(0.0, highest, warmup), rate], [warmup])
 
-    def optimizer(self) -> optax.GradientTransformation:
-        """Clipping, then Adam or AdamW, one update for every `accumulate` batches."""
-        constants: Any = {"b2": self.beta2, "eps": self.epsilon}
-        adam = (
-            optax.adamw(self.rate(), weight_decay=self.weight_decay, **constants)
-            if self.weight_decay
-            else optax.adam(self.rate(), **constants)
-        )
-        chain = optax.chain(optax.clip_by_global_norm(self.clip_norm), adam)
+    def transformation(self) -> optax.GradientTransformation:
+        """Clipping, then the optimiser, one update for every `accumulate` batches.
+
+        Raises:
+            ValueError: in one line: `optimizer` names no function, or the function fails or returns
+                something else.
+        """
+        chain = optax.chain(optax.clip_by_global_norm(self.clip_norm), self._optimizer())
         if self.accumulate == 1:
             return chain
         steps = optax.MultiSteps(chain, self.accumulate)
         return optax.GradientTransformation(steps.init, steps.update)
+
+    def _optimizer(self) -> optax.GradientTransformation:
+        if self.optimizer == "adam":
+            constants: Any = {"b2": self.beta2, "eps": self.epsilon}
+            if not self.weight_decay:
+                return optax.adam(self.rate(), **constants)
+            return optax.adamw(self.rate(), weight_decay=self.weight_decay, **constants)
+        get = functools.partial(imported, text=self.optimizer, noun="optimizer", names={"adam": 0})
+        name, fields = name_and_fields(self.optimizer, "optimizer", {}, get)
+        make, error = get(name), None
+        try:
+            made = make(self.rate(), **(fields or {}))
+        except Exception as raised:  # of the user's function
+            made, error = f"{type(raised).__name__}: {one_line(raised)}", raised
+        if not isinstance(made, optax.GradientTransformation):
+            raise ValueError(
+                f"optimizer {self.optimizer!r} must be a function that takes the learning rate, an"
+                f" optax.Schedule, and returns an optax.GradientTransformation; got {made}"
+            ) from error
+        return made
 
 
 class Result(NamedTuple):
@@ -266,7 +306,7 @@ class Task:
 
     def optimizer(self) -> optax.GradientTransformation:
         """Turns gradients into updates."""
-        return self.train.optimizer()
+        return self.train.transformation()
 
     # --- validation, at each checkpoint ---
 

@@ -13,9 +13,9 @@ from attention_jax.core.programs import Part, is_of_this_package, module_of
 from attention_jax.training.task import Task
 
 # Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
-_RESERVED = {"task", "workdir", "resume", "log_gradients", "mesh", "help"}
-_RESERVED |= {"log_to", "profile"}
-_RESERVED |= {"scores", "normalizers", "program", "jax", "run", "seconds"}
+_RESERVED = {"task", "workdir", "config", "resume", "log_gradients", "mesh", "help"}
+_RESERVED |= {"log_to", "profile", "distributed", "processes", "process"}
+_RESERVED |= {"scores", "normalizers", "program", "optimizer_program", "jax", "run", "seconds"}
 
 
 def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Task]:
@@ -57,7 +57,7 @@ def _check_class(task: str, cls: Any) -> None:
                     f" {base.__name__}, whose {lost[0]} is no field without it"
                 )
     try:
-        names = _option_names(cls)
+        names = [name.rpartition(".")[2] for name in option_types(cls)]
     except NameError as error:
         raise ValueError(f"{task} must have annotations that can be read; got {error}") from error
     taken = [*_RESERVED, *names]
@@ -70,13 +70,15 @@ def _check_class(task: str, cls: Any) -> None:
             )
 
 
-def _option_names(cls: Any) -> list[str]:
-    """The names of all fields of a task and of the dataclasses in it: the options of train.py."""
-    hints, names = typing.get_type_hints(cls), []
+def option_types(cls: Any, prefix: str = "") -> dict[str, Any]:
+    """The type of each field of a task and of the dataclasses in it, by names like "model.dim"."""
+    hints, types = typing.get_type_hints(cls), dict[str, Any]()
     for field in dataclasses.fields(cls):
-        inner = hints[field.name]
-        names += _option_names(inner) if dataclasses.is_dataclass(inner) else [field.name]
-    return names
+        inner, name = hints[field.name], prefix + field.name
+        types |= (
+            option_types(inner, f"{name}.") if dataclasses.is_dataclass(inner) else {name: inner}
+        )
+    return types
 
 
 def name_of(cls: type[Task]) -> str:

@@ -1,10 +1,9 @@
-"""The program of a user's task: of its batch, its loss and its own optimiser."""
+"""The program of what a user wrote: of a task's batch, loss and optimiser, and of `--optimizer`."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import typing
 import warnings
 from collections.abc import Callable
@@ -12,12 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
-from attention_jax.core.programs import is_of_this_package
+from attention_jax.core.programs import Part, is_of_this_package, one_line, users_line
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
-from attention_jax.training.task import Feed, Task, check_metrics
-from attention_jax.training.task_class import name_of, part_of
+from attention_jax.training.task import Feed, Params, Task, check_metrics
+from attention_jax.training.task_class import part_of
 
 
 def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
@@ -67,10 +67,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
         if type(task).optimizer is Task.optimizer:
             return batch, result
         optimizer = part.call("optimizer()", task.optimizer)
-        state = part.call("optimizer().init(params)", optimizer.init, params)
-        arguments = params, state, params  # gradients are like parameters
-        update = part.call("optimizer().update(gradients, ...)", optimizer.update, *arguments)
-        return batch, result, state, update
+        return batch, result, *_first_update(part, optimizer, params)
 
     rng = jax.eval_shape(lambda: jax.random.key(0))
     digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
@@ -78,26 +75,80 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     return {"program": digests.pop(), "jax": jax.__version__}
 
 
-def check_program(task: Task, stored: JSON, now: JSON) -> None:
-    """Raises ValueError if a user's task is another program than the run was trained with.
+def program_of_optimizer(task: Task) -> JSON:
+    """{"program": digest, "jax": version} of the optimiser that `train` names; {} for Adam.
+
+    Raises:
+        ValueError: in one line: it fails, or breaks the contract of an optimiser.
+    """
+    if task.train.optimizer == "adam":
+        return {}
+    part, optimizer = optimizer_part(task), task.train.transformation()
+    params = jax.eval_shape(lambda: task.init(jax.random.key(0)))
+    update = functools.partial(_first_update, part, optimizer)
+    digests = {part.trace(update, params) for _ in range(2)}
+    part.require(len(digests) == 1, "must compute the same in each trace; two traces differ")
+    return {"program": digests.pop(), "jax": jax.__version__}
+
+
+def _first_update(
+    part: Part, optimizer: optax.GradientTransformation, params: Params
+) -> tuple[Any, Any]:
+    """The initial state and the first update; ValueError unless a loop can go on with them."""
+
+    def call(method: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            with jax.numpy_dtype_promotion("standard"):
+                return function(*arguments)
+        except Exception as error:  # of the user's code, or of a package
+            place = f" ({line})" if (line := users_line(error)) else ""
+            text = f"{method} raised {type(error).__name__}: {one_line(error)}{place}"
+            raise ValueError(f"{part.name}: {text}") from error
+
+    def kinds(tree: Any) -> dict[str, str]:
+        leaves = named_leaves(tree).items()  # checkpoints need their names
+        return {name: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for name, leaf in leaves}
+
+    init, update = (
+        "the optimizer's init(params)",
+        "the optimizer's update(gradients, state, params)",
+    )
+    state = call(init, optimizer.init, params)
+    before = call(init, kinds, (params, state))
+    result = call(update, optimizer.update, params, state, params)  # gradients are like parameters
+    after = call(update, kinds, result)
+    for name in before | after:
+        part.require(
+            before.get(name) == after.get(name),
+            f"{update} must return (updates, state) with the shapes and dtypes of the parameters"
+            f" and of the state before; leaf {name} was {before.get(name)}, and is"
+            f" {after.get(name)}",
+        )
+    return state, result
+
+
+def optimizer_part(task: Task) -> Part:
+    """The optimiser that `train` names, with the words for errors about it."""
+    return Part("optimizer", task.train.optimizer, "make it an argument of the function")
+
+
+def check_program(part: Part, stored: JSON, now: JSON) -> None:
+    """Raises ValueError if a user's task or optimiser is another program than it was.
 
     Args:
-        task: the task.
-        stored: the content of config.json.
-        now: from `program_of`.
+        part: the task or the optimiser.
+        stored: what config.json holds of it.
+        now: from `program_of` or `program_of_optimizer`.
     """
     then = stored.get("program")
     if then == now.get("program"):
         return
     text = (
-        f"task {name_of(type(task))} was program {str(then)[:12]} when this run was trained, and is"
+        f"{part.name} was program {str(then)[:12]} when this run was trained, and is"
         f" {str(now.get('program'))[:12]} now"
     )
     if stored.get("jax") != now.get("jax"):
         versions = f"jax was {stored.get('jax')} then, and is {now.get('jax')} now"
         warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
         return
-    source = getattr(sys.modules.get(type(task).__module__), "__file__", None)
-    raise ValueError(
-        f"{text}; restore {source or 'the task'}, or train a new run in another folder"
-    )
+    raise ValueError(f"{text}; restore it, or train a new run in another folder")

@@ -225,7 +225,7 @@ class AtRate(Task):
 
     def optimizer(self) -> optax.GradientTransformation:
         # Adam's updates are proportional to the rate: computed at rate 1, then scaled.
-        at_one = dataclasses.replace(self.train, learning_rate=1.0).optimizer()
+        at_one = dataclasses.replace(self.train, learning_rate=1.0).transformation()
         return optax.chain(at_one, optax.scale(self.rate))
 
 

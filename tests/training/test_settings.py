@@ -121,6 +121,20 @@ def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
     assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 6), (6, 12)]
 
 
+@pytest.mark.parametrize("log_every", [1, 3])
+def test_settings_that_no_parameter_depends_on_may_change(tmp_path, extended, log_every):
+    train_run(lettered(6), tmp_path)
+    free = {"log_every": log_every, "checkpoint_every": 6, "keep": 1, "keep_best": 1}
+    task = Lettered(train=dataclasses.replace(lettered(12).train, **free))
+    train_run(task, tmp_path, resume=True)
+    found, expected = (load_states(folder)[1] for folder in (tmp_path, extended))
+    assert_bits_equal(found[12], expected[12])
+    assert len(found) <= 3  # the state of step 0 is computed
+    assert task_in(tmp_path) == task
+    steps = [line["step"] for line in read_lines(tmp_path / "metrics.jsonl")]
+    assert steps == [2, 4, 6, *range(6 + log_every, 13, log_every)]
+
+
 @pytest.mark.parametrize(
     ("task", "message"),
     [
@@ -252,7 +266,8 @@ def test_rates(schedule, warmup, accumulate):
 
 def test_one_update_for_several_batches_is_that_of_their_mean():
     config = TrainConfig(schedule="constant", learning_rate=0.5, accumulate=2, weight_decay=0.1)
-    optimizer, single = config.optimizer(), dataclasses.replace(config, accumulate=1).optimizer()
+    one = dataclasses.replace(config, accumulate=1)
+    optimizer, single = config.transformation(), one.transformation()
     # The mean is not clipped, and has the size of epsilon: its double would be another update.
     params, gradients = np.ones(2, np.float32), np.float32([[3e-8, -1e-8], [1e-8, 0.0]])
 

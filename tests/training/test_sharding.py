@@ -154,9 +154,7 @@ def test_each_part_is_drawn_where_it_is_used():
 # --- on one ---
 
 
-def test_words(tmp_path):
-    shape = MeshShape(seed=3, data=2)
-    assert MeshShape.from_words(["data=2", "seed=3"]) == shape
-    assert shape.devices == 6
+def test_a_mesh_is_no_text(tmp_path):
+    assert MeshShape(seed=3, data=2).devices == 6
     with pytest.raises(ValueError, match="mesh must be a MeshShape"):
         check_run(toy(), tmp_path / "run", mesh="data=2")

@@ -1,0 +1,121 @@
+"""--config: a file is the options that it holds; a run's config.json repeats the run."""
+
+import dataclasses
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import toy_task
+from command_line import parse
+from command_lines import check_error, load
+from saved_files import assert_bits_equal, snapshot
+from stand_in_training import TASK, run_of_two_seeds
+from toy_task import saved_state
+
+from attention_jax.training.settings import task_in
+
+train, sweep = load("scripts/train.py"), load("scripts/sweep.py")
+
+FLAT = "dim: 32\nlearning-rate: 1e-3\nscore: additive(hidden_dim=8)\nmask_padding: off\n"
+OPTIONS = "--dim 32 --learning-rate 0.001 --score additive(hidden_dim=8) --no-mask-padding"
+NESTED = "model: {dim: 32}\ntrain:\n  log_every: 5\n  checkpoint_every: 10\nletters: 9"
+MANY = "mesh: {data: 4, seed: 2}\nlog_gradients: {every: 50}\nself_attention_score: null"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "options"),
+    [
+        (FLAT, "", OPTIONS),
+        (FLAT, "--dim 16 --mask-padding", f"{OPTIONS} --dim 16 --mask-padding"),
+        (NESTED, "", "--dim 32 --log-every 5 --checkpoint-every 10 --letters 9"),
+        ("log_every: 30", "--checkpoint-every 60", "--log-every 30 --checkpoint-every 60"),
+        (MANY, "", "--mesh data=4 seed=2 --log-gradients every=50 --self-attention-score None"),
+        ("mesh: data=4 seed=2", "--mesh data=2", "--mesh data=2"),
+        ("log_gradients: []", "", "--log-gradients"),
+        ("task: text\ntext: 2026-01-02", "", "--task text --text 2026-01-02"),
+        ("task: recall", "--task sort", "--task sort"),
+        ('{"dim": 32, "learning_rate": 1e-3, "mask_padding": true, "batch_size": 3}', "",
+         "--dim 32 --learning-rate 1e-3 --batch-size 3"),
+    ],
+)  # fmt: skip
+def test_a_file_is_its_options(tmp_path, text, line, options):
+    (tmp_path / "run.yaml").write_text(text)
+    with_file = ["--config", str(tmp_path / "run.yaml"), *shlex.split(line)]
+    found, expected = (
+        parse(train.arguments_of, ["--workdir", "run", *words])
+        for words in (with_file, shlex.split(options))
+    )
+    assert found.settings == expected.settings
+    assert found.options == expected.options
+    if "--task" not in options:
+        words = ["--workdir", "sweep", "--scores", "dot", "--set", "keep=3,4", *with_file]
+        made = [
+            combination.arguments.settings
+            for combination in parse(sweep.Arguments, words).combinations
+        ]
+        model = dataclasses.replace(expected.settings.model, score="dot")
+        trains = [dataclasses.replace(expected.settings.train, keep=keep) for keep in (3, 4)]
+        assert [(task.model, task.train) for task in made] == [(model, each) for each in trains]
+
+
+def test_the_config_json_of_a_run_repeats_it(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--workdir", "new", "--config", str(run_of_two_seeds() / "config.json")]
+    assert parse(train.arguments_of, arguments).settings == TASK
+    saved = "--seeds 2 --steps 4 --log-every 2 --checkpoint-every 2 --batch-size 5 --clip-norm inf"
+    words = [*saved.split(), "--task", "toy_task:Toy", "--optimizer", "optax:lion"]
+    assert command("train", "--workdir", "old", *words)[0] == 0
+    assert command("train", "--workdir", "new", "--config", "old/config.json")[0] == 0
+    for name in ("metrics.jsonl", "config.json"):
+        assert Path("old", name).read_bytes() == Path("new", name).read_bytes()
+    task = task_in("new")
+    assert_bits_equal(*(saved_state(task, Path(name)) for name in ("old", "new")))
+    before = snapshot(tmp_path)
+    monkeypatch.setattr(toy_task.Toy, "dim", 4)
+    found = command("train", "--workdir", "other", "--config", "old/config.json")
+    check_error(found, "old/config.json", "toy_task:Toy")
+    assert snapshot(tmp_path) == before
+
+
+def edited(**changes):
+    return lambda content: json.dumps({**content, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("leters: 12", ["leters", "'letters'"]),
+        ("model: {heads: 2}", ["model.heads", "'model.num_heads'"]),
+        ("model: {steps: 2}", ["model.steps"]),
+        ("workdir: run", ["workdir"]),
+        ("dim: wide", ["--dim", "INT", "wide"]),
+        ("dim: 1.5", ["--dim", "INT", "1.5"]),
+        ("dim: [3, 4]", ["dim", "'3', '4'"]),
+        ("dim: {a: 3}", ["dim", "'a'"]),
+        ("dim:", ["--dim", "INT"]),
+        ("schedule: up", ["--schedule", "cosine", "up"]),
+        ("mask_padding: maybe", ["mask_padding", "true", "maybe"]),
+        ("dim: 8\nmodel: {dim: 8}", ["dim", "twice"]),
+        ("task: recall\nletters: 3", ["letters"]),
+        ("- dim", ["option: value"]),
+        ("", ["option: value"]),
+        ("dim: 3: 4", ["line 1"]),
+        ("a: &x [*x]", ["recursive"]),
+        ('{"dim": 32', ["cannot be read"]),
+        (edited(leters=3), ["'leters'"]),
+        (edited(scores={}), ["damaged"]),
+        (edited(optimizer_program={"program": "0"}), ["optimizer"]),
+        (None, ["No such file"]),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_its_name(tmp_path, monkeypatch, command, text, named):
+    monkeypatch.chdir(tmp_path)
+    if callable(text):
+        text = text(json.loads((run_of_two_seeds() / "config.json").read_text()))
+    if text is not None:
+        Path("run.yaml").write_text(text)
+    before = snapshot(tmp_path)
+    found = command("train", "--workdir", "run", "--config", "run.yaml")
+    check_error(found, "config run.yaml", *named)
+    assert snapshot(tmp_path) == before

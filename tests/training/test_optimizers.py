@@ -1,0 +1,140 @@
+"""TrainConfig.optimizer: another optimiser, known by its program, and wrong ones."""
+
+import dataclasses
+import functools
+import re
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from mistakes import refused
+from saved_files import assert_bits_equal
+from toy_task import Toy, toy
+
+from attention_jax.training.loop import initial_state
+from attention_jax.training.run import check_run, load_run, load_states, train_run
+from attention_jax.training.task import Task, TrainConfig
+
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(Toy):
+    """A task without an optimiser of its own."""
+
+    optimizer = Task.optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Composed(Toy):
+    """A task whose optimiser is composed by hand."""
+
+    make: ClassVar = None
+
+    def optimizer(self):
+        chain = optax.chain(optax.clip_by_global_norm(0.1), self.make(self.train.rate()))
+        return optax.MultiSteps(chain, 2)
+
+
+SIZE = [1.0]
+
+
+def signed(rate, power=0.0):
+    """An optimiser of a user: steps of the sign of the gradient times a power of its size."""
+
+    def update(gradients, params):
+        del params
+        return jax.tree.map(lambda g: SIZE[0] * jnp.sign(g) * jnp.abs(g) ** power, gradients)
+
+    return optax.chain(
+        optax.stateless(update), optax.trace(0.5), optax.scale_by_learning_rate(rate)
+    )
+
+
+def plain(optimizer, **train):
+    saved = {"log_every": 2, "checkpoint_every": 2, "schedule": "constant", "clip_norm": 0.1}
+    return toy(Plain, optimizer=optimizer, **saved, **train)
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("optax:lion", optax.lion),
+        ("optax:sgd(momentum=0.9)", functools.partial(optax.sgd, momentum=0.9)),
+        ("optax:adafactor", optax.adafactor),
+        ("test_optimizers:signed(power=1)", functools.partial(signed, power=1)),
+    ],
+)
+def test_another_optimizer(tmp_path, monkeypatch, text, make):
+    task = plain(text, steps=4, warmup_steps=3, accumulate=2)
+    for each in (plain(text, steps=2, warmup_steps=3, accumulate=2), task):
+        train_run(each, tmp_path / "resumed", resume=True)
+    train_run(task, tmp_path / "whole")
+    folders = tmp_path / "resumed", tmp_path / "whole"
+    found, expected = (load_states(folder)[1][4] for folder in folders)
+    assert_bits_equal(found, expected)
+    configs = [(folder / "config.json").read_bytes() for folder in folders]
+    assert configs[0] == configs[1]
+    monkeypatch.setattr(Composed, "make", staticmethod(make))
+    train_run(Composed(train=dataclasses.replace(task.train, optimizer="adam")), tmp_path / "hand")
+    assert_bits_equal(found.params, load_run(tmp_path / "hand").params)
+    assert not np.allclose(found.params["w"], initial_state(task).params["w"], rtol=1e-4)
+
+
+def test_an_edited_optimizer_is_not_resumed_but_its_run_is_read(tmp_path, monkeypatch):
+    train_run(plain("test_optimizers:signed", steps=2), tmp_path)
+    SIZE[0] = 2.0
+    assert load_run(tmp_path).step == 2
+    with pytest.raises(
+        ValueError, match=r"optimizer test_optimizers:signed was program .* restore"
+    ):
+        train_run(plain("test_optimizers:signed", steps=4), tmp_path, resume=True)
+    SIZE[0] = 1.0
+    with pytest.raises(
+        ValueError, match=r"train.optimizer was 'test_optimizers:signed', now 'adam'"
+    ):
+        train_run(plain("adam", steps=2), tmp_path, resume=True)
+    assert train_run(plain("test_optimizers:signed", steps=4), tmp_path, resume=True).step == 4
+
+
+# --- wrong ones ---
+
+OPTIMIZERS = {  # (init, update)
+    "textual": (lambda params: "state", lambda grads, state, params: (grads, state)),
+    "growing": (lambda params: 0, lambda grads, state, params: (grads, jnp.ones(2))),
+    "losing": (lambda params: 0, lambda grads, state, params: ({}, state)),
+    "short": (lambda params: 0, lambda grads, state, params: grads["w"]),
+    "twofold": (lambda params: {"a.b": 0, "a": {"b": 0}},
+                lambda grads, state, params: (grads, state)),
+    "random": (lambda params: 0, lambda grads, state, params: (
+        jax.tree.map(lambda g: g * np.random.rand(3), grads), state)),
+}  # fmt: skip
+
+
+def __getattr__(name):
+    """The functions that an option --optimizer names."""
+    if name not in OPTIMIZERS:
+        raise AttributeError(name)
+    return lambda rate: optax.GradientTransformation(*OPTIMIZERS[name])
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("lion", "must be one of adam"),
+        *((f"optax:{text}", text) for text in ("lyon", "sgd(3)", "sgd(rate=3)", "safe_norm")),
+        *((text, text) for text in ("nowhere:lion", "math:pi", "optax:lbfgs")),
+        *((f"test_optimizers:{name}", name) for name in OPTIMIZERS),
+    ],
+)
+def test_a_wrong_optimizer_is_one_line(tmp_path, text, named):
+    task = toy(optimizer=text)
+    refused(f"optimizer .*{re.escape(named)}", lambda: check_run(task, tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", ["weight_decay", "beta2", "epsilon"])
+def test_settings_of_adam_belong_to_adam(name):
+    refused(name, lambda: TrainConfig(optimizer="optax:lion", **{name: 0.3}))
