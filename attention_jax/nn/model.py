@@ -204,7 +204,8 @@ class Model(Generator):
         """
         if self.logits is None:
             return self.target_embedding.embedding[...].T, None
-        return self.logits.kernel[...], self.logits.bias[...]
+        bias = self.logits.bias
+        return self.logits.kernel[...], None if bias is None else bias[...]
 
     def encode(
         self,
@@ -321,7 +322,7 @@ class Model(Generator):
         x = self._embed(embedding, tokens, at, rng)
         each = itertools.zip_longest(blocks, sources, states, rngs)
         for index, (block, source, state, rng) in enumerate(each):
-            attend = functools.partial(
+            attend: Any = functools.partial(
                 block.attend,
                 source=source,
                 state=state,
