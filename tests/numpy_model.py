@@ -75,7 +75,7 @@ def head_projection(params, x):
 
 def multi_head(
     score, params, x, y, allowed=True, bias=0.0, wavelength=None, at=None, weigh=softmax,
-    values=None,
+    values=None, mod=None,
 ):  # fmt: skip
     """Returns output [T, output_dim] and weights [N, T, S], to which the masks broadcast.
 
@@ -97,6 +97,7 @@ def multi_head(
         one = weights_of(score, own, query[n], key[n // group], allowed[n], bias[n], weigh)
         seen = np.where(allowed[n].any(0)[:, None], value[n // group], 0)  # NaN in padding
         head = one @ seen
+        head = head if mod is None else mod(head, value[n // group])
         if "gate" in params:
             head = head / (1 + np.exp(-head_projection(params["gate"], x)[n]))
         weights.append(one)

@@ -100,9 +100,10 @@ DEFAULTS = {  # public names -> what inspect finds
         encoder_layers=1, decoder_layers=1, decoder_self_attention=True, dim=64, hidden_dim=64,
         num_heads=1, activation="relu", norm="pre", normalize_qk=False,
         self_attention_normalizer="softmax", output_gate=False, tied_embeddings="none",
-        dropout_rate=0.0, attention="global", radius=2, alignment="reversed", normalizer="softmax",
-        mask_padding=True, positions="sinusoidal", position_anchor="start", position_draw="none",
-        position_limit=512, max_wavelength=10000.0, min_wavelength=1.0, position_scale=1.0),
+        dropout_rate=0.0, dtype="float32", remat=False, attention="global", radius=2,
+        alignment="reversed", normalizer="softmax", mask_padding=True, positions="sinusoidal",
+        position_anchor="start", position_draw="none", position_limit=512, max_wavelength=10000.0,
+        min_wavelength=1.0, position_scale=1.0),
     # analysis
     "attention_gradients logit_scale_sweep": dict(score="scaled"),
     "attention_memory": dict(backward=False),
@@ -143,8 +144,7 @@ DEFAULTS = {  # public names -> what inspect finds
         train=TrainConfig(seeds=1, steps=9000, batch_size=None, learning_rate=0.002,
                           warmup_steps=1000, schedule="inverse-sqrt", beta2=0.98, epsilon=1e-9,
                           keep_best=1),
-        batch_tokens=2560, buckets=8, label_smoothing=0.1, precision="float32",
-        validation_metric="bleu"),
+        batch_tokens=2560, buckets=8, label_smoothing=0.1, validation_metric="bleu"),
     "Text": dict(
         model=ModelConfig("decoder", dim=128, hidden_dim=512, num_heads=4, decoder_layers=2,
                           dropout_rate=0.1, positions="rotary"),

@@ -18,7 +18,7 @@ from attention_jax.nn.cross_attention import CrossAttention, multi_head
 from attention_jax.nn.dropout import RandomModule
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import KeyValueCache
-from attention_jax.nn.parameters import Dtype, checked_tokens
+from attention_jax.nn.parameters import Dtype, checked_tokens, layer_norm
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.dropout import drop_features
 from attention_jax.pairwise.masks import Mask
@@ -53,14 +53,14 @@ class _Residual(nnx.Module):
     """x + dropout(f(norm x)), or norm(x + dropout(f(x)))."""
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        self.norm = nnx.LayerNorm(config.dim, rngs=rngs)
+        self.norm = layer_norm(config.dim, config.cast_dtype, rngs=rngs)
         self.pre = config.norm == "pre"
         self.dropout_rate = config.dropout_rate
 
     def __call__(self, x: Array, layer: Callable[[Array], Attended], rng: Array | None) -> Attended:
-        attended = layer(self.norm(x) if self.pre else x)
+        attended = layer(self.norm(x).astype(x.dtype) if self.pre else x)
         x = x + drop_features(attended.output, rng, self.dropout_rate)
-        return attended._replace(output=x if self.pre else self.norm(x))
+        return attended._replace(output=x if self.pre else self.norm(x).astype(x.dtype))
 
 
 class Block(RandomModule):
@@ -97,10 +97,12 @@ class Block(RandomModule):
         has_hidden, size = config.hidden_dim > 0, (config.dim, config.hidden_dim)
         self.feed_forward_residual = _Residual(config, rngs=rngs) if has_hidden else None
         self.feed_forward: Any = (
-            FeedForward(*size, activation=config.activation, rngs=rngs) if has_hidden else None
+            FeedForward(*size, activation=config.activation, dtype=config.cast_dtype, rngs=rngs)
+            if has_hidden
+            else None
         )
         has_noise = is_cross and config.attention == "monotonic"
-        self.dim = config.dim
+        self.dim, self.dtype = config.dim, config.cast_dtype
         self.is_random = has_noise or config.dropout_rate + config.rate_of_weights > 0
 
     def attend(
@@ -133,10 +135,12 @@ class Block(RandomModule):
                 the memory or, in a block without memory, of the self attention.
 
         Returns:
-            `Attended(output like x, weights [*B, T, S], carry)`, whose carry is the next state.
+            `Attended(output [*B, T, dim], weights [*B, T, S], carry)`, whose carry is the next
+            state. The output has the dtype of x, or bfloat16 if `config.dtype` is.
         """
         has_memory = self.cross_attention is not None
         x = checked_tokens("x", x, self.dim)
+        x = x if self.dtype is None else x.astype(self.dtype)
         if has_memory and not isinstance(source, Source):
             raise ValueError(f"source must be a Source; got {type(source).__name__}")
         state = BlockState() if state is None else state

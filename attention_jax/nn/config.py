@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_origin, get_type_hints
 
+import jax.numpy as jnp
+
 from attention_jax.core.checks import (
     check_choice,
     check_integer,
@@ -25,6 +27,7 @@ Norm = Literal["pre", "post"]
 AttentionKind = Literal["global", "local-m", "local-p", "coverage", "monotonic"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Draw = Literal["none", "subset", "window"]
+Computation = Literal["float32", "bfloat16"]
 Tie = Literal["none", "output", "all"]
 
 
@@ -64,6 +67,11 @@ class ModelConfig:
         dropout_rate: of embeddings and the outputs of layers, in training.
         attention_dropout_rate: of attention weights; None for `dropout_rate`. The weights of
             "coverage" and "monotonic" have no dropout.
+        dtype: of tokens and of the factors of products: "float32" or "bfloat16". Parameters, sums,
+            softmax, layer normalisation, position encodings and logits of the output layer are
+            float32 with both.
+        remat: whether the gradient computes each block's activations again, instead of storing
+            them: less memory for more arithmetic, the same numbers.
         attention: the kind of cross attention. "global" attends to the whole memory; "local-m" and
             "local-p" through a window, around a known or a predicted alignment; "coverage"
             remembers its weights; "monotonic" never goes back.
@@ -123,6 +131,8 @@ class ModelConfig:
     tied_embeddings: Tie = "none"
     dropout_rate: float = 0.0
     attention_dropout_rate: float | None = None
+    dtype: Computation = "float32"
+    remat: bool = False
     # The attention of the decoder to its memory.
     attention: AttentionKind = "global"
     radius: int = 2
@@ -239,6 +249,11 @@ class ModelConfig:
         """The dropout rate of attention weights."""
         rate = self.attention_dropout_rate
         return self.dropout_rate if rate is None else rate
+
+    @property
+    def cast_dtype(self) -> Any:
+        """The dtype to which modules cast tokens and parameters; None for no cast."""
+        return None if self.dtype == "float32" else jnp.dtype(self.dtype)
 
     @property
     def num_position_ids(self) -> int:

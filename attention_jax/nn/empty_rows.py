@@ -1,4 +1,4 @@
-"""Gates and projections of the output of attention, at queries without keys."""
+"""Functions, gates and projections of the output of attention, at queries without keys."""
 
 from __future__ import annotations
 
@@ -40,6 +40,22 @@ def gated_rows(logits: Array, rows: Array, feature_ndim: int) -> Array:
     """
     zero = jnp.all(rows == 0, axis=tuple(range(-feature_ndim, 0)), keepdims=True)
     return rows * jax.nn.sigmoid(jnp.where(zero & ~jnp.isfinite(logits), 0, logits))
+
+
+def modified_rows(modify: Callable[..., Array], rows: Array, values: Array) -> Array:
+    """modify(rows, values) of each token, and 0 for rows of zeros, whatever the values are.
+
+    Args:
+        modify: from the output [N, D] and the value [N, D] of a token to another output [N, D].
+        rows: float [*B, T, N, D], the output of attention.
+        values: float [*B, T, N, D], those of the queries' own tokens.
+    """
+    zero = jnp.all(rows == 0, axis=(-2, -1), keepdims=True)
+    for _ in range(rows.ndim - 2):
+        modify = jax.vmap(modify)
+    # Ones stand in for the tokens of empty rows: a division by a length of 0 would send NaN.
+    rows = modify(*(jnp.where(zero, 1, array.astype(rows.dtype)) for array in (rows, values)))
+    return jnp.where(zero, 0, rows)
 
 
 def _same(output: Array, zero: Array) -> Array:

@@ -27,7 +27,7 @@ class FeedForward(nnx.Module):
         hidden_dim: size of the hidden layer.
         activation: "relu", "gelu" or "swiglu", which has one more kernel and no biases.
         rngs: the stream of the initial parameters.
-        options: `kernel_init` and `bias_init`, as in `nnx.Linear`.
+        options: `dtype`, `kernel_init` and `bias_init`, as in `nnx.Linear`.
 
     Raises:
         ValueError: there is no such activation, or a size is below 1.

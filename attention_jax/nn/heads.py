@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,15 +12,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.checks import check_integer, check_real
+from attention_jax.core.programs import Part
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import group_heads, pairs_for_heads, ungroup_heads
 from attention_jax.nn.dropout import DropoutModule
-from attention_jax.nn.empty_rows import gated_rows, project_rows
+from attention_jax.nn.empty_rows import gated_rows, modified_rows, project_rows
 from attention_jax.nn.parameters import (
     BIAS_INIT,
     KERNEL_INIT,
     Dtype,
     checked_tokens,
+    layer_norm,
     normalizer_params,
     score_params,
     values_of,
@@ -47,6 +51,7 @@ class Heads(DropoutModule):
         normalize_qk: bool = False,
         normalizer: NormalizerLike = DEFAULT_NORMALIZER,
         output_gate: bool = False,
+        output_mod: Callable[[Array, Array], Array] | None = None,
         rotary_wavelength: float | None = None,
         dropout_rate: float = 0.0,
         deterministic: bool | None = None,
@@ -77,6 +82,9 @@ class Heads(DropoutModule):
             check_real("rotary_wavelength", rotary_wavelength, above=0)
         self.rotary_wavelength = rotary_wavelength
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
+        if output_mod is not None:
+            _check_output_mod(output_mod, jax.ShapeDtypeStruct((num_heads, head_dim), jnp.float32))
+        self.output_mod = output_mod
 
         dtypes: Any = {"dtype": dtype, "param_dtype": param_dtype}
         layer: Any = {**dtypes, "kernel_init": kernel_init, "bias_init": bias_init}
@@ -91,7 +99,7 @@ class Heads(DropoutModule):
         self.output = nnx.LinearGeneral(
             (num_heads, head_dim), output_dim, axis=(-2, -1), use_bias=use_bias, rngs=rngs, **layer
         )
-        norm = functools.partial(nnx.LayerNorm, head_dim, use_bias=False, rngs=rngs, **dtypes)
+        norm = functools.partial(layer_norm, head_dim, use_bias=False, rngs=rngs, **dtypes)
         self.query_norm = norm() if normalize_qk else None
         self.key_norm = norm() if normalize_qk else None
         rng_of_head = jax.random.split(rngs.params(), num_heads)
@@ -125,15 +133,28 @@ class Heads(DropoutModule):
     ) -> Array:
         """[*B, length, heads, head_dim] -> [*B, heads, length, head_dim], normalised, rotated."""
         if norm is not None:
-            heads = norm(heads)
+            heads = norm(heads).astype(heads.dtype)
         heads = jnp.swapaxes(heads, -2, -3)
         if self.rotary_wavelength is None:
             return heads
         return rotary(heads, position_ids, max_wavelength=self.rotary_wavelength)
 
-    def _merged(self, heads: Array, query: Array) -> Array:
-        """The output, from heads [*B, K, G, T, head_dim] and the tokens of the query."""
-        heads = jnp.swapaxes(ungroup_heads(heads, query.ndim - 2), -2, -3)
+    def _merged(self, heads: Array, query: Array, values: Array) -> Array:
+        """The output of the query's tokens.
+
+        Args:
+            heads: the output of attention [*B, K, G, T, head_dim].
+            query: the tokens.
+            values: those of the tokens, for `output_mod`: [*B, K, 1, T, head_dim].
+        """
+
+        def of_tokens(heads: Array) -> Array:  # [*B, T, N, head_dim]
+            return jnp.swapaxes(ungroup_heads(heads, query.ndim - 2), -2, -3)
+
+        shape, heads = heads.shape, of_tokens(heads)
+        if self.output_mod is not None:
+            values = of_tokens(jnp.broadcast_to(values, shape))
+            heads = modified_rows(self.output_mod, heads, values).astype(heads.dtype)
         if self.gate is not None:
             heads = gated_rows(self.gate(query), heads, feature_ndim=2)
         return project_rows(self.output, heads, feature_ndim=2)
@@ -160,3 +181,24 @@ class Heads(DropoutModule):
             return group_heads(leaf, leaf.ndim - 1, self.num_key_heads)
 
         return jax.tree.map(grouped, values_of(params, self.dtype))
+
+
+def _check_output_mod(output_mod: Any, token: jax.ShapeDtypeStruct) -> None:
+    """Raises ValueError unless it is a function from two arrays like `token` to another."""
+    try:
+        inspect.signature(output_mod).bind(token, token)
+    except TypeError as error:
+        raise ValueError(
+            f"output_mod must be a function of (output, value); got {output_mod!r}: {error}"
+        ) from error
+    name = getattr(output_mod, "__qualname__", output_mod)
+    part = Part("output_mod", name, "close over no traced array")
+    result = jax.eval_shape(
+        lambda *tokens: part.call("the function", output_mod, *tokens, of=tokens), token, token
+    )
+    part.require(
+        getattr(result, "shape", None) == token.shape
+        and jnp.issubdtype(result.dtype, jnp.floating),
+        f"the function must return a float array {list(token.shape)}, as output and value are",
+        result,
+    )

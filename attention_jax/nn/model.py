@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -13,11 +14,13 @@ from flax import nnx
 
 from attention_jax.core.arrays import any_array
 from attention_jax.core.checks import check_entries, check_integer, checked_rng
+from attention_jax.core.products import einsum
 from attention_jax.core.serialization import exported
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.generation import Generator
 from attention_jax.nn.inputs import checked_ids, checked_inputs, checked_source
+from attention_jax.nn.parameters import layer_norm
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import rows_of
 from attention_jax.pairwise.dropout import drop_features
@@ -75,7 +78,7 @@ class Model(Generator):
         if self.has_encoder:
             self.source_embedding = nnx.Embed(vocabulary_size, dim, rngs=rngs)
             self.encoder = nnx.List(Block(config, rngs=rngs) for _ in range(config.encoder_layers))
-            self.memory_norm = nnx.LayerNorm(dim, rngs=rngs)
+            self.memory_norm = layer_norm(dim, config.cast_dtype, rngs=rngs)
         shares_source = self.has_encoder and tie == "all"
         self.target_embedding = (
             self.source_embedding if shares_source else nnx.Embed(vocabulary_size, dim, rngs=rngs)
@@ -84,7 +87,7 @@ class Model(Generator):
             Block(config, is_cross=self.has_encoder, rngs=rngs)
             for _ in range(config.decoder_layers)
         )
-        self.output_norm = nnx.LayerNorm(dim, rngs=rngs)
+        self.output_norm = layer_norm(dim, config.cast_dtype, rngs=rngs)
         self.logits = nnx.Linear(dim, vocabulary_size, rngs=rngs) if tie == "none" else None
         # Checkpoints hold a learned table under the name "placement".
         self.placement = PositionEncoding(config, rngs=rngs)
@@ -180,15 +183,19 @@ class Model(Generator):
             return_weights=return_weights,
         )
         start = 0 if self.has_encoder else length
-        features = self.output_norm(x[:, start:])
+        features = self.output_norm(x[:, start:]).astype(x.dtype)
         if not return_weights:
             return features
         weights = jnp.stack([layer.weights for layer in layers])
         return features, weights[..., start:, :length]
 
     def logits_of(self, features: Array) -> Array:
-        """The output layer: [..., dim] -> [..., V]."""
-        return (self.logits or self.target_embedding.attend)(features)
+        """The output layer: [..., dim] -> [..., V], float32 with `config.dtype` "bfloat16"."""
+        if self.config.cast_dtype is None:
+            return (self.logits or self.target_embedding.attend)(features)
+        kernel, bias = self.output_layer()
+        logits = einsum("...d,dv->...v", features, kernel)
+        return logits if bias is None else logits + jnp.broadcast_to(bias, logits.shape)
 
     def output_layer(self) -> tuple[Array, Array | None]:
         """Kernel [dim, V] and bias [V] of the output layer; with tied embeddings the bias is None.
@@ -220,7 +227,7 @@ class Model(Generator):
         mask = padding_mask(source_lengths) if self.config.mask_padding else None
         at = self.placement.source_ids(position_ids, length, lengths)
         x, _ = self._blocks("encoder", source, at, mask=mask, rng=rng)
-        return Source(self.memory_norm(x), mask, lengths, at[0])
+        return Source(self.memory_norm(x).astype(x.dtype), mask, lengths, at[0])
 
     # --- token by token ---
 
@@ -248,7 +255,7 @@ class Model(Generator):
         room = max_length if self.has_encoder else length + max_length
         zeros = jnp.zeros_like(source_lengths)
         padding = length - self._visible_lengths(source_lengths, length)
-        dtype = self.target_embedding.embedding[...].dtype
+        dtype = self.config.cast_dtype or self.target_embedding.embedding[...].dtype
         starts = [block.start(cross, (batch_size,), room, dtype) for block in self.decoder]
         sources, blocks = (tuple(parts) for parts in zip(*starts, strict=True))
         position_ids = jnp.broadcast_to(position_ids[:room], (batch_size, room))
@@ -269,7 +276,7 @@ class Model(Generator):
         ids = jnp.take_along_axis(position_ids, index, axis=1)
         x, after = self._extend(state, tokens[:, None], (ids,) * self.config.num_position_ids)
         has_room = state.step < position_ids.shape[1]
-        x = jnp.where(has_room[:, None, None], self.output_norm(x), jnp.nan)
+        x = jnp.where(has_room[:, None, None], self.output_norm(x).astype(x.dtype), jnp.nan)
         return self.logits_of(x)[:, 0, :], after
 
     def _extend(
@@ -315,9 +322,20 @@ class Model(Generator):
         x = self._embed(embedding, tokens, at, rng)
         each = itertools.zip_longest(blocks, sources, states, rngs)
         for index, (block, source, state, rng) in enumerate(each):
-            options: Any = {"state": state, "first": first, "return_weights": return_weights}
+            attend: Any = functools.partial(
+                block.attend,
+                source=source,
+                state=state,
+                first=first,
+                mask=mask,
+                position_ids=at[0],
+                rng=rng,
+                return_weights=return_weights,
+            )
+            if self.config.remat:
+                attend = jax.checkpoint(attend)
             with jax.named_scope(f"{side}_{index}"):
-                layer = block.attend(x, source, mask=mask, position_ids=at[0], rng=rng, **options)
+                layer = attend(x)
             x = layer.output
             layers.append(layer)
         return x, layers
@@ -333,6 +351,7 @@ class Model(Generator):
         if encoding is not None:
             examples = math.prod(encoding.shape[:-2])  # 1 or B
             x = x + encoding.reshape(examples, *encoding.shape[-2:]).astype(x.dtype)
+        x = x.astype(self.config.cast_dtype or x.dtype)
         return drop_features(x, rng, self.config.dropout_rate)
 
     def _position_ids(

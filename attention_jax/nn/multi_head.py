@@ -60,6 +60,11 @@ class MultiHeadAttention(Heads):
             parameters of its own.
         output_gate: whether each feature of each head's output is multiplied by a factor between 0
             and 1 that depends on the query: head_n * sigmoid(W_gate,n x).
+        output_mod: a function of (output, value), which replaces the output of every token before
+            gate and projection; None for none. It is called for one token: both arguments and the
+            result are float [N, qkv_dim / N], the token's output and its own value. (Heads that
+            share a value each have it.) It is for self attention alone, in one call or with a
+            cache. The output of a query without keys stays 0.
         rotary_wavelength: the `max_wavelength` with which `rotary` rotates queries and keys by
             their position ids; None for no rotation. A head has an even number of features.
         dropout_rate: probability that a weight is dropped.
@@ -77,16 +82,29 @@ class MultiHeadAttention(Heads):
             it the module's state is its parameters alone, and dropout needs a `dropout_rng`.
 
     Raises:
-        ValueError: there is no such score, sizes do not divide, or `rngs` lacks a stream.
+        ValueError: there is no such score, sizes do not divide, `output_mod` does not return what
+            it must, or `rngs` lacks a stream.
 
     >>> from flax import nnx
     >>> attend = MultiHeadAttention("dot", 12, num_heads=6, num_key_heads=2, rngs=nnx.Rngs(0))
     >>> attend(jnp.ones((2, 5, 12)), mask=causal_mask()).shape
     (2, 5, 12)
 
+    Exclusive self attention, y - (y . v) v / |v|^2, removes what a token says of itself:
+
+    >>> def exclusive(output, value):
+    ...     value = value / jnp.linalg.norm(value, axis=-1, keepdims=True)
+    ...     return output - jnp.sum(output * value, axis=-1, keepdims=True) * value
+    >>> attend = MultiHeadAttention(
+    ...     "additive", 12, num_heads=6, output_mod=exclusive, rngs=nnx.Rngs(0)
+    ... )
+    >>> attend(jnp.ones((2, 5, 12))).round(5).max()  # all tokens are equal: nothing is left
+    Array(0., dtype=float32)
+
     Source: Vaswani et al. 2017, section 3.2.2 (their h is N); Ainslie et al. 2023 for K < N;
     Dehghani et al. 2023, section 2.1, for `normalize_qk`; Qiu et al. 2025, "Gated Attention for
-    Large Language Models", section 2.2, for `output_gate`.
+    Large Language Models", section 2.2, for `output_gate`; Zhai 2026, "Exclusive Self Attention"
+    (arXiv 2603.09078).
     """
 
     def __call__(
@@ -127,9 +145,14 @@ class MultiHeadAttention(Heads):
             output [*B, T, output_dim]; or (output, weights).
 
         Raises:
-            ValueError: an argument has the wrong shape or dtype; or a module with dropout lacks
-                `deterministic` or a PRNG key.
+            ValueError: an argument has the wrong shape or dtype; a module with dropout lacks
+                `deterministic` or a PRNG key; or one with `output_mod` is given a key.
         """
+        if key is not None and self.output_mod is not None:
+            raise ValueError(
+                "key must be None with output_mod, which takes the value of the query's own token;"
+                f" got {type(key).__name__}"
+            )
         query = checked_tokens("query", query, *self.query.in_features)
         queries = self._queries(query, position_ids)
         if isinstance(key, Memory):
@@ -142,7 +165,7 @@ class MultiHeadAttention(Heads):
         lengths = queries.shape[-2], keys.shape[-2]
         arguments = self._arguments(mask, bias, query.shape[:-2], *lengths)
         dropout_rng = self._dropout_rng(dropout_rng, deterministic)
-        output = self._attended(query, queries, keys, values, dropout_rng, **arguments)
+        output = self._attended(query, queries, keys, values, values, dropout_rng, **arguments)
         if not return_weights:
             return output
         weights = attention_weights(queries, keys, **arguments).astype(queries.dtype)
@@ -269,7 +292,8 @@ class MultiHeadAttention(Heads):
         check_entries(name, first, 0, room - count)
         position_ids = first + jnp.arange(count) if position_ids is None else position_ids
         queries = self._queries(x, position_ids)
-        extended = _appended(cache, self.remember(x, position_ids=position_ids))
+        new = self.remember(x, position_ids=position_ids)
+        extended = _appended(cache, new)
         # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
         arguments = self._arguments(mask, bias, x.shape[:-2], room, room)
@@ -277,7 +301,7 @@ class MultiHeadAttention(Heads):
         arguments["mask"] = ShiftedMask(arguments["mask"], shifts)
         if arguments["bias"] is not None:
             arguments["bias"] = ShiftedBias(arguments["bias"], shifts)
-        output = self._attended(x, queries, *extended.memory, None, **arguments)
+        output = self._attended(x, queries, *extended.memory, new.values, None, **arguments)
         return jnp.where(first + count <= room, output, jnp.nan), extended
 
     def _attended(
@@ -286,10 +310,14 @@ class MultiHeadAttention(Heads):
         queries: Array,
         keys: Any,
         values: Array,
+        own_values: Array,
         rng: Array | None,
         **arguments: Any,
     ) -> Array:
-        """The output for the tokens of these queries; with dropout if there is a key for it."""
+        """The output for these tokens, whose own values are given; with dropout if there is a key.
+
+        `own_values` matter in self attention alone.
+        """
         with heads_as_one_axis(tokens.ndim - 2):
             heads = attention(
                 queries,
@@ -300,7 +328,7 @@ class MultiHeadAttention(Heads):
                 dropout_rng=rng,
                 implementation=self.implementation,
             )
-        return self._merged(heads.astype(queries.dtype), tokens)
+        return self._merged(heads.astype(queries.dtype), tokens, own_values)
 
 
 def _appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:

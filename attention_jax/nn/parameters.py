@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.arrays import cast_floats, float_array
+from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.functional.checks import check_axes
 from attention_jax.normalizers import Normalizer
 from attention_jax.scores import Params
@@ -43,6 +44,12 @@ def values_of(params: Any, dtype: Dtype | None = None) -> Params:
         lambda param: param[...], params, is_leaf=lambda leaf: isinstance(leaf, nnx.Param)
     )
     return values if dtype is None else cast_floats(values, dtype)
+
+
+def layer_norm(dim: int, dtype: Dtype | None, **options: Any) -> nnx.LayerNorm:
+    """A layer normalisation in at least float32, for a module that casts to `dtype` unless None."""
+    wide = None if dtype is None else accumulator_dtype(jnp.empty((), dtype))
+    return nnx.LayerNorm(dim, dtype=wide, **options)
 
 
 def checked_tokens(name: str, tokens: Any, dim: int) -> jax.Array:

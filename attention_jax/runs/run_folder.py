@@ -118,7 +118,11 @@ def read_config(folder: Path) -> JSON:
         raise ValueError(
             f"workdir must be the folder of a training run; {folder} has no config.json"
         )
-    return read_json(folder / "config.json")
+    content = read_json(folder / "config.json")
+    if content.get("task") == "attention_jax.tasks:Translation" and "precision" in content:
+        # Earlier versions had the dtype of the model under this name.
+        content["model"] = {**content.get("model", {}), "dtype": content.pop("precision")}
+    return content
 
 
 def read_json(path: Path) -> JSON:

@@ -1,5 +1,6 @@
 """The model over a table of configurations: it is its formula, token by token and all at once."""
 
+import dataclasses
 import functools
 
 import jax
@@ -37,8 +38,8 @@ CASES = {
     "local-p": ({"attention": "local-p", "num_heads": 2, "encoder_layers": 0,
                  "positions": "learned", "position_draw": "subset", "position_anchor": "both",
                  "self_attention_normalizer": "log_scaled(start=2)"}, None),
-    "coverage": ({"attention": "coverage", "decoder_layers": 2, "activation": "gelu", **BARE},
-                 None),
+    "coverage": ({"attention": "coverage", "decoder_layers": 2, "activation": "gelu", **BARE,
+                  "remat": True}, None),
     "monotonic": ({"attention": "monotonic", "score": "scaled", "tied_embeddings": "output",
                    **BARE}, GAPS),
     "decoder, rotary": ({"architecture": "decoder", "positions": "rotary", "score": "general",
@@ -140,6 +141,51 @@ def test_padding_is_invisible(case):
     else:  # rows 0 and 2 have padding, row 1 has none
         changed = np.max(np.abs(one[0] - other[0]), axis=(1, 2))
         assert min(changed[0], changed[2]) > 1e-3 > changed[1]
+
+
+@every_case
+def test_bfloat16_is_float32_up_to_the_rounding_of_tokens(case):
+    """Parameters, logits and gradients are float32, and steps are one call."""
+    config, params, (logits, _, _), _ = answers(case)
+    params = jax.tree.map(np.float32, params)
+
+    @jax.jit
+    def run(params, inputs):
+        model = bind(dataclasses.replace(config, dtype="bfloat16"), params, V)
+        real = np.arange(S)[None, :] < np.array(LENGTHS)[:, None]
+        source = np.where(real, tokens(S, 4), PAD), np.array(LENGTHS)
+        call, ids = functools.partial(model, *source), CASES[case][1]
+        ids = None if ids is None else np.array(ids)
+        at_once = call(inputs, position_ids=ids)
+        return at_once, stepped(model, *source, inputs, ids), model.features(*source, inputs)
+
+    at_once, by_steps, features = run(params, tokens(T, 5))
+    assert (at_once.dtype, features.dtype) == (jnp.float32, jnp.bfloat16)
+    for found in (at_once, by_steps):
+        assert np.sqrt(np.mean((found - logits) ** 2)) < 0.03 * np.std(logits)
+        assert np.max(np.abs(found - logits)) > 1e-4 * np.std(logits)
+
+
+def test_remat_stores_less_for_the_same_gradient():
+    settings = {"architecture": "decoder", "decoder_layers": 2, "dropout_rate": 0.2}
+    _, params = make(config_of(**settings))
+    params = jax.tree.map(np.float32, params)
+
+    def stored(remat):
+        model = functools.partial(bind, config_of(**settings, remat=remat))
+
+        def loss(params):
+            logits = model(params, V)(None, None, tokens(T, 5), rng=jax.random.key(0))
+            return jnp.sum(jnp.sin(logits))
+
+        loss, pullback = jax.vjp(loss, params)
+        return sum(leaf.size for leaf in jax.tree.leaves(pullback)), loss, pullback(loss)
+
+    stored = jax.jit(stored, static_argnums=0)
+    (most, *expected), (least, *found) = stored(False), stored(True)
+    assert least < 0.7 * most
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+    jax.tree.map(close, found, expected)
 
 
 def test_a_decoder_without_a_source():

@@ -111,6 +111,24 @@ def test_masks_and_biases():
     np.testing.assert_array_equal(weights[0, :, 2], 0)
 
 
+def exclusive(output, value):
+    along = (output * value).sum(-1, keepdims=True) / (value * value).sum(-1, keepdims=True)
+    return output - along * value
+
+
+def test_output_mod_has_the_output_and_the_own_value_of_each_token():
+    """Before the gate. A query without keys keeps its 0, whatever its token is."""
+    module, params = make("dot", key_dim=DX, output_gate=True, output_mod=exclusive)
+    x, allowed = normal(B, T, DX), TABLE[:, :, :T].copy()
+    x[0, 2], allowed[0, :, 2] = np.nan, False
+    output = jax.jit(module)(x, mask=allowed)
+    np.testing.assert_array_equal(output[0, 2], 0)
+    for row, (tokens_of_row,) in enumerate(examples(x)):
+        seen = np.nan_to_num(tokens_of_row, nan=1.0)
+        expected, _ = multi_head("dot", params, seen, seen, allowed[row], mod=exclusive)
+        np.testing.assert_allclose(output[row], expected, atol=2e-5)
+
+
 # --- parameters ---
 
 

@@ -57,8 +57,9 @@ def token_by_token(module, x, **options):
 
 
 def test_token_by_token_is_one_call_with_all():
-    """And so is the gradient."""
-    module, _ = make("general", rotary_wavelength=50.0, normalize_qk=True)
+    """And so is the gradient; a function of the output has the value of the query's own token."""
+    options = {"rotary_wavelength": 50.0, "normalize_qk": True}
+    module, _ = make("general", output_mod=lambda output, value: output * value, **options)
     definition, params = nnx.split(module)
     cotangent = normal(B, T, OUT, seed=8)
 

@@ -87,6 +87,11 @@ def extended(x, cache):
     return heads().extend(x, heads().empty_cache(*cache))
 
 
+def modified(key):
+    options = {"output_mod": lambda output, value: output + value, "rngs": nnx.Rngs(0)}
+    return nn.MultiHeadAttention("scaled", 4, num_heads=2, **options)(ones(2, 3, 4), key)
+
+
 def remembered(value):
     return heads()(ones(2, 3, 4), heads().remember(ones(2, 3, 4)), value)
 
@@ -102,7 +107,9 @@ WRONG = [
     (made(nn.MultiHeadAttention), {"score": "scaled", "query_dim": 4, "num_heads": 2}, {
         **module_options, **dict.fromkeys(("query_dim", "key_dim", "qkv_dim"), no.size),
         "output_dim": no.size, "num_heads": no.size, "num_key_heads": no.size | st.just(3),
-        "rotary_wavelength": no.positive | st.just(np.inf)}),
+        "rotary_wavelength": no.positive | st.just(np.inf),
+        "output_mod": one_of(1, lambda output: output, lambda output, value: output[0])}),
+    (modified, {"key": None}, {"key": st.just(ones(2, 3, 4))}),
     (extended, {"x": ones(2, 3, 4), "cache": ((2,), 3)},
      {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3), ((2,), 2.5))}),
     (remembered, {}, {"value": st.just(ones(2, 3, 4))}),
@@ -136,14 +143,16 @@ WRONG = [
         **dict.fromkeys(("dim", "hidden_dim", "num_heads", "num_key_heads", "decoder_layers"),
                         one_of(2.5, "2", [2]) | st.integers(max_value=-1)),
         **dict.fromkeys(("architecture", "activation", "norm", "attention", "alignment",
-                         "positions", "position_anchor", "position_draw", "tied_embeddings"),
+                         "positions", "position_anchor", "position_draw", "tied_embeddings",
+                         "dtype"),
                         no.word | st.none()),
         "dropout_rate": no.rate, "position_limit": no.size_or_none | st.just(True),
         "radius": no.side.filter(lambda x: x != 2**31 and not (type(x) is int and x > 0)),
         "normalizer": no.normalizer.filter(lambda x: x is not None), "score": no.score,
         "encoder_layers": no.count.filter(lambda x: x is not True),
         **dict.fromkeys(("max_wavelength", "min_wavelength", "position_scale"),
-                        no.positive | one_of(np.inf, None)), "mask_padding": no.word,
+                        no.positive | one_of(np.inf, None)),
+        **dict.fromkeys(("mask_padding", "remat"), no.word),
         "self_attention_score": no.score.filter(lambda x: x is not None),
         "self_attention_normalizer": no.normalizer}),
     (nn.ModelConfig, {"min_wavelength": 1.0}, {"max_wavelength": st.just(0.5)}),

@@ -190,7 +190,7 @@ def test_what_stops_it_on_the_way(command, monkeypatch, event, status, message):
 def test_help_is_that_of_the_task(command):
     for words, expected, absent in (
         ([], "(default: 2500)", "--source PATH"),
-        (TASK, "--precision", "--min-length"),
+        (TASK, "--dtype", "--min-length"),
         (["--task", "user_tasks:Rotate"], "--by", "--letters"),
     ):
         status, out, err = command("train", *words, "--help")

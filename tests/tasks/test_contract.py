@@ -63,6 +63,21 @@ def tasks(*fast):
     return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in NAMES]
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_is_for_products_alone(name, tmp_path):
+    """The parameters that it trains, and the loss, are float32."""
+    task = small(name, tmp_path)
+    task = dataclasses.replace(task, model=dataclasses.replace(task.model, dtype="bfloat16"))
+    feed, rng = task.feed(tmp_path), jax.random.key(0)
+    batch = feed.batch(0, 0) if feed else task.batch(rng, size=2)
+    params = jax.eval_shape(task.init, rng)
+    program = jax.make_jaxpr(lambda params: task.loss(params, batch, rng)[0])(params)
+    assert "bf16" in str(program)
+    assert {leaf.dtype for leaf in (*jax.tree.leaves(params), *program.out_avals)} == {
+        np.dtype(np.float32)
+    }
+
+
 @pytest.fixture(scope="module", params=tasks("translation"))
 def trained(request, tmp_path_factory):
     """A task and its run."""

@@ -95,18 +95,6 @@ def test_the_loss_is_the_smoothed_cross_entropy_of_real_subwords():
     assert dropped[0] == dropped[2] != dropped[1]
 
 
-def test_bfloat16_is_what_products_are_computed_in():
-    half = task(precision="bfloat16")
-    params = jax.eval_shape(half.init, jax.random.key(0))
-    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype(jnp.float32)}
-    with jax.numpy_dtype_promotion("standard"):  # in flax's layer normalisation
-        features = jax.eval_shape(
-            lambda params: half.bind(params).features(*some_batch()[:3]), params
-        )
-        loss, _ = jax.eval_shape(half.loss, params, some_batch(), jax.random.key(0))
-    assert (features.dtype, loss.dtype) == (jnp.bfloat16, jnp.float32)
-
-
 # --- the loss of a whole text ---
 
 

@@ -15,7 +15,7 @@ from toy_task import Toy, toy, train_toy
 from attention_jax.runs.metrics_file import add_line, read_lines
 from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.tasks.translation.task import TRAIN
+from attention_jax.tasks.translation.task import TRAIN, Translation
 from attention_jax.training.run import check_run, load_run, load_states, train_run
 from attention_jax.training.settings import settings_of, task_in
 from attention_jax.training.task import TrainConfig
@@ -33,6 +33,10 @@ def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
     del content["model"]["dim"], content["train"]["steps"], content["max_length"]
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert task_in(tmp_path) == Reversal(letters=5)
+    content = settings_of(Translation(Path("a"), Path("b"))) | {"precision": "bfloat16"}
+    del content["model"]["dtype"]  # had this name
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert task_in(tmp_path).model.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

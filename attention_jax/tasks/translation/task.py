@@ -37,7 +37,6 @@ from attention_jax.training.task import (
 )
 
 Array = jax.Array
-Precision = Literal["float32", "bfloat16"]
 ValidationMetric = Literal["bleu", "loss"]
 Kind = Literal["training", "validation"]
 
@@ -86,7 +85,6 @@ class Translation(Task):
         batch_tokens: most subwords of a batch, both sides and padding included.
         buckets: most batch shapes; each is compiled once, and more shapes mean less padding.
         label_smoothing: see `output_cross_entropy`.
-        precision: dtype of products; parameters and sums are float32.
         validation_metric: the metric that chooses the best checkpoint.
 
     Raises:
@@ -106,7 +104,6 @@ class Translation(Task):
     batch_tokens: int = 2560
     buckets: int = 8
     label_smoothing: float = 0.1
-    precision: Precision = "float32"
     validation_metric: ValidationMetric = "bleu"
 
     def __post_init__(self) -> None:
@@ -116,7 +113,6 @@ class Translation(Task):
                 "validation_source and validation_target must be given together; got"
                 f" {self.validation_source} and {self.validation_target}"
             )
-        check_choice("precision", self.precision, Precision)
         check_choice("validation_metric", self.validation_metric, ValidationMetric)
         for name in ("vocabulary_size", "max_tokens", "batch_tokens", "buckets"):
             check_integer(name, getattr(self, name))
@@ -201,9 +197,6 @@ class Translation(Task):
         return nn.initial_params(self.model, self.vocabulary_size, rng)
 
     def bind(self, params: Params) -> nn.Model:
-        """The model with given parameters, cast to the dtype of its products."""
-        dtype = jnp.dtype(self.precision)
-        params = jax.tree.map(lambda leaf: jnp.asarray(leaf).astype(dtype), params)
         return nn.bind(self.model, params, self.vocabulary_size)
 
     def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
