@@ -14,6 +14,7 @@ import typing
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from attention_jax.core.checks import check_integer
@@ -336,7 +337,16 @@ def _digests(content: JSON) -> JSON:
 
 def check_equal_in_all(settings: JSON) -> None:
     """Raises ValueError unless all processes of a run have the same settings."""
-    of_all = [_flat(json.loads(text)) for text in exchanged(json.dumps(settings))]
+
+    def named(content: JSON) -> JSON:
+        leaves = jax.tree_util.tree_leaves_with_path(
+            content, is_leaf=lambda value: not isinstance(value, dict)
+        )
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves
+        }
+
+    of_all = [named(json.loads(text)) for text in exchanged(json.dumps(settings))]
     for index, other in enumerate(of_all):
         for name in {**of_all[0], **other}:
             if of_all[0].get(name) != other.get(name):
