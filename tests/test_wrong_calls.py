@@ -166,6 +166,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         ("saturation", {}, {"bound": one_of(-0.5, 1.0, np.nan, "a", None, 1j)}),
         *((name, {"alignment": [0, 1]}, {"alignment": one_of("a", None, 1.0, ones(7, dtype=int))})
           for name in ("alignment_error", "expected_distance")))),
+    (analysis.jensen_shannon, {"weights_a": PAIRS}, {
+        "weights_b": no.floats | one_of(None, ones(3, 2), ones(1, 2, 3))}),
     (analysis.softmax_vjp, {"weights": PAIRS}, {"dweights": no.floats | one_of(None, ones(3, 2))}),
     *((getattr(analysis, name), {}, {"weights": no.floats})
       for name in ("softmax_jacobian", "softmax_jacobian_norm")),

@@ -1,9 +1,9 @@
-"""Statistics of attention weights and logits: entropy, saturation, alignment.
+"""Statistics of attention weights and logits: entropy, saturation, alignment, divergence.
 
 All are pure functions of the weights or logits of any attention, and work under `jax.jit` and
 `jax.vmap`. All except `saturation` are differentiable, at every order. A weight of 0 counts as a
-masked weight, which is always 0: in entropies it sends gradient 0, although the derivative of
-w log w has no finite limit there. For entropy in linear memory, without weights, see
+masked weight, which is always 0: in entropies and divergences it sends gradient 0, although the
+derivative of w log w has no finite limit there. For entropy in linear memory, without weights, see
 `attention(..., return_statistics=True)`.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.analysis.entropy_terms import divergence, is_zero, surprise
 from attention_jax.core.arrays import accumulator_dtype, bool_array, float_array, integer_array
 from attention_jax.core.checks import checked_fraction
 from attention_jax.core.serialization import exported
@@ -60,7 +61,7 @@ def weight_entropy(weights: Array) -> Array:
 
     Source: Shannon 1948, section 6; for attention: Ghader and Monz 2017.
     """
-    return jnp.sum(_surprise(_checked(weights)[0]), axis=-1)
+    return jnp.sum(surprise(_checked(weights).pairs), axis=-1)
 
 
 def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Array:
@@ -119,7 +120,7 @@ def effective_keys(weights: Array) -> Array:
 
     Source: Hill 1973, the number N_1.
     """
-    weights = _checked(weights)[0]
+    weights = _checked(weights).pairs
     return jnp.where(has_keys(weights), jnp.exp(weight_entropy(weights)), 0)
 
 
@@ -147,7 +148,7 @@ def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None
     Source: Vaswani et al. 2017, section 3.2.1, for the regime; the measure is ours.
     """
     bound = checked_fraction("bound", bound)
-    weights = _checked(weights, rows=rows)[0]
+    weights = _checked(weights, rows=rows).pairs
     largest = jnp.max(weights, axis=-1, initial=0)
     saturated = (largest > bound).astype(weights.dtype)
     return mean_over_rows(jnp.where(jnp.isnan(largest), jnp.nan, saturated), has_keys(weights))
@@ -255,6 +256,44 @@ def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = 
     return mean_over_rows(expected, has_keys(weights) & jnp.any(distances == 0, axis=-1))
 
 
+def jensen_shannon(weights_a: Array, weights_b: Array) -> Array:
+    """The Jensen-Shannon divergence of two attentions, for each query.
+
+        JS_i = sum_j (a_ij log(a_ij / m_ij) + b_ij log(b_ij / m_ij)) / 2,    m = (a + b) / 2
+
+    It is symmetric, and lies between 0 (equal weights) and log 2 (no key in common), up to
+    rounding. Its square root is a metric. The formula gives 0 if both rows are zeros, and
+    log(2) / 2 if one row is zeros.
+
+    Args:
+        weights_a: float [*B, T, S], as in `weight_entropy`.
+        weights_b: float [*B, T, S].
+
+    Returns:
+        [*B, T] in nats, in float32, or float64 if either is. Differentiable in both; weights of 0
+        send gradient 0. Exactly 0 where a = b, and near there as accurate as the arguments.
+
+    Raises:
+        ValueError: an argument has the wrong dtype or shape, or the two shapes differ.
+
+    >>> jensen_shannon(jnp.array([[1.0, 0.0], [0.5, 0.5]]), jnp.array([[0.0, 1.0], [0.5, 0.5]]))
+    Array([0.6931472, 0.       ], dtype=float32)
+
+    Source: Lin 1991, with both weights 1/2 and natural logarithms; between heads: Clark et al.
+    2019, section 6.
+    """
+    weights_a = _checked(weights_a, name="weights_a").pairs
+    weights_b = _checked(weights_b, name="weights_b").pairs
+    if weights_a.shape != weights_b.shape:
+        raise ValueError(
+            f"weights_b must be {list(weights_a.shape)}, as weights_a is;"
+            f" got {list(weights_b.shape)}"
+        )
+    dtype = accumulator_dtype(weights_a, weights_b)
+    weights_a, weights_b = weights_a.astype(dtype), weights_b.astype(dtype)
+    return jnp.sum(divergence(weights_a, weights_b), axis=-1)
+
+
 def attention_summary(
     weights: Array,
     *,
@@ -298,41 +337,12 @@ def attention_summary(
     )
 
 
-# --- entropy, with finite derivatives for weights of any size ---
-
-
-@jax.custom_jvp
-def _surprise(weights: Array) -> Array:
-    """-w log w, and 0 at 0, with derivative 0."""
-    return -weights * _log(weights)
-
-
-# d(-w log w) = -(log w + 1) dw. JAX derives the same, but its second derivative contains w^-2,
-# which overflows in float32 below w = 1e-19. The second derivative of this rule is -1 / w.
-@_surprise.defjvp
-def _surprise_jvp(primals, tangents):
-    (weights,), (dweights,) = primals, tangents
-    slope = jnp.where(_is_zero(weights), 0, -(_log(weights) + 1))
-    return _surprise(weights), slope * dweights
-
-
-def _log(weights: Array) -> Array:
-    return jnp.log(jnp.where(_is_zero(weights), 1, weights))
-
-
-def _is_zero(weights: Array) -> Array:
-    """Whether weights are 0 or subnormal."""
-    # XLA treats subnormal numbers as 0 in some operations and not in others, and their reciprocals
-    # overflow. NaN and negative numbers must stay visible as NaN, so they do not count as 0.
-    return jnp.abs(weights) < jnp.finfo(weights.dtype).tiny
-
-
 # --- means over rows ---
 
 
 def has_keys(weights: Array) -> Array:
     """Whether each query attends to any key: bool [*B, T]."""
-    return ~jnp.all(_is_zero(weights), axis=-1)
+    return ~jnp.all(is_zero(weights), axis=-1)
 
 
 def mean_over_rows(values: Array, counted: Array) -> Array:
@@ -344,10 +354,14 @@ def mean_over_rows(values: Array, counted: Array) -> Array:
 # --- the entry point of all arguments ---
 
 
-def _checked(
-    pairs: Any, mask: Any = None, rows: Any = None, name: str = "weights"
-) -> tuple[Array, Array]:
-    """(weights or logits [*B, T, S] in at least float32, 0 in rows that do not count; the mask)."""
+class _Checked(NamedTuple):
+    """Weights or logits, and the allowed pairs among them, each with the batch axes *B."""
+
+    pairs: Array  # [*B, T, S] in at least float32; 0 in the rows of queries that do not count
+    allowed: Array  # bool [*B, T, S]
+
+
+def _checked(pairs: Any, mask: Any = None, rows: Any = None, name: str = "weights") -> _Checked:
     pairs = float_array(name, pairs)
     if pairs.ndim < 2:
         raise ValueError(f"{name} must be [*B, T, S]; got {list(pairs.shape)}")
@@ -358,7 +372,7 @@ def _checked(
     if rows is not None:
         kept = jnp.where(_per_query("rows", bool_array("rows", rows, "counts"), pairs), kept, 0)
     allowed = jnp.broadcast_to(mask.materialize(target_length, source_length), pairs.shape)
-    return kept, allowed
+    return _Checked(kept, allowed)
 
 
 def _distances(weights: Array, alignment: Any) -> Array:

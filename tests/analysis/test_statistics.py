@@ -1,4 +1,6 @@
-"""Statistics of attention against formulas in float64 NumPy."""
+"""Statistics of attention against loops over queries and keys in float64 NumPy."""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -40,6 +42,11 @@ def normalized_of(weights, allowed):
     return np.where(count > 1, entropy / np.log(np.maximum(count, 2)), 0)
 
 
+def divergence_of(a, b):
+    """Of rows that sum to 1 or 0, from entropies: sum m log(1/m) - sum (a log(1/a) + ...) / 2."""
+    return entropy_of((np.float64(a) + b) / 2) - (entropy_of(a) + entropy_of(b)) / 2
+
+
 def variance_of(logits, allowed, axes):
     return np.ma.masked_array(np.float64(logits), ~allowed).var(axis=axes).filled(0)
 
@@ -61,13 +68,13 @@ def error_and_distance(weights, alignment):
 # Compiled as one program each.
 STATIC = {"saturation": "bound", "logit_variance": "per_row", "attention_summary": "bound"}
 (
-    alignment_error, attention_summary, effective_keys, expected_distance, logit_variance,
-    normalized_entropy, saturation, weight_entropy,
+    alignment_error, attention_summary, effective_keys, expected_distance, jensen_shannon,
+    logit_variance, normalized_entropy, saturation, weight_entropy,
 ) = (
     quick_jit(getattr(analysis, name), static_argnames=STATIC.get(name))
     for name in (
         "alignment_error", "attention_summary", "effective_keys", "expected_distance",
-        "logit_variance", "normalized_entropy", "saturation", "weight_entropy",
+        "jensen_shannon", "logit_variance", "normalized_entropy", "saturation", "weight_entropy",
     )
 )  # fmt: skip
 
@@ -125,6 +132,32 @@ def test_logit_variance():
     np.testing.assert_allclose(logit_variance(logits, np.zeros_like(MASK)), [0, 0])
 
 
+def test_jensen_shannon():
+    a, b = rows(B, T, S, seed=5), rows(B, T, S, seed=6)
+    a[0, 0, 2], b[0, 1, 3] = 0, 0
+    a[0, 2, 4] = b[0, 2, 4] = 0
+    a[1, 0], b[1, 0] = np.eye(S)[2], np.eye(S)[5]  # nothing in common
+    a[1, 1] = b[1, 1] = 0
+    a[1, 2] = 0  # in one alone
+    found = jensen_shannon(a, b)
+    np.testing.assert_allclose(found, divergence_of(a, b), rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(found[1, :3], [math.log(2), 0, math.log(2) / 2], atol=1e-7)
+    np.testing.assert_array_equal(found, jensen_shannon(b, a))
+    np.testing.assert_array_equal(jensen_shannon(a, a), np.zeros((B, T)))
+    assert np.all((found >= 0) & (found <= math.log(2) + 1e-6))
+
+
+def test_jensen_shannon_of_neighbours_is_accurate():
+    # Entropies would cancel: about 1e-10 out of 1.
+    a = rows(T, S, seed=7)
+    b = (a * (1 + 3e-5 * np.random.default_rng(8).normal(size=(T, S)))).astype(np.float32)
+    # m ((1 + d) log(1 + d) + (1 - d) log(1 - d)) / 2 = m d^2 / 2 + O(d^4), and m d = (a - b) / 2
+    wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
+    expected = ((wide_a - wide_b) ** 2 / (4 * (wide_a + wide_b))).sum(-1)
+    assert np.all(expected < 1e-9)
+    np.testing.assert_allclose(jensen_shannon(a, b), expected, rtol=1e-5)
+
+
 def test_summary():
     summary = attention_summary(WEIGHTS, mask=MASK, rows=COUNTED, alignment=ALIGNMENT, bound=0.5)
     weights = np.where(MASK & COUNTED[..., None], WEIGHTS, 0)
@@ -161,7 +194,7 @@ def test_two_derivatives_along_a_direction():
         weights = jnp.where(MASK, weights, 0)  # as a mask makes them
         summary = analysis.attention_summary(weights, mask=MASK, rows=COUNTED, alignment=ALIGNMENT)
         variances = [analysis.logit_variance(weights, MASK, per_row=rows) for rows in (True, False)]
-        return summary, variances
+        return summary, variances, analysis.jensen_shannon(weights, weights[..., ::-1])
 
     def with_slopes(weights):
         return jax.jvp(functions, (weights,), (direction,))
@@ -179,24 +212,30 @@ def test_two_derivatives_along_a_direction():
 
 
 @quick_jit
-def derivatives_of_entropies(weights):
-    """The value, its gradient, and the gradient's derivative in the direction of the weights."""
+def derivatives_of_entropies(a, b):
+    """The value, both gradients, and their derivatives in the direction of (a, b)."""
 
-    def total(weights):
-        names = ("weight_entropy", "effective_keys", "normalized_entropy")
-        return jnp.sum(sum(getattr(analysis, name)(weights) for name in names))
+    def total(a, b):
+        entropies = (
+            analysis.weight_entropy(a) + analysis.effective_keys(a) + analysis.normalized_entropy(b)
+        )
+        return jnp.sum(entropies + analysis.jensen_shannon(a, b))
 
-    gradient, product = jax.jvp(jax.grad(total), (weights,), (weights,))
-    return total(weights), gradient, product  # a curvature is 1 / size, times size
+    gradients, products = jax.jvp(jax.grad(total, (0, 1)), (a, b), (a, b))
+    return total(a, b), gradients, products  # a curvature is 1 / size, times size
 
 
 @pytest.mark.parametrize("size", [0, 1e-45, 1e-38, 1.2e-38, 1e-30, 1e-20, 1e-7])
 def test_small_weights_have_finite_derivatives(size):
-    weights = np.array([[1, size, 0], [size, size, 0], [0.5, 0.5, size], [size] * 3], np.float32)
-    value, gradient, product = derivatives_of_entropies(weights)
-    for array in (value, gradient, product):
-        assert np.all(np.isfinite(array))
-    assert not np.any(np.asarray(gradient)[weights < np.finfo(np.float32).tiny])
+    weights = np.array([[1, size, 0], [size, size, 0], [0.5, 0.5, size]], np.float32)
+    others = np.array([[1, 0, size], [1, 0, 0], [size, size, size]], np.float32)
+    pairs = [(weights, others), (others, weights), (weights, weights), (weights, weights[::-1])]
+    for a, b in pairs:
+        value, gradients, products = derivatives_of_entropies(a, b)
+        for array in (value, *gradients, *products):
+            assert np.all(np.isfinite(array))
+        for gradient, at in zip(gradients, (a, b), strict=True):
+            assert not np.any(np.asarray(gradient)[at < np.finfo(np.float32).tiny])
 
 
 def test_masked_places_and_rows_send_no_gradient():
