@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -275,3 +275,16 @@ def forward_and_backward(function: Callable[..., Array], doutput: Array, *inputs
     """(the output of a function, the gradients of all inputs for a cotangent of the output)."""
     output, pull_back = jax.vjp(function, *inputs)
     return output, pull_back(doutput)
+
+
+def growth_exponent(lengths: Sequence[float], sizes: Sequence[float]) -> float:
+    """The exponent p of sizes ~ lengths^p: the slope of a straight line through their logarithms.
+
+    Args:
+        lengths: positive numbers, at least two of them different.
+        sizes: a positive number for each length.
+
+    >>> round(growth_exponent([1, 2, 4], [3, 12, 48]), 6)
+    2.0
+    """
+    return float(np.polyfit(np.log(lengths), np.log(sizes), 1)[0])

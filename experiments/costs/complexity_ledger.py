@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -156,12 +156,7 @@ def exponent(row: Row, form: str) -> float:
         return 0.0
     if (increments > 0).all():
         lengths, sizes = lengths[1:], increments.tolist()
-    return growth_exponent(lengths, sizes)
-
-
-def growth_exponent(lengths: Sequence[float], sizes: Sequence[float]) -> float:
-    """The exponent p of sizes ~ lengths^p: the slope of a line through their logarithms."""
-    return float(np.polyfit(np.log(lengths), np.log(sizes), 1)[0])
+    return ledger.growth_exponent(lengths, sizes)
 
 
 # --- what came out ---
@@ -190,7 +185,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     by_length = where(rows, attention="scaled", dim=d)
     by_dim = where(rows, attention="scaled", length=n)
     for line, axis, power, within in ((by_length, "length", 2, 0.02), (by_dim, "dim", 1, 0.1)):
-        growth = growth_exponent(column(line, axis), column(line, "operations"))
+        growth = ledger.growth_exponent(column(line, axis), column(line, "operations"))
         text = f"exponent of scaled dot attention's operations in the {axis}"
         found.append(Claim(text, growth, power - within, power + within, "O(n² d)"))
     text = "exponent of memory where all pairs are stored, the farthest from 2"
