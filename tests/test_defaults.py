@@ -107,7 +107,8 @@ DEFAULTS = {  # public names -> what inspect finds
     # analysis
     "attention_gradients logit_scale_sweep": dict(score="scaled"),
     "attention_memory": dict(backward=False),
-    "attention_rollout": dict(residual=0.5, return_layers=False),
+    "attention_rollout": dict(residual=0.5, head_reduction="mean", return_layers=False),
+    "cross_rollout": dict(head_reduction="mean"),
     "attention_summary saturation": dict(bound=0.99),
     "capture capture_gradients": dict(matrices=True),
     "hessian_trace": dict(samples=32),

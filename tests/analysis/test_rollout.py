@@ -8,9 +8,9 @@ from attention_jax import analysis
 
 # Compiled as one program each.
 attention_rollout = quick_jit(
-    analysis.attention_rollout, static_argnames=("residual", "return_layers")
+    analysis.attention_rollout, static_argnames=("residual", "head_reduction", "return_layers")
 )
-cross_rollout = quick_jit(analysis.cross_rollout)
+cross_rollout = quick_jit(analysis.cross_rollout, static_argnames="head_reduction")
 
 L, B, N, T, S = 3, 2, 5, 7, 11
 
@@ -21,14 +21,23 @@ def rows(*shape, seed=0):
     return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
 
 
-@pytest.mark.parametrize("residual", [0, 0.7])
-def test_the_products_of_the_layers(residual):
+def normalized(weights):
+    return weights / np.maximum(weights.sum(-1, keepdims=True), 1e-300)
+
+
+def of_heads(weights, reduction):
+    """[..., N, T, S] -> [..., T, S] in float64."""
+    heads = getattr(np, reduction)(weights.astype(np.float64), axis=-3)
+    return normalized(heads) if reduction == "max" else heads
+
+
+@pytest.mark.parametrize(("reduction", "residual"), [("mean", 0), ("max", 0.7)])
+def test_the_products_of_the_layers(reduction, residual):
     weights, rollout = rows(L, B, N, T, T), np.eye(T)
-    options = {"residual": residual}
+    options = {"residual": residual, "head_reduction": reduction}
     layers = np.asarray(attention_rollout(weights, return_layers=True, **options))
-    for layer, found in zip(weights.mean(2, dtype=float), layers, strict=True):
-        mixture = (1 - residual) * layer + residual * np.eye(T)
-        rollout = mixture / mixture.sum(-1, keepdims=True) @ rollout
+    for layer, found in zip(of_heads(weights, reduction), layers, strict=True):
+        rollout = normalized((1 - residual) * layer + residual * np.eye(T)) @ rollout
         np.testing.assert_allclose(found, rollout, atol=1e-6)
     for given in (weights, list(weights)):
         np.testing.assert_array_equal(attention_rollout(given, **options), layers[-1])
@@ -37,11 +46,12 @@ def test_the_products_of_the_layers(residual):
 def test_rows_without_keys_keep_their_residual():
     weights = rows(L, N, T, T)
     weights[:, :, 3] = 0
-    rollout = attention_rollout(weights)
-    np.testing.assert_allclose(rollout[3], np.eye(T)[3], atol=1e-6)
-    np.testing.assert_allclose(np.sum(rollout, -1), np.ones(T), atol=1e-6)
-    # Nothing is left of it without a residual, and nobody gets anything from it.
-    assert not np.any(attention_rollout(weights, residual=0)[3])
+    for reduction in ("mean", "max"):
+        rollout = attention_rollout(weights, head_reduction=reduction)
+        np.testing.assert_allclose(rollout[3], np.eye(T)[3], atol=1e-6)
+        np.testing.assert_allclose(np.sum(rollout, -1), np.ones(T), atol=1e-6)
+        # Nothing is left of it without a residual, and nobody gets anything from it.
+        assert not np.any(attention_rollout(weights, residual=0, head_reduction=reduction)[3])
     # Padding that nobody attends to, and that attends to nothing, brings nothing to others.
     weights = rows(L, N, T, T)
     weights[..., 4:, :] = 0
@@ -52,10 +62,11 @@ def test_rows_without_keys_keep_their_residual():
     np.testing.assert_array_equal(rollout[:4, 4:], np.zeros((4, T - 4)))
 
 
-def test_cross_rollout():
+@pytest.mark.parametrize("reduction", ["mean", "max"])
+def test_cross_rollout(reduction):
     encoder = rows(B, S, S)
     weights = rows(B, N, T, S, seed=2)
     weights[1, :, 2] = 0
-    rollout = cross_rollout(weights, encoder)
-    np.testing.assert_allclose(rollout, weights.mean(1, dtype=float) @ encoder, atol=1e-6)
+    rollout = cross_rollout(weights, encoder, head_reduction=reduction)
+    np.testing.assert_allclose(rollout, of_heads(weights, reduction) @ encoder, atol=1e-6)
     assert not np.any(rollout[1, 2])
