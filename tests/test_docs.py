@@ -20,7 +20,6 @@ import re
 import subprocess
 import sys
 import types
-import typing
 from pathlib import Path
 
 import pytest
@@ -97,11 +96,6 @@ def methods_and_functions(value) -> list:
     return [function for function in functions if inspect.isroutine(function)]
 
 
-def annotations_of(function) -> dict[str, str]:
-    """The annotations of the arguments and, as "return", of the result, as they are written."""
-    return (typing.get_overloads(function) or [function])[-1].__annotations__
-
-
 # --- the rules; each returns what is wrong with a function or class, or "" ---
 
 
@@ -142,7 +136,7 @@ def shape_mistake(value) -> str:
 def class_shape_mistake(value) -> str:
     """Anywhere in the docstrings of the class and its methods, or beside its fields."""
     functions = methods_and_functions(value)
-    holders = [*map(inspect.get_annotations, value.__mro__), *map(annotations_of, functions)]
+    holders = map(inspect.get_annotations, (*value.__mro__, *functions))
     annotations = [annotation for holder in holders for annotation in holder.values()]
     texts = [own_docstring(value), *with_comments(value).var_docstrings.values()]
     texts += [inspect.getdoc(function) or "" for function in functions]
@@ -150,7 +144,7 @@ def class_shape_mistake(value) -> str:
 
 
 def function_shape_mistake(value) -> str:
-    docstring, annotations = own_docstring(value), dict(annotations_of(value))
+    docstring, annotations = own_docstring(value), dict(value.__annotations__)
     returned, entries = annotations.pop("return", None), entries_of(docstring)
     refers = re.compile(r"\b(as in|as for|like|PRNG key|broadcastable)\b")
     without = [
