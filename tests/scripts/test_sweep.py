@@ -60,7 +60,7 @@ def stand_in(steps, signals):
     return train
 
 
-def numbers(task, _layout=None):
+def numbers(task, _layout=None, params=None):
     """Stands for a model: one number for each seed, which depends on the score."""
     seeds = np.arange(task.train.seeds)
     params = {"size": np.float32(seeds + len(task.model.score))}
