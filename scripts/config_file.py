@@ -68,7 +68,9 @@ def words_of(path: Path, content: Mapping[str, Any], hints: Mapping[str, Any]) -
     words: dict[str, list[str]] = {}
     for key, value in _flat(content, known):
         if key not in known:
-            raise ValueError(f"config {path}: {key!r} is no option{did_you_mean(key, known)}")
+            raise ValueError(
+                f"config {path}: {key!r} is no option of the task{did_you_mean(key, known)}"
+            )
         name, hint = key.rpartition(".")[2], known[key]
         if name in words:
             raise ValueError(f"config {path}: {name} must be given once; got it twice")
