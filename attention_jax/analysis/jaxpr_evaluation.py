@@ -170,43 +170,28 @@ def _scan(
     equation: JaxprEqn, values: list[Any], added: Iterator[Array | None], scope: str
 ) -> tuple[list[Array], Captures]:
     (body,) = programs_of(equation)
-    # A step's slice of a scanned array has one axis less than the array. (The equation has the
-    # numbers of constants and carries too, but under names that differ between versions.)
-    sliced = [
-        _ndim(outer) > _ndim(inner)
-        for outer, inner in zip(equation.invars, body.jaxpr.invars, strict=True)
-    ]
-    carries = sum(
-        _ndim(outer) == _ndim(inner)
-        for outer, inner in zip(equation.outvars, body.jaxpr.outvars, strict=True)
-    )
-    constants = len(values) - sum(sliced) - carries
-    shared, carry, xs = (
-        values[:constants],
-        values[constants : constants + carries],
-        values[constants + carries :],
-    )
+    # A step's slice of a scanned array has one axis less than the array; constants and carries are
+    # whole. (The equation has their numbers too, but under names that differ between versions.)
+    whole = _of_equal_ndim(equation.invars, body.jaxpr.invars)
+    carries = _of_equal_ndim(equation.outvars, body.jaxpr.outvars)
+    constants, xs = values[: whole - carries], values[whole:]
     summands = [next(added) for _ in range(points_in(body.jaxpr))]
     scopes: list[str] = []
 
     def step(carry: list[Array], x: Any) -> Any:
         x, summands = x
-        arguments = [*shared, *carry, *x]
+        arguments = [*constants, *carry, *x]
         outputs, captures = _evaluate(body, arguments, iter(summands), scope)
         scopes[:] = [inner for inner, _ in captures]
         return outputs[:carries], (outputs[carries:], [arrays for _, arrays in captures])
 
-    length, reverse = equation.params["length"], equation.params["reverse"]
-    carry, (ys, stacked) = jax.lax.scan(
-        step,
-        carry,
-        (xs, summands),
-        length=length,
-        reverse=reverse,
-        unroll=equation.params["unroll"],
-    )
+    options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
+    carry = values[whole - carries : whole]
+    carry, (ys, stacked) = jax.lax.scan(step, carry, (xs, summands), **options)
     return [*carry, *ys], list(zip(scopes, stacked, strict=True))
 
 
-def _ndim(atom: Any) -> int:
-    return len(atom.aval.shape)
+def _of_equal_ndim(outer: Sequence[Any], inner: Sequence[Any]) -> int:
+    """The number of arrays that have as many axes outside of a scan as in a step."""
+    pairs = zip(outer, inner, strict=True)
+    return sum(len(one.aval.shape) == len(other.aval.shape) for one, other in pairs)

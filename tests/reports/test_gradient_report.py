@@ -54,11 +54,8 @@ def quick_curvature(loss, params, rngs, iterations, samples):
 @pytest.fixture(scope="module")
 def run(workdir):
     analysis = GradientAnalysis(iterations=3, samples=2)
-    lines = []
     with mock.patch.object(gradients, "edges_and_trace", quick_curvature):
-        numbers = analyze_run(load_analyzed_run(workdir), analysis, progress=lines.append)
-    assert len(lines) == 4
-    assert all("general" in line for line in lines)
+        numbers = analyze_run(load_analyzed_run(workdir), analysis, progress=lambda line: None)
     return json.loads(json.dumps(numbers))  # it is JSON
 
 
@@ -178,9 +175,6 @@ def test_each_figure_of_the_page_has_a_description(page, run):
     assert "python scripts/analyze_gradients.py --workdir" in page.text
     for folder in (run["workdir"], "runs/other"):  # one label, told apart
         assert f"{LABEL} ({folder})" in page.text
-    assert f"Without a softmax over their logits: {LABEL} (runs/other)." in page.text
-    largest = run["curvature"]["6"]["largest"]
-    assert f"{np.mean(largest):.3g} ± {np.std(largest, ddof=1):.2g}" in page.text
 
 
 def test_the_matrices_of_the_page_can_be_explored(page, run):
