@@ -15,7 +15,7 @@ import tyro
 from command_line import TaskName, is_users_mistake, run_command
 
 from attention_jax.core.programs import one_line
-from attention_jax.runs.processes import is_first, several
+from attention_jax.runs.processes import is_first, several, together
 from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
@@ -84,8 +84,10 @@ class Arguments(Generic[Settings]):
 
 
 def main(arguments: Arguments[Any]) -> int:
+    with together():
+        options = arguments.options
     try:
-        run = training.train_run(arguments.settings, arguments.workdir, **arguments.options)
+        run = training.train_run(arguments.settings, arguments.workdir, **options)
     except Exception as error:
         if several() and not is_users_mistake(error):
             _end_alone(error)
@@ -138,7 +140,7 @@ def _join(address: list[str], processes: str | None, process: str | None) -> Non
     jax.config.update("jax_enable_preemption_service", False)
     try:
         given: Any = {name: int(number) for name, number in numbers.items() if number}
-        jax.distributed.initialize(*address, **given)
+        jax.distributed.initialize(next(iter(address), None), **given)
     except Exception as error:  # JAX asks the cluster in many ways
         raise ValueError(
             f"distributed: {one_line(error)}; where JAX finds no cluster (SLURM, TPU pod,"

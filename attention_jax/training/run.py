@@ -11,17 +11,10 @@ from typing import Any
 import jax
 
 from attention_jax.core.programs import is_of_this_package
+from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
-from attention_jax.runs.processes import (
-    exchanged,
-    first_does,
-    from_first,
-    is_first,
-    together,
-    whole,
-)
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
@@ -98,7 +91,7 @@ def train_run(
             all checkpoints are damaged; or a file cannot be written.
     """
     folder, mesh = Path(workdir), mesh or MeshShape.default()
-    with together():
+    with processes.together():
         feed, settings = _checked_start(task, folder, log_gradients, mesh)
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
     check_equal_in_all({**settings, **options})
@@ -110,29 +103,31 @@ def train_run(
         files = {} if feed is None else feed.files
         run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
         keep: Any = {"keep": config.keep, "keep_best": config.keep_best}
-        with together():
-            if is_first():
+        with processes.together():
+            if processes.is_first():
                 stack.enter_context(run)
-            checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first())
+            checkpoints = Checkpoints(
+                folder / "checkpoints", **keep, read_only=not processes.is_first()
+            )
         state, first = _first_state(task, layout, checkpoints)
-        with together():
+        with processes.together():
             # A run without a checkpoint starts over, and writes the line of step 0 again.
-            for name in ("metrics", "gradients", "validation") if is_first() else ():
+            for name in ("metrics", "gradients", "validation") if processes.is_first() else ():
                 drop_lines_after(folder / f"{name}.jsonl", first or -1)
         progress = Progress(task.label, start=first, total=config.steps, seeds=config.seeds)
         if feed is not None and feed.note:
             progress.note(feed.note)
         records = Records(folder, checkpoints, progress, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
-        step = int(whole(state.step)[0])
+        step = int(processes.whole(state.step)[0])
         seconds, rate = progress.seconds, progress.rate
         if step > first:
             speed = {"seconds": seconds, "steps_per_second": rate}
             line = {"from_step": first, "to_step": step, **speed}
-            first_does(lambda: add_line(folder / "timing.jsonl", line))
+            processes.first_does(lambda: add_line(folder / "timing.jsonl", line))
     return TrainedRun(
         task,
-        whole(state.params),
+        processes.whole(state.params),
         step,
         folder,
         seconds=seconds,
@@ -189,13 +184,13 @@ def _first_state(task: Task, layout: Layout, checkpoints: Checkpoints) -> tuple[
     start = functools.partial(initial_state, task, layout)
     like = layout.placed(jax.eval_shape(start))
     restored: Restored | None = None
-    with together():
-        if is_first() and checkpoints.steps():
+    with processes.together():
+        if processes.is_first() and checkpoints.steps():
             restored = checkpoints.restore(like)
-    step = exchanged("" if restored is None else str(restored.step))[0]
+    step = processes.exchanged("" if restored is None else str(restored.step))[0]
     if not step:
         return start(), 0
-    return from_first(restored and restored.state, like), int(step)
+    return processes.from_first(restored and restored.state, like), int(step)
 
 
 def load_run(
