@@ -14,8 +14,6 @@ and
                                that were written before the run
     missing(config) -> reason  optional: which data or package the user has yet to bring; "" for
                                none
-    HAS_CELLS = True           optional: `run` keeps all of its rows by `kept_rows`, in a folder
-                               that several machines may share; the command then has --part I/N
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
 alone, so that they can be changed without a new run. `table` and `plot` work with any scores and
@@ -57,16 +55,6 @@ from benchmarks.tables import markdown as markdown
 from command_line import ScoreNames as ScoreNames
 from command_line import check_names as check_names
 from command_line import command, part_of, run_command
-
-# The type of every option --part; see `rows_of`.
-PartName = Annotated[
-    str | None,
-    tyro.conf.arg(
-        metavar="I/N",
-        help="Measure every N-th cell from the I-th on. N processes or machines with the parts 1/N"
-        " to N/N share the folder of finished cells; what is there is read.",
-    ),
-]
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
@@ -215,18 +203,14 @@ def main(module: str) -> None:
     experiment = sys.modules[module]
     run_command(
         options_of(experiment),
-        lambda arguments: conduct(
-            experiment, arguments.config, arguments.results, getattr(arguments, "part", None)
-        ),
+        lambda arguments: conduct(experiment, arguments.config, arguments.results),
         description=inspect.getdoc(experiment) or "",
     )
 
 
 def options_of(experiment: ModuleType) -> Any:
     """The class of an experiment's command line."""
-    fields: list[Any] = [("config", Annotated[experiment.Config, tyro.conf.OmitArgPrefixes])]
-    if hasattr(experiment, "HAS_CELLS"):
-        fields.append(("part", PartName, None))
+    fields = [("config", Annotated[experiment.Config, tyro.conf.OmitArgPrefixes])]
     return dataclasses.make_dataclass(
         "Options", fields, bases=(Arguments,), frozen=True, kw_only=True
     )
@@ -242,13 +226,10 @@ def name_of(experiment: ModuleType) -> str:
     return Path(str(experiment.__file__)).stem
 
 
-def conduct(
-    experiment: ModuleType, config: Any, results: Path | None = None, part: str | None = None
-) -> int:
+def conduct(experiment: ModuleType, config: Any, results: Path | None = None) -> int:
     """Runs an experiment, writes NAME.json and the figures, and prints the table and their paths.
 
-    With the default settings, for which claims are made, it prints the claims too. With a part,
-    nothing is written until all cells are there.
+    With the default settings, for which claims are made, it prints the claims too.
 
     Returns:
         1 if a claim is missed with the default settings; else 0.
@@ -269,10 +250,7 @@ def conduct(
     check_folder("results", folder)
     make_folder("results", folder)
     start = time.monotonic()
-    measured, missing = rows_of(experiment, config, part)
-    if missing:
-        return 0
-    rows = json.loads(json.dumps(measured))  # what reading the file will give
+    rows = json.loads(json.dumps(experiment.run(config)))  # what reading the file will give
     content = {
         "schema": SCHEMA,
         "experiment": name,
@@ -327,8 +305,7 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
             others; None measures all.
     """
     global _mine
-    part_of((), part)  # raises what is wrong with it
-    parts = 1 if part is None else int(part.partition("/")[2])
+    parts = int((part or "1/1").partition("/")[2])
     mine = part_of(range(parts), part)
     _mine = itertools.cycle([index in mine for index in range(parts)])
     _cells.clear()
@@ -338,8 +315,7 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
         _mine = itertools.repeat(True)
     missing = _cells.count(False)
     if part is not None:
-        text = f"{name_of(experiment)}, part {part}: {missing} of {len(_cells)} cells are missing"
-        say(text)
+        say(f"{name_of(experiment)}: {missing} of {len(_cells)} cells are missing")
     return rows, missing
 
 

@@ -21,7 +21,7 @@ from introduction import introduced
 
 from attention_jax.core.programs import one_line
 from attention_jax.runs.loggers import get_logger
-from attention_jax.runs.processes import is_first, several
+from attention_jax.runs.processes import is_first, several, together
 from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
@@ -114,7 +114,8 @@ def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[st
 
 
 def main(arguments: Arguments[Any]) -> int:
-    options = arguments.options
+    with together():
+        options = arguments.options
     begin = functools.partial(introduced, mesh=options["mesh"] or MeshShape.default())
     task, folder = arguments.settings, arguments.workdir
     try:
@@ -179,7 +180,7 @@ def _join(address: list[str], processes: str | None, process: str | None) -> Non
     jax.config.update("jax_enable_preemption_service", False)
     try:
         given: Any = {name: int(number) for name, number in numbers.items() if number}
-        jax.distributed.initialize(*address, **given)
+        jax.distributed.initialize(next(iter(address), None), **given)
     except Exception as error:  # JAX asks the cluster in many ways
         raise ValueError(
             f"distributed: {one_line(error)}; where JAX finds no cluster (SLURM, TPU pod,"

@@ -138,7 +138,7 @@ def commands(readme: Path) -> list[list[str]]:
     lines = "".join(blocks(readme, "bash")).replace("\\\n", " ").splitlines()
     lines += re.findall(r"\| `(\.venv/bin/python [^`]*)` \|", text)
     pieces = [piece for line in lines for piece in line.split(" | ")]
-    pieces = [re.sub(r"^(\w+=\S+ +)+", "", piece) for piece in pieces]
+    pieces = [re.sub(r"^(\w+=\S+ +|srun +)+", "", piece) for piece in pieces]
     return [words for piece in pieces if (words := shlex.split(piece, comments=True))]
 
 
@@ -148,6 +148,7 @@ def test_shell_commands_parse(readme, tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
     for words in commands(readme):
         program, *arguments = words
         if program.startswith("./"):

@@ -47,16 +47,19 @@ def together() -> Iterator[None]:
     Nothing may be exchanged inside.
 
     Raises:
-        ValueError: another process failed; the message has its number and its error.
+        ValueError: another process failed; the message begins with its number.
     """
     try:
         yield
     except Exception as error:
-        exchanged(one_line(error))
+        if several():
+            message = f"process {jax.process_index()}: {one_line(error)}"
+            exchanged(message)
+            if isinstance(error, ValueError):
+                error.args = (message,)
         raise
-    for index, message in enumerate(exchanged("")):
-        if message:
-            raise ValueError(f"process {index}: {message}")
+    for message in filter(None, exchanged("")):
+        raise ValueError(message)
 
 
 def first_does(action: Callable[[], object]) -> None:

@@ -13,18 +13,11 @@ import jax
 
 from attention_jax.core.checks import check_integer
 from attention_jax.core.programs import is_of_this_package
+from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName, saved_steps
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.loggers import Logger, Loggers, Profile
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
-from attention_jax.runs.processes import (
-    exchanged,
-    first_does,
-    from_first,
-    is_first,
-    together,
-    whole,
-)
 from attention_jax.runs.progress import Progress, Work
 from attention_jax.runs.run_folder import JSON, begun, check_begins
 from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
@@ -125,7 +118,7 @@ def train_run(
             all checkpoints are damaged; or a file cannot be written.
     """
     folder, mesh = Path(workdir), mesh or MeshShape.default()
-    with together():
+    with processes.together():
         start = _checked_start(task, folder, log_gradients, mesh, on_metrics, profile)
     feed, settings, params = start
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
@@ -138,37 +131,39 @@ def train_run(
         files = {} if feed is None else feed.files
         run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
         keep: Any = {"keep": config.keep, "keep_best": config.keep_best}
-        with together():
-            if is_first():
+        with processes.together():
+            if processes.is_first():
                 stack.enter_context(run)
                 keep_first_params(folder, params)
-            checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first())
+            checkpoints = Checkpoints(
+                folder / "checkpoints", **keep, read_only=not processes.is_first()
+            )
         state, first = _first_state(task, layout, checkpoints, params)
-        with together():
+        with processes.together():
             # A run without a checkpoint starts over, and writes the line of step 0 again.
-            for name in ("metrics", "gradients", "validation") if is_first() else ():
+            for name in ("metrics", "gradients", "validation") if processes.is_first() else ():
                 drop_lines_after(folder / f"{name}.jsonl", first or -1)
         work = on_start and on_start(TrainedRun(task, state.params, first, folder), feed)
         counts = {"start": first, "total": config.steps, "seeds": config.seeds}
         progress = Progress(task.label, **counts, work=work)
         if feed is not None and feed.note:
             progress.note(feed.note)
-        loggers = _several(on_metrics) if is_first() else []
-        if profile is not None and is_first():
+        loggers = _several(on_metrics) if processes.is_first() else []
+        if profile is not None and processes.is_first():
             loggers.append(Profile(folder, profile))
         log = Loggers(loggers, folder, settings)
         stack.callback(log.close)
         records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
-        step = int(whole(state.step)[0])
+        step = int(processes.whole(state.step)[0])
         seconds, rate = progress.seconds, progress.speed.get("steps_per_second")
         if step > first:
             speed = {"seconds": seconds, "steps_per_second": rate, **progress.speed}
             line = {"from_step": first, "to_step": step, **speed}
-            first_does(lambda: add_line(folder / "timing.jsonl", line))
+            processes.first_does(lambda: add_line(folder / "timing.jsonl", line))
     return TrainedRun(
         task,
-        whole(state.params),
+        processes.whole(state.params),
         step,
         folder,
         seconds=seconds,
@@ -247,13 +242,13 @@ def _first_state(
     start = functools.partial(initial_state, task, layout, params)
     like = layout.placed(jax.eval_shape(start))
     restored: Restored | None = None
-    with together():
-        if is_first() and checkpoints.steps():
+    with processes.together():
+        if processes.is_first() and checkpoints.steps():
             restored = checkpoints.restore(like)
-    step = exchanged("" if restored is None else str(restored.step))[0]
+    step = processes.exchanged("" if restored is None else str(restored.step))[0]
     if not step:
         return start(), 0
-    return from_first(restored and restored.state, like), int(step)
+    return processes.from_first(restored and restored.state, like), int(step)
 
 
 def load_run(

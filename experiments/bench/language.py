@@ -33,7 +33,6 @@ from experiments import lab
 from experiments.bench.training import kept, with_score
 from experiments.lab import FOUR_SCORES, Claim, Row, ScoreNames, markdown, spread_and_worst
 
-HAS_CELLS = True
 CAPTIONS = {
     "language": "Loss on batches before they are learned, in nats per byte; means over seeds."
 }
@@ -102,10 +101,7 @@ def run(config: Config) -> list[Row]:
         path = config.workdir / f"{score_folder(score)}.json"
         found = kept(path, config.task(score), config.factors, config.rates)
         rows += [{"score": score, **row} for row in found]
-        lab.say(
-            f"{index + 1} of {len(config.scores)}: {score}{'' if found else ': missing'}",
-            error=True,
-        )
+        lab.say(f"{index + 1} of {len(config.scores)}: {score}", error=True)
     return rows
 
 

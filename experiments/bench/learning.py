@@ -312,7 +312,6 @@ def _speed(of_task: dict[str, Row], score: str) -> str:
     return f"{' / '.join(texts) or '-'}; {row['factor']:g}; {row['rate']:g}"
 
 
-HAS_CELLS = True
 CAPTIONS = {
     "learning": "What each score learns of each task, with the best of four factors of the"
     " logits and of four rates: every seed, the mean, and one standard deviation on either side.",

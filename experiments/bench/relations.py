@@ -65,7 +65,6 @@ RELATIONS: dict[str, Callable[[Array, Array], Array]] = {
 PRODUCTS = ("dot", "general", "scaled", "softcap", "softplus")
 AT_HOME = {"cosine": "cosine", "distance": "nearest", "manhattan": "manhattan", "dot": "inner"}
 LEARNED = 0.99
-HAS_CELLS = True
 CAPTIONS = {
     "relations": "Per cent of the fresh test samples in which the right key has the largest weight,"
     " mean over seeds; chance is 12.5. Signs in the corners: + weights are known that express the"

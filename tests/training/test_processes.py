@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from toy_task import Toy
 
+from attention_jax.runs import processes
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.training.run import load_run
 from attention_jax.training.task import Feed, TrainConfig, Validation
@@ -81,7 +82,7 @@ def start(folder, *words, task="Fed", count=2, of_second=(), trouble="9 9 -", cl
     paths = os.pathsep.join(map(str, (ROOT, ROOT / "tests", Path(__file__).parent)))
     environment = {**os.environ, "PYTHONPATH": paths, "TROUBLE": trouble, "JAX_PLATFORMS": "cpu"}
     environment |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_NUM_CPU_DEVICES": str(2 // count)}
-    processes = []
+    started = []
     for index in range(count):
         options = [*command, *(of_second if index else ())]
         variables = environment
@@ -94,20 +95,20 @@ def start(folder, *words, task="Fed", count=2, of_second=(), trouble="9 9 -", cl
             options += ["--distributed", f"localhost:{port}"]
             options += ["--processes", "2", "--process", str(index)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        processes.append(subprocess.Popen(options, env=variables, **pipes))
-    return processes
+        started.append(subprocess.Popen(options, env=variables, **pipes))
+    return started
 
 
-def ended(processes):
+def ended(started):
     """The exit statuses, the outputs, and the lines of errors, once all have ended."""
     try:
-        texts = [process.communicate(timeout=400) for process in processes]
+        texts = [process.communicate(timeout=400) for process in started]
     finally:
-        for process in processes:
+        for process in started:
             process.kill()
     errors = [[line for line in err.splitlines() if "error: " in line] for _, err in texts]
     print(*(text for pair in texts for text in pair))
-    return [process.returncode for process in processes], [out for out, _ in texts], errors
+    return [process.returncode for process in started], [out for out, _ in texts], errors
 
 
 def run(folder, *words, **options):
@@ -135,8 +136,9 @@ def assert_same(folder, other):
 def test_two_processes_train_as_one(tmp_path, task, words, cluster):
     together, alone = tmp_path / "together", tmp_path / "alone"
     mesh = words or ("--mesh", "data=2")
+    hidden = ("--workdir", tmp_path / "hidden")  # the other process does not see the folder
     both = (
-        start(together, *words, task=task, cluster=cluster),
+        start(together, *words, task=task, cluster=cluster, of_second=hidden),
         start(alone, *mesh, task=task, count=1),
     )
     (statuses, outputs, _), (status, _, _) = map(ended, both)
@@ -144,6 +146,18 @@ def test_two_processes_train_as_one(tmp_path, task, words, cluster):
     assert_same(together, alone)
     assert "step 10 of 10" in outputs[0]
     assert "step" not in outputs[1]
+    assert not (tmp_path / "hidden").exists()
+
+
+def test_one_process_exchanges_nothing(monkeypatch):
+    monkeypatch.setattr(processes, "multihost_utils", None)
+    monkeypatch.setattr(jax, "process_count", None)  # which starts the devices
+    tree, done = {"w": np.ones(3)}, []
+    assert processes.whole(tree) is processes.from_first(tree, tree) is tree
+    processes.first_does(lambda: done.append(processes.exchanged("text")))
+    assert done == [["text"]]
+    with pytest.raises(ValueError, match=r"^wrong$"), processes.together():
+        raise ValueError("wrong")
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +210,7 @@ def test_a_damaged_checkpoint_is_damaged_for_all(tmp_path, undisturbed):
         ({"of_second": ("--seeds", "4")}, "seeds"),
         ({"of_second": ("--seeds", "x")}, "seeds"),
         ({"of_second": ("--log-gradients",)}, "log_gradients"),
+        ({"of_second": ("--mesh", "all")}, "mesh"),
         ({"trouble": "1 0 nodata"}, "text"),
         ({"words": ("--mesh", "seed=1")}, "mesh"),
         ({"words": ("--batch-size", "7"), "task": "Drawn"}, "mesh data"),
@@ -205,5 +220,5 @@ def test_an_error_at_the_start_ends_all_in_one_line(tmp_path, options, named):
     statuses, _, errors = run(tmp_path / "run", *options.pop("words", ()), **options)
     assert statuses == [2, 2]
     assert [len(lines) for lines in errors] == [1, 1]
-    assert all(named in lines[0] for lines in errors)
+    assert all(named in lines[0] and "process" in lines[0] for lines in errors)
     assert not (tmp_path / "run").exists()
