@@ -303,7 +303,7 @@ WORDS = [
       for words, named in {
         "--score nowhere:Mine": "nowhere", "--dim 7": "dim", "--positions polar": "--positions",
         "--mesh data=4096": "mesh", "--mesh": "mesh", "--accumulate 3": "accumulate",
-        "--log-gradients every=often": "log_gradients", "--init-from nowhere": "init_from",
+        "--log-gradients every=often": "log_gradients",
         "--task user_tasks:Rotate --letters 3": "--letters",
         "--task text --text nowhere": "nowhere"}.items()),
     *((("evaluate", *words.split()), named)
