@@ -54,13 +54,13 @@ class SavedRun:
         Raises:
             ValueError: there is no such state, or it is damaged.
         """
-        start = functools.partial(initial_state, self.task)
         if step == 0 and 0 not in self._kept.steps():
             params, _ = first_params(self.task, self.workdir)
-            return Restored(0, start(params=params))
+            return Restored(0, initial_state(self.task, params=params))
         if not self._kept.steps():
             raise ValueError(f"workdir {self.workdir} has no checkpoint yet; train it first")
-        return self._kept.restore(jax.eval_shape(start), step)
+        like = jax.eval_shape(functools.partial(initial_state, self.task))
+        return self._kept.restore(like, step)
 
 
 # --- parameters from another run ---

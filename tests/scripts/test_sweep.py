@@ -60,7 +60,7 @@ def stand_in(steps, signals):
     return train
 
 
-def numbers(task, _layout=None, params=None):
+def numbers(task, _layout=None, _params=None):
     """Stands for a model: one number for each seed, which depends on the score."""
     seeds = np.arange(task.train.seeds)
     params = {"size": np.float32(seeds + len(task.model.score))}
@@ -76,6 +76,7 @@ def shares(_task, params, lengths):
 def _without_models():
     with (
         mock.patch.object(training, "initial_state", numbers),
+        mock.patch("attention_jax.training.saved_run.initial_state", numbers),
         mock.patch("attention_jax.tasks.sequences.accuracies", shares),
     ):
         yield
