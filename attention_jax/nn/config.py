@@ -6,8 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal, get_origin, get_type_hints
 
-import jax.numpy as jnp
-
 from attention_jax.core.checks import (
     check_choice,
     check_integer,
@@ -27,7 +25,6 @@ Norm = Literal["pre", "post"]
 AttentionKind = Literal["global", "local-m", "local-p", "coverage", "monotonic"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Draw = Literal["none", "subset", "window"]
-Computation = Literal["float32", "bfloat16"]
 Tie = Literal["none", "output", "all"]
 
 
@@ -131,7 +128,7 @@ class ModelConfig:
     tied_embeddings: Tie = "none"
     dropout_rate: float = 0.0
     attention_dropout_rate: float | None = None
-    dtype: Computation = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
     # The attention of the decoder to its memory.
     attention: AttentionKind = "global"
@@ -251,9 +248,9 @@ class ModelConfig:
         return self.dropout_rate if rate is None else rate
 
     @property
-    def cast_dtype(self) -> Any:
+    def cast_dtype(self) -> str | None:
         """The dtype to which modules cast tokens and parameters; None for no cast."""
-        return None if self.dtype == "float32" else jnp.dtype(self.dtype)
+        return None if self.dtype == "float32" else self.dtype
 
     @property
     def num_position_ids(self) -> int:

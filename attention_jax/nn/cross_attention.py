@@ -28,11 +28,11 @@ Array = jax.Array
 
 # The kinds of attention by name: the module, which has a method `attend`, and its options.
 KINDS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
-    "global": (Attention, ("dtype", "normalizer", "dropout_rate", "keep_rngs")),
-    "local-m": (LocalMAttention, ("dtype", "radius", "alignment", "dropout_rate")),
-    "local-p": (LocalPAttention, ("dtype", "radius", "dropout_rate")),
-    "coverage": (CoverageAttention, ("dtype",)),
-    "monotonic": (MonotonicAttention, ("dtype",)),
+    "global": (Attention, ("normalizer", "dropout_rate", "keep_rngs")),
+    "local-m": (LocalMAttention, ("radius", "alignment", "dropout_rate")),
+    "local-p": (LocalPAttention, ("radius", "dropout_rate")),
+    "coverage": (CoverageAttention, ()),
+    "monotonic": (MonotonicAttention, ()),
 }
 
 
@@ -87,7 +87,6 @@ class CrossAttention(RandomModule):
             self.output = None
             return
         options = {
-            "dtype": config.cast_dtype,
             "normalizer": config.cross_normalizer,
             "radius": config.radius,
             "alignment": config.alignment,
@@ -96,8 +95,9 @@ class CrossAttention(RandomModule):
         }
         kind, names = KINDS[config.attention]
         options = {name: options[name] for name in names}
-        self.attention = kind(config.score, dim, dim, rngs=rngs, **options)
-        self.output = nnx.Linear(dim, dim, use_bias=False, dtype=config.cast_dtype, rngs=rngs)
+        dtype = config.cast_dtype
+        self.attention = kind(config.score, dim, dim, dtype=dtype, rngs=rngs, **options)
+        self.output = nnx.Linear(dim, dim, use_bias=False, dtype=dtype, rngs=rngs)
 
     def __call__(self, query: Array, memory: Array | Memory, **arguments: Any) -> Attended:
         """Calls `attend`."""

@@ -185,14 +185,12 @@ class Heads(DropoutModule):
 
 def _check_output_mod(output_mod: Any, token: jax.ShapeDtypeStruct) -> None:
     """Raises ValueError unless it is a function from two arrays like `token` to another."""
+    name = getattr(output_mod, "__qualname__", output_mod)
+    part = Part("output_mod", name, "close over no traced array")
     try:
         inspect.signature(output_mod).bind(token, token)
     except TypeError as error:
-        raise ValueError(
-            f"output_mod must be a function of (output, value); got {output_mod!r}: {error}"
-        ) from error
-    name = getattr(output_mod, "__qualname__", output_mod)
-    part = Part("output_mod", name, "close over no traced array")
+        part.require(False, f"it must be a function of (output, value): {error}")
     result = jax.eval_shape(
         lambda *tokens: part.call("the function", output_mod, *tokens, of=tokens), token, token
     )

@@ -131,14 +131,8 @@ class Model(Generator):
             ValueError: an argument has the wrong shape, dtype or range; or `rng` is None after
                 `model.train()`.
         """
-        result = self.features(
-            source,
-            source_lengths,
-            target_inputs,
-            position_ids=position_ids,
-            rng=rng,
-            return_weights=return_weights,
-        )
+        options: Any = {"position_ids": position_ids, "rng": rng, "return_weights": return_weights}
+        result = self.features(source, source_lengths, target_inputs, **options)
         if not return_weights:
             return self.logits_of(result)
         features, weights = result
@@ -322,20 +316,12 @@ class Model(Generator):
         x = self._embed(embedding, tokens, at, rng)
         each = itertools.zip_longest(blocks, sources, states, rngs)
         for index, (block, source, state, rng) in enumerate(each):
-            attend: Any = functools.partial(
-                block.attend,
-                source=source,
-                state=state,
-                first=first,
-                mask=mask,
-                position_ids=at[0],
-                rng=rng,
-                return_weights=return_weights,
-            )
-            if self.config.remat:
-                attend = jax.checkpoint(attend)
+            options: Any = {"state": state, "first": first, "return_weights": return_weights}
+            options |= {"mask": mask, "position_ids": at[0], "rng": rng}
+            attend: Any = functools.partial(block.attend, **options)
+            attend = jax.checkpoint(attend) if self.config.remat else attend
             with jax.named_scope(f"{side}_{index}"):
-                layer = attend(x)
+                layer = attend(x, source)
             x = layer.output
             layers.append(layer)
         return x, layers
