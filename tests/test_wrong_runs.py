@@ -21,16 +21,7 @@ from toy_task import Toy, toy
 
 from attention_jax.nn import ModelConfig
 from attention_jax.scores import Additive
-from attention_jax.tasks import (
-    NoisyRecall,
-    Recall,
-    Regression,
-    Reversal,
-    SelectiveCopy,
-    Text,
-    Translation,
-    task_of,
-)
+from attention_jax.tasks import Recall, Regression, Reversal, Text, task_of
 from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.translation.translate import Search
 from attention_jax.training.run import TrainedRun, load_run, train_run
@@ -249,11 +240,12 @@ CALLS = [
         (Reversal, {"train": {}}), (Reversal, {"min_length": 0}), (Reversal, {"max_length": 2}),
         (Reversal, {"coverage_weight": math.nan}), (Reversal, {"coverage_weight": "1"}),
         (Recall, {"length": "3"}), (Recall, {"model": None}), (Recall, {"pairs": 1.5}),
-        (Recall, {"pairs": 9}), (Recall, {"vocabulary_size": 9}), (NoisyRecall, {"keys": "8"}),
-        (NoisyRecall, {"length": 15}), (NoisyRecall, {"noise": 1.5}),
-        (SelectiveCopy, {"copied": 16}), (SelectiveCopy, {"copied": 2.5}),
+        (Recall, {"pairs": 9}), (Recall, {"vocabulary_size": 9}),
+        (task_of("noisy_recall"), {"keys": "8"}),
+        (task_of("noisy_recall"), {"length": 15}), (task_of("noisy_recall"), {"noise": 1.5}),
+        (task_of("selective_copy"), {"copied": 16}), (task_of("selective_copy"), {"copied": 2.5}),
         (Regression, {"features": 0}), (Regression, {"points": 0}), (Text, {"text": "a"}),
-        (Translation, {"source": "a", "target": Path("b")}), (Search, {"beams": 0}),
+        (task_of("translation"), {"source": "a", "target": Path("b")}), (Search, {"beams": 0}),
         (Text, {"held_out": 1.0, "text": Path("a")}), (translation_comparison.Config, {"seeds": 1}),
         (translation_comparison.Config, {"scores": ("scaled",)}),
         (translation_settings.Config, {"trials": ("recipe", "magic")}),
