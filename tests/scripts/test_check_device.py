@@ -12,6 +12,7 @@ from benchmarks.measure import Contestant, Race, compiled
 from benchmarks.targets import TARGETS
 from command_lines import check_error, load
 from device_checks import right, speed
+from device_checks.record import Record
 from device_checks.report import judged_rows
 
 load("scripts/check_device.py")  # it puts experiments/ on the path
@@ -112,6 +113,10 @@ def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch, one_score):
     assert "stopped, not finished: scaled;" in printed
     assert "wrong: 0 of 5 rows" in printed
     assert len(rows_in(tmp_path)) == 5
+    monkeypatch.setattr(Record, "begin", stop)
+    status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "right", "scaled")
+    assert status == 130
+    assert "stopped, not finished: right, scaled;" in printed
 
 
 def test_every_target_reads_a_row_that_is_measured(monkeypatch):
