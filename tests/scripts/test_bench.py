@@ -112,6 +112,8 @@ def test_parts_share_the_files_of_cells(tmp_path):
     experiment = SimpleNamespace(run=run, __file__="cells.py")
     assert lab.rows_of(experiment, "2", "2/2") == (["b2", "d2"], 3)
     assert lab.rows_of(experiment, "1", "1/2") == (["a1", "b2", "c1", "d2", "e1"], 0)
+    with pytest.raises(ValueError, match="part must be I/N"):
+        lab.rows_of(experiment, "0", "3/2")
     assert lab.rows_of(experiment, "0", None) == lab.rows_of(experiment, "3", "3/3")
 
 
