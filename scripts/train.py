@@ -26,7 +26,7 @@ from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import Settings
+from attention_jax.training.task import Settings, TrainConfig
 from attention_jax.training.task_class import option_types
 
 _OF_A_PROCESS = ("distributed", "processes", "process")  # what a file of settings cannot hold
@@ -157,12 +157,24 @@ def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
         _join(given.distributed, given.processes, given.process)
     content = read_settings(given.config) if given.config else {}
     task = task_of(given.task or str(content.get("task", "reversal")))
+    words = [*_without_adam(words), *words]
     if content:
         types = typing.get_type_hints(Arguments)
         for name in ("workdir", "config", "resume", "settings", *_OF_A_PROCESS):
             del types[name]
-        words = [*words_of(given.config, content, types | option_types(task)), *words]
+        of_file = words_of(given.config, content, types | option_types(task))
+        words = [*_without_adam(of_file), *of_file, *words]
     return Arguments[task], words  # type: ignore[valid-type]
+
+
+def _without_adam(words: list[str]) -> list[str]:
+    """Options that undo a task's own settings of Adam, where words name another optimiser."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--optimizer", nargs="?")
+    if parser.parse_known_args(words)[0].optimizer in (None, "adam"):
+        return []
+    names = TrainConfig.of_adam
+    return [f"--{name.replace('_', '-')}={getattr(TrainConfig, name)}" for name in names]
 
 
 def _join(address: list[str], processes: str | None, process: str | None) -> None:
