@@ -24,7 +24,7 @@ import tyro
 import attention_jax
 from attention_jax.core.names import did_you_mean
 from attention_jax.runs.checkpoints import StepName
-from attention_jax.runs.processes import together
+from attention_jax.runs.processes import several, together
 from attention_jax.runs.progress import end_of_output, say, warn
 from attention_jax.tasks import TASKS
 from attention_jax.training.run import TrainedRun, load_run
@@ -113,6 +113,8 @@ def run_command(
         status = 2
     except KeyboardInterrupt:
         status = 130  # the status that shells give, without a traceback
+        if several():  # JAX would wait for the others, which wait for this process
+            os._exit(status)
     except SystemExit as stop:  # after --help, or a signal
         status = stop.code
     except OSError as error:

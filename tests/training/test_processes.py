@@ -44,6 +44,8 @@ class Fed(Drawn):
         is_here = jax.process_index() == int(process)
         if is_here and trouble == "nodata":
             raise ValueError("text must be a file")
+        if is_here and trouble == "early":
+            raise KeyboardInterrupt  # before the run watches for signals
 
         def batch(seed, step):
             if is_here and (seed, step) == (0, int(step_of_trouble)):
@@ -177,6 +179,7 @@ def undisturbed(tmp_path_factory):
         ("0 7 SIGKILL", {1, -signal.SIGABRT, -signal.SIGKILL}, 2),
         ("0 7 full", {2}, 2),
         ("1 7 bug", {1}, 2),
+        ("1 0 early", {1, 130}, 2),
     ],
 )
 def test_all_end_and_go_on(tmp_path, undisturbed, trouble, statuses, processes_after):
