@@ -37,7 +37,6 @@ from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.run_results import (
     FinishedRun,
-    Summary,
     check_lengths,
     finished_run,
     summary_of,
@@ -317,7 +316,7 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
     print_table("mean ± standard deviation over seeds (worst seed)", head, lines)
     make_folder("workdir", workdir)
     with writing("workdir", workdir):
-        write_text(workdir / "table.csv", _csv(rows, records))
+        write_text(workdir / "table.csv", _csv(rows))
         write_json(workdir / "table.json", {"results": records, "environments": environments})
         plotting.save(_figure(rows), workdir / "sweep.png")
     for name in ("table.csv", "table.json", "sweep.png"):
@@ -360,20 +359,22 @@ def _record(row: Row, metric: str) -> dict[str, Any]:
     }
 
 
-def _csv(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
+def _csv(rows: Sequence[Row]) -> str:
     """A line per run; a cell is empty if the run lacks the result, or if it is not finite."""
-    lines = {str(run.workdir): {"run": str(run.workdir), **settings} for run, settings in rows}
-    for record in records:
-        numbers = {f"{record['metric']} {part}": record[part] for part in Summary._fields}
-        lines[record["run"]] |= numbers
-    for run, _ in rows:
-        about = {"seeds": run.task.train.seeds, "steps": run.step}
-        lines[str(run.workdir)] |= about | {"seconds": finite_or_null(run.seconds)}
+    lines = []
+    for run, settings in rows:
+        numbers: dict[str, float] = {}
+        for metric, result in run.results.items():
+            summary = summary_of(result)._asdict()
+            numbers |= {f"{metric} {part}": number for part, number in summary.items()}
+        numbers |= {"seeds": run.task.train.seeds, "steps": run.step, "seconds": run.seconds}
+        finite = {name: finite_or_null(number) for name, number in numbers.items()}
+        lines.append({"run": str(run.workdir), **settings, **finite})
     file = io.StringIO()
-    names = list(dict.fromkeys(name for line in lines.values() for name in line))
+    names = list(dict.fromkeys(name for line in lines for name in line))
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines.values())
+    writer.writerows(lines)
     return file.getvalue()
 
 

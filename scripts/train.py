@@ -29,7 +29,7 @@ from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Settings
 from attention_jax.training.task_class import option_types
 
-_OF_A_PROCESS = ("distributed", "processes", "process")  # what a file of settings cannot hold
+_IN_A_FILE = ("task", "log_gradients", "mesh", "log_to", "profile")  # besides the task's settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -158,10 +158,9 @@ def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
     content = read_settings(given.config) if given.config else {}
     task = task_of(given.task or str(content.get("task", "reversal")))
     if content:
-        types = typing.get_type_hints(Arguments)
-        for name in ("workdir", "config", "resume", "settings", *_OF_A_PROCESS):
-            del types[name]
-        words = [*words_of(given.config, content, types | option_types(task)), *words]
+        hints = typing.get_type_hints(Arguments)
+        types = {name: hints[name] for name in _IN_A_FILE} | option_types(task)
+        words = [*words_of(given.config, content, types), *words]
     return Arguments[task], words  # type: ignore[valid-type]
 
 

@@ -117,59 +117,48 @@ def train_run(
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    folder, mesh = Path(workdir), mesh or MeshShape.default()
+    mesh = mesh or MeshShape.default()
     with processes.together():
-        start = _checked_start(task, folder, log_gradients, mesh, on_metrics, profile)
-    feed, settings, params = start
+        feed, settings, params = _checked(
+            task, Path(workdir), log_gradients, mesh, on_metrics, profile
+        )
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
     check_equal_in_all({**settings, **options})
-    folder = folder.absolute()  # the task may change the current folder
-    layout, config = Layout(mesh), task.train
+    folder = Path(workdir).absolute()  # the task may change the current folder
+    config, layout, is_first = task.train, Layout(mesh), processes.is_first()
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
         check_same = functools.partial(check_resumable, task, settings, folder)
         files = {} if feed is None else feed.files
-        run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
-        keep: Any = {"keep": config.keep, "keep_best": config.keep_best}
         with processes.together():
-            if processes.is_first():
-                stack.enter_context(run)
+            if is_first:
+                stack.enter_context(
+                    begun(folder, settings, resume=resume, check_same=check_same, files=files)
+                )
                 keep_first_params(folder, params)
-            checkpoints = Checkpoints(
-                folder / "checkpoints", **keep, read_only=not processes.is_first()
-            )
-        state, first = _first_state(task, layout, checkpoints, params)
-        with processes.together():
-            # A run without a checkpoint starts over, and writes the line of step 0 again.
-            for name in ("metrics", "gradients", "validation") if processes.is_first() else ():
-                drop_lines_after(folder / f"{name}.jsonl", first or -1)
-        work = on_start and on_start(TrainedRun(task, state.params, first, folder), feed)
-        counts = {"start": first, "total": config.steps, "seeds": config.seeds}
+            keep: Any = {"keep": config.keep, "keep_best": config.keep_best}
+            checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first)
+        state, first_step = _first_state(task, layout, checkpoints, params)
+        processes.first_does(lambda: _drop_lines_after(folder, first_step))
+        work = on_start and on_start(TrainedRun(task, state.params, first_step, folder), feed)
+        counts = {"start": first_step, "total": config.steps, "seeds": config.seeds}
         progress = Progress(task.label, **counts, work=work)
         if feed is not None and feed.note:
             progress.note(feed.note)
-        loggers = _several(on_metrics) if processes.is_first() else []
-        if profile is not None and processes.is_first():
-            loggers.append(Profile(folder, profile))
+        profilers = [] if profile is None else [Profile(folder, profile)]
+        loggers = [*_several(on_metrics), *profilers] if is_first else []
         log = Loggers(loggers, folder, settings)
         stack.callback(log.close)
         records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
         step = int(processes.whole(state.step)[0])
         seconds, rate = progress.seconds, progress.speed.get("steps_per_second")
-        if step > first:
+        if step > first_step:
             speed = {"seconds": seconds, "steps_per_second": rate, **progress.speed}
-            line = {"from_step": first, "to_step": step, **speed}
+            line = {"from_step": first_step, "to_step": step, **speed}
             processes.first_does(lambda: add_line(folder / "timing.jsonl", line))
-    return TrainedRun(
-        task,
-        processes.whole(state.params),
-        step,
-        folder,
-        seconds=seconds,
-        steps_per_second=rate,
-        interrupted=interruption.exit_status,
-    )
+    params = processes.whole(state.params)
+    return TrainedRun(task, params, step, folder, seconds, rate, interruption.exit_status)
 
 
 def check_run(
@@ -187,13 +176,13 @@ def check_run(
     The first step is traced too, which raises the errors of a model, a score or a loss.
     """
     mesh = mesh or MeshShape.default()
-    feed, settings, _ = _checked_start(task, workdir, log_gradients, mesh, on_metrics, profile)
+    feed, settings, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
     check_same = functools.partial(check_resumable, task, settings, workdir)
     check_begins(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
 
 
-def _checked_start(
+def _checked(
     task: Task,
     folder: Path,
     log_gradients: int | None,
@@ -233,6 +222,12 @@ def _several(on_metrics: Loggable) -> list[Any]:
     if isinstance(on_metrics, list | tuple):
         return [*on_metrics]
     return [] if on_metrics is None else [on_metrics]
+
+
+def _drop_lines_after(folder: Path, step: int) -> None:
+    # A run without a checkpoint starts over, and writes the line of step 0 again.
+    for name in ("metrics", "gradients", "validation"):
+        drop_lines_after(folder / f"{name}.jsonl", step or -1)
 
 
 def _first_state(

@@ -106,9 +106,8 @@ def first_params(task: Task, folder: Path, *, resumes: bool = False) -> tuple[Pa
 
 def keep_first_params(folder: Path, params: Params | None) -> None:
     """Keeps a copy of other parameters, so that the run does not need their run any more."""
-    copy = Checkpoints(folder / _COPY) if params is not None else None
-    if copy is not None and not copy.steps():
-        copy.save(0, params)
+    if params is not None and not saved_steps(folder / _COPY):
+        Checkpoints(folder / _COPY).save(0, params)
 
 
 def _read(source: Path, task: Task, like: Params) -> Params:

@@ -14,7 +14,6 @@ import typing
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from attention_jax.core.checks import check_integer
@@ -100,12 +99,18 @@ def check_task(task: Task) -> None:
 
 
 def leaves_of(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """The settings of a task, its model and its training, by names such as "model.dim"."""
+    """The settings in a task, or in nested dicts, by names such as "model.dim"."""
+    if isinstance(settings, dict):
+        values, is_nested = settings, lambda value: isinstance(value, dict)
+    else:
+        values = {
+            field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
+        }
+        is_nested = dataclasses.is_dataclass
     leaves: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value, name = getattr(settings, field.name), prefix + field.name
-        nested = dataclasses.is_dataclass(value)
-        leaves |= leaves_of(value, f"{name}.") if nested else {name: value}
+    for name, value in values.items():
+        name = prefix + name
+        leaves |= leaves_of(value, f"{name}.") if is_nested(value) else {name: value}
     return leaves
 
 
@@ -327,12 +332,8 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
 
 def _digests(content: JSON) -> JSON:
     """The digests of the data in a config.json, by names such as "text_sha256.training"."""
-    return {
-        f"{name}.{part}".rstrip("."): digest
-        for name, value in content.items()
-        if name.endswith("_sha256")
-        for part, digest in (value if isinstance(value, dict) else {"": value}).items()
-    }
+    digests = {name: value for name, value in content.items() if name.endswith("_sha256")}
+    return leaves_of(digests)
 
 
 def check_equal_in_all(settings: JSON) -> None:
@@ -340,16 +341,7 @@ def check_equal_in_all(settings: JSON) -> None:
 
     Different machines may round the numbers of a user's score differently.
     """
-
-    def named(content: JSON) -> JSON:
-        leaves = jax.tree_util.tree_leaves_with_path(
-            content, is_leaf=lambda value: not isinstance(value, dict)
-        )
-        return {
-            jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves
-        }
-
-    of_all = [named(json.loads(text)) for text in exchanged(json.dumps(settings))]
+    of_all = [leaves_of(json.loads(text)) for text in exchanged(json.dumps(settings))]
     for index, other in enumerate(of_all):
         for name in {**of_all[0], **other}:
             if of_all[0].get(name) != other.get(name) and not name.endswith(".numbers"):
