@@ -296,7 +296,7 @@ _cells: list[bool] = []  # whether each cell is there
 
 
 def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list[Row], int]:
-    """The rows of an experiment, and how many of its cells are missing.
+    """Runs an experiment; returns its rows, and how many of its cells are missing.
 
     Args:
         experiment: its cells are the calls of `kept_rows`, in their order.
@@ -320,9 +320,9 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
 
 
 def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> list[Row]:
-    """The rows in a file of the work folder; measured and written there if settings differ.
+    """Returns the rows in a file of the work folder; measures and writes them if settings differ.
 
-    Of a cell of another part that is not there, see `rows_of`, there are none.
+    It returns [] for a cell that is missing and belongs to another part; see `rows_of`.
     """
     settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
     is_mine = next(_mine)

@@ -1,4 +1,4 @@
-"""What train.py prints before the first step: what is trained, on what, and what a step takes."""
+"""The table that train.py prints before the first step: the model, the run and the devices."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
 
 
 def _batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
-    """A batch of one seed, or its shapes, of about the mean size; and the mean number of tokens."""
+    """Returns a batch of about the mean size (or its shapes), and the mean number of tokens."""
     size, first = run.task.train.batch_size, run.task.train.first_seed
     if feed is None:  # all have one shape
         rng = jax.random.key(0)

@@ -243,7 +243,7 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
 
 
 def train_combinations(combinations: Sequence[Combination], part: str | None) -> int:
-    """Trains what is not finished; returns the exit status, 0 if the part is finished."""
+    """Trains the unfinished combinations of a part; returns 0, or the exit status of a signal."""
     with Interruption() as interruption:  # between two runs too
         for index, (label, arguments) in part_of([*enumerate(combinations, 1)], part):
             task, folder = arguments.settings, arguments.workdir

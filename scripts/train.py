@@ -88,7 +88,7 @@ class Arguments(Generic[Settings]):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `train_run` takes besides the settings and the folder.
+        """The keyword arguments of `train_run`.
 
         Raises:
             ValueError: the words of `log_gradients`, `mesh` or `log_to` are wrong.
@@ -104,7 +104,7 @@ class Arguments(Generic[Settings]):
 
 
 def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """The numbers in the words of an option, such as ["data=4", "seed=2"]."""
+    """Reads the numbers in the words of an option, such as ["data=4", "seed=2"]."""
     pairs = {name: number for name, _, number in (word.partition("=") for word in words)}
     right = all(name in names and number.isdecimal() for name, number in pairs.items())
     if not right or len(pairs) < len(words):
@@ -140,7 +140,7 @@ def main(arguments: Arguments[Any]) -> int:
 
 
 def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
-    """The arguments for the task that is named, and the words, those of --config first.
+    """Returns the class of arguments for the task, and the words with those of --config in front.
 
     With --distributed this process joins the others here, before the file of a user's task, which
     may compute something, is imported.
@@ -188,7 +188,7 @@ def _join(address: list[str], processes: str | None, process: str | None) -> Non
 
 
 def _end_alone(error: Exception) -> None:
-    """Ends this process at once, for an error that the others do not know: a lost one, or a bug.
+    """Ends this process at once after an error of this process alone: a bug, or a lost process.
 
     Otherwise JAX would wait at the end for the others, which wait for this one.
     """

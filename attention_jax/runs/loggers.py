@@ -29,7 +29,7 @@ Logger = Callable[..., Any]
 
 
 class Loggers:
-    """Several loggers as one. A logger that raises costs warnings, never the run.
+    """Calls several loggers. When a logger raises, a warning is printed and training goes on.
 
     Args:
         loggers: the loggers.
@@ -54,7 +54,7 @@ class Loggers:
             self._called(name, logger, step, {key: [*each] for key, each in metrics.items()})
 
     def close(self) -> None:
-        """Closes all of them, and says how often each has failed."""
+        """Closes each logger, and warns how often it has failed."""
         for name, logger in self._open:
             self._called(name, getattr(logger, "close", lambda: None))
         for name, count in self._failures.items():
@@ -146,7 +146,7 @@ class WeightsAndBiases:
 
 
 class Profile:
-    """Traces compiled calls with JAX's profiler, from the second on: the first one compiles.
+    """Traces compiled calls with JAX's profiler, but not the first call, which compiles.
 
     Args:
         folder: of the run; the trace is written to its folder "profile".

@@ -239,7 +239,7 @@ def train(
         first_does(lambda: save_on_disk(step, host_state, loss))
 
     def save_on_disk(step: int, state: TrainState, loss: float | None) -> None:
-        """Validates and saves, unless that is done."""
+        """Validates and saves, unless both have been done for this step."""
         # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
         planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
         validates = rule is not None and planned

@@ -173,7 +173,11 @@ def check_run(
 ) -> None:
     """Raises the errors with which `train_run` would not begin; changes nothing.
 
-    The first step is traced too, which raises the errors of a model, a score or a loss.
+    It traces the first step too, which raises the errors of a model, a score or a loss. The
+    arguments are those of `train_run`.
+
+    Raises:
+        ValueError: as in `train_run`.
     """
     mesh = mesh or MeshShape.default()
     feed, settings, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
@@ -190,7 +194,10 @@ def _checked(
     on_metrics: Loggable,
     profile: int | None,
 ) -> tuple[Feed | None, JSON, Params | None]:
-    """The data of a run, its settings for config.json, and parameters from another run."""
+    """Checks all arguments; returns the data, the content of config.json and first parameters.
+
+    The parameters are None unless `init_from` names them and the run has no checkpoint yet.
+    """
     if not all(map(callable, _several(on_metrics))):
         raise ValueError(f"on_metrics must be a function, a class or several; got {on_metrics!r}")
     if profile is not None:
@@ -233,7 +240,7 @@ def _drop_lines_after(folder: Path, step: int) -> None:
 def _first_state(
     task: Task, layout: Layout, checkpoints: Checkpoints, params: Params | None
 ) -> tuple[TrainState, int]:
-    """The newest good state and its step, or the initial state."""
+    """Returns the newest good state and its step, or the initial state and 0."""
     start = functools.partial(initial_state, task, layout, params)
     like = layout.placed(jax.eval_shape(start))
     restored: Restored | None = None
@@ -249,13 +256,13 @@ def _first_state(
 def load_run(
     workdir: Path | str, step: StepName = "newest", *, score: str | None = None
 ) -> TrainedRun:
-    """A state of a run, of any task; nothing in its folder is changed.
+    """Loads a run, of any task, at one of its steps, and changes nothing in its folder.
 
     Args:
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
             validation metric, or without validation the smallest loss; a step that is kept; or 0
-            for the parameters before training, which are made again.
+            for the parameters before training, which are computed anew.
         score: what the score of the run is called now, "module:Name", if its file or its class has
             another name. It must give the same numbers.
 
@@ -271,7 +278,7 @@ def load_run(
 def load_states(
     workdir: Path | str, *, score: str | None = None
 ) -> tuple[Task, dict[int, TrainState]]:
-    """A run's task, and its states by step: the kept ones, and that of step 0, made again.
+    """Loads a run's task, and its states by step: the kept states, and step 0 computed anew.
 
     Args:
         workdir: the run's folder.

@@ -39,7 +39,7 @@ from attention_jax.training.task_program import (
     program_of_optimizer,
 )
 
-# What config.json says of the functions of a run, besides their names.
+# The entries of config.json that describe the functions of a run, not its settings.
 DESCRIPTIONS = ("scores", "normalizers", "program", "optimizer_program", "jax")
 
 # --- a task as JSON ---
@@ -176,7 +176,7 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
 
 
 def check_functions(content: JSON, folder: Path) -> None:
-    """Raises ValueError if a function that a run's config.json knows has changed since.
+    """Raises ValueError if a function of a run has changed since its config.json was written.
 
     Args:
         content: of config.json.
