@@ -84,19 +84,17 @@ def words_of(path: Path, content: Mapping[str, Any], hints: Mapping[str, Any]) -
         elif any(typing.get_origin(each) is tuple for each in may_be):
             if isinstance(text, dict):
                 text = [f"{axis}={size}" for axis, size in text.items()]
-            words[name] = [
-                option,
-                *(text.split() if isinstance(text, str) else map(str, text)),
-            ]
+            values = text.split() if isinstance(text, str) else map(str, text)
+            words[name] = [option, *values]
         elif isinstance(text, str) and hint is not bool:
             words[name] = [f"{option}={text}"]
         else:
             kind = "true or false" if hint is bool else "one value"
             raise ValueError(f"config {path}: {key} must be {kind}; got {value!r}")
     types = {name: known[name] for name in words if known[name] is not bool}
-    try:  # each value by itself: together with the command line's own, they may fit
-        given = [word for name in types for word in words[name]]
-        parse(dataclasses.make_dataclass("Options", types.items()), given)
+    try:  # checks each value by itself: values that do not go together may be overridden
+        checked_words = [word for name in types for word in words[name]]
+        parse(dataclasses.make_dataclass("Options", types.items()), checked_words)
     except ValueError as error:
         raise ValueError(f"config {path}: {error}") from error
     return [word for each in words.values() for word in each]

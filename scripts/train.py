@@ -124,14 +124,14 @@ def main(arguments: Arguments[Any]) -> int:
         if several() and not is_users_mistake(error):
             _end_alone(error)
         raise
-    loop = run.task.train
-    finished = run.step == loop.steps
+    config = run.task.train
+    finished = run.step == config.steps
     # A signal that arrived while the last step was saved did not stop anything.
     status = 0 if finished else run.interrupted
     speed = run.steps_per_second
     rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
     say(
-        f"{arguments.workdir}: step {run.step} of {loop.steps}, {loop.seeds} seeds,"
+        f"{arguments.workdir}: step {run.step} of {config.steps}, {config.seeds} seeds,"
         f" {run.seconds:.0f} s{rate} (all seeds together)"
     )
     if not finished and is_first():
@@ -150,17 +150,17 @@ def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
         parser.add_argument(name, nargs="?")
     parser.add_argument("--distributed", nargs="*")
     parser.add_argument("--config", nargs="?", type=Path)
-    given = parser.parse_known_args(words)[0]
-    if given.distributed is None and (given.processes or given.process):
+    chosen = parser.parse_known_args(words)[0]
+    if chosen.distributed is None and (chosen.processes or chosen.process):
         raise ValueError("processes and process must go with distributed HOST:PORT")
-    if given.distributed is not None and not {"-h", "--help"} & {*words}:
-        _join(given.distributed, given.processes, given.process)
-    content = read_settings(given.config) if given.config else {}
-    task = task_of(given.task or str(content.get("task", "reversal")))
-    if content:
+    if chosen.distributed is not None and not {"-h", "--help"} & {*words}:
+        _join(chosen.distributed, chosen.processes, chosen.process)
+    settings = read_settings(chosen.config) if chosen.config else {}
+    task = task_of(chosen.task or str(settings.get("task", "reversal")))
+    if settings:
         hints = typing.get_type_hints(Arguments)
         types = {name: hints[name] for name in _IN_A_FILE} | option_types(task)
-        words = [*words_of(given.config, content, types), *words]
+        words = [*words_of(chosen.config, settings, types), *words]
     return Arguments[task], words  # type: ignore[valid-type]
 
 
@@ -178,8 +178,8 @@ def _join(address: list[str], processes: str | None, process: str | None) -> Non
     # JAX's handler of SIGTERM would swallow those that come before the first step.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        given: Any = {name: int(number) for name, number in numbers.items() if number}
-        jax.distributed.initialize(next(iter(address), None), **given)
+        known: Any = {name: int(number) for name, number in numbers.items() if number}
+        jax.distributed.initialize(next(iter(address), None), **known)
     except Exception as error:  # JAX asks the cluster in many ways
         raise ValueError(
             f"distributed: {one_line(error)}; where JAX finds no cluster (SLURM, TPU pod,"

@@ -168,11 +168,14 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
             changed since, or other settings than the task has.
     """
-    content = read_config(Path(workdir))
+    folder = Path(workdir)
+    content = read_config(folder)
     try:
-        return _checked_task(content, Path(workdir), score)
+        task = _task_of(content, score)
+        check_program(part_of(task), content, program_of(task, lambda: task.feed(folder)))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
+    return task
 
 
 def check_functions(content: JSON, folder: Path) -> None:
@@ -182,14 +185,9 @@ def check_functions(content: JSON, folder: Path) -> None:
         content: of config.json.
         folder: of the run.
     """
-    task = _checked_task(content, folder)
-    _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
-
-
-def _checked_task(content: JSON, folder: Path, score: str | None = None) -> Task:
-    task = _task_of(content, score)
+    task = _task_of(content)
     check_program(part_of(task), content, program_of(task, lambda: task.feed(folder)))
-    return task
+    _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
 
 
 def _check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
