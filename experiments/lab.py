@@ -25,13 +25,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import itertools
 import json
 import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
@@ -291,7 +290,7 @@ def program_of(score: str, dim: int) -> str:
     return identity(known_score(get_score(score), None, dim, dim))
 
 
-_mine: Iterator[bool] = itertools.repeat(True)  # whether this process measures the next cell
+_part: str | None = None  # the cells that this process measures, as in `rows_of`
 _cells: list[bool] = []  # whether each cell is there
 
 
@@ -304,15 +303,14 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
         part: "3/8" measures the 3rd, the 11th cell and so on, and reads what is there of the
             others; None measures all.
     """
-    global _mine
-    parts = int((part or "1/1").partition("/")[2])
-    mine = part_of(range(parts), part)
-    _mine = itertools.cycle([index in mine for index in range(parts)])
+    global _part
+    part_of((), part)  # checks the words
+    _part = part
     _cells.clear()
     try:
         rows = experiment.run(config)
     finally:
-        _mine = itertools.repeat(True)
+        _part = None
     missing = _cells.count(False)
     if part is not None:
         say(f"{name_of(experiment)}: {missing} of {len(_cells)} cells are missing")
@@ -325,7 +323,7 @@ def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> li
     It returns [] for a cell that is missing and belongs to another part; see `rows_of`.
     """
     settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
-    is_mine = next(_mine)
+    is_mine = len(_cells) in part_of(range(len(_cells) + 1), _part)
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
