@@ -42,7 +42,7 @@ from attention_jax.core.programs import identity
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say as say
-from attention_jax.runs.run_folder import check_folder, make_folder, write_json
+from attention_jax.runs.run_folder import make_folder, write_json
 from attention_jax.scores import get_score, known_score
 from attention_jax.training.metrics import mean_and_deviation
 
@@ -246,7 +246,6 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     folder = results or (beside if default else Path("runs") / name)
     if not default and folder.resolve() == beside.resolve():
         raise ValueError(f"results must not be {folder}, which holds those of the default settings")
-    check_folder("results", folder)
     make_folder("results", folder)
     start = time.monotonic()
     rows = json.loads(json.dumps(experiment.run(config)))  # what reading the file will give

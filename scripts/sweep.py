@@ -31,7 +31,7 @@ from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.progress import say, warn
-from attention_jax.runs.run_folder import check_folder, make_folder, write_json, write_text, writing
+from attention_jax.runs.run_folder import make_folder, write_json, write_text, writing
 from attention_jax.scores import DEFAULT_SCORE
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
@@ -232,7 +232,6 @@ def main(arguments: Arguments) -> int:
 
 def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
     """Raises the first error of any combination; only makes the folder."""
-    check_folder("workdir", workdir)
     if (workdir / "config.json").exists():
         raise ValueError(
             f"workdir must be a folder of run folders; {workdir} is the folder of one run"

@@ -113,6 +113,9 @@ def train_run(
             for the speed in the log. The run's `params` are those of all seeds, until the first
             step deletes them.
 
+    Returns:
+        the run at its last step, or where a signal stopped it.
+
     Raises:
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
@@ -266,6 +269,9 @@ def load_run(
         score: what the score of the run is called now, "module:Name", if its file or its class has
             another name. It must give the same numbers.
 
+    Returns:
+        the run with the parameters of that step.
+
     Raises:
         ValueError: the folder holds no run of an unchanged task, or no such checkpoint; or the
             checkpoint is damaged.
@@ -283,6 +289,9 @@ def load_states(
     Args:
         workdir: the run's folder.
         score: as in `load_run`.
+
+    Returns:
+        the task, and {step: state}.
 
     Raises:
         ValueError: the folder holds no run of an unchanged task, or a damaged checkpoint.
