@@ -26,7 +26,7 @@ from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import Settings
+from attention_jax.training.task import Settings, TrainConfig
 from attention_jax.training.task_class import option_types
 
 _IN_A_FILE = ("task", "log_gradients", "mesh", "log_to", "profile")  # besides the task's settings
@@ -157,11 +157,23 @@ def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
         _join(chosen.distributed, chosen.processes, chosen.process)
     settings = read_settings(chosen.config) if chosen.config else {}
     task = task_of(chosen.task or str(settings.get("task", "reversal")))
+    words = [*_without_adam(words), *words]
     if settings:
         hints = typing.get_type_hints(Arguments)
         types = {name: hints[name] for name in _IN_A_FILE} | option_types(task)
-        words = [*words_of(chosen.config, settings, types), *words]
+        of_file = words_of(chosen.config, settings, types)
+        words = [*_without_adam(of_file), *of_file, *words]
     return Arguments[task], words  # type: ignore[valid-type]
+
+
+def _without_adam(words: list[str]) -> list[str]:
+    """Options that undo a task's own settings of Adam, where words name another optimiser."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--optimizer", nargs="?")
+    if parser.parse_known_args(words)[0].optimizer in (None, "adam"):
+        return []
+    names = TrainConfig.of_adam
+    return [f"--{name.replace('_', '-')}={getattr(TrainConfig, name)}" for name in names]
 
 
 def _join(address: list[str], processes: str | None, process: str | None) -> None:

@@ -35,6 +35,8 @@ MANY = "mesh: {data: 4, seed: 2}\nlog_gradients: {every: 50}\nself_attention_sco
         ("log_gradients: []", "", "--log-gradients"),
         ("task: text\ntext: 2026-01-02", "", "--task text --text 2026-01-02"),
         ("task: recall", "--task sort", "--task sort"),
+        ("optimizer: optax:lion", "", "--optimizer optax:lion --weight-decay 0"),
+        ("weight_decay: 0.1", "--optimizer=optax:lion", "--optimizer optax:lion"),
         ('{"dim": 32, "learning_rate": 1e-3, "mask_padding": true, "batch_size": 3}', "",
          "--dim 32 --learning-rate 1e-3 --batch-size 3"),
     ],
