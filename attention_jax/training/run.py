@@ -131,6 +131,7 @@ def train_run(
     config, layout, is_first = task.train, Layout(mesh), processes.is_first()
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
+        # The first process opens the folder; then all processes have the newest or the first state.
         check_same = functools.partial(check_resumable, task, settings, folder)
         files = {} if feed is None else feed.files
         with processes.together():
@@ -143,6 +144,7 @@ def train_run(
             checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first)
         state, first_step = _first_state(task, layout, checkpoints, params)
         processes.first_does(lambda: _drop_lines_after(folder, first_step))
+        # What training reports to.
         work = on_start and on_start(TrainedRun(task, state.params, first_step, folder), feed)
         counts = {"start": first_step, "total": config.steps, "seeds": config.seeds}
         progress = Progress(task.label, **counts, work=work)
@@ -154,6 +156,7 @@ def train_run(
         stack.callback(log.close)
         records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
+        # How long it took.
         step = int(processes.whole(state.step)[0])
         seconds, rate = progress.seconds, progress.speed.get("steps_per_second")
         if step > first_step:

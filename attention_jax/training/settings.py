@@ -77,10 +77,10 @@ def check_task(task: Task) -> None:
     if cls.evaluate is Task.evaluate:
         raise undefined(task, "evaluate(params, lengths=(), *, folder=None)")
     try:
-        read = _made(cls, fields_of(task), name_of(cls))
+        read = _made(cls, fields_of(task), name)
     except Exception as error:  # of the user's __post_init__, perhaps
         raise ValueError(
-            f"task {name_of(cls)} cannot be made again from config.json: {one_line(error)}"
+            f"task {name} cannot be made again from config.json: {one_line(error)}"
         ) from error
     again = leaves_of(read)
     for name, value in leaves_of(task).items():
