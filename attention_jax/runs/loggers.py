@@ -42,9 +42,8 @@ class Loggers:
         self._open: list[tuple[str, Logger]] = []
         for logger in loggers:
             name = getattr(logger, "__qualname__", type(logger).__qualname__)
-            opened = logger
-            if isinstance(logger, type):
-                opened = self._called(name, logger, folder, config)
+            is_class = isinstance(logger, type)
+            opened = self._called(name, logger, folder, config) if is_class else logger
             if opened is not None:
                 self._open.append((name, opened))
 
@@ -85,23 +84,22 @@ class TensorBoard:
         lines = read_lines(folder / "metrics.jsonl")
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         first = lines[-1]["step"] + 1 if lines else 0
-        self._add(first, session_log=start)
+        self._write(first, session_log=start)
         metadata = _load("tensorboard.plugins.text.metadata").create_summary_metadata("", "")
         tensor, types = _load(f"{protos}.tensor_pb2"), _load(f"{protos}.types_pb2")
         markdown = textwrap.indent(json.dumps(config, indent=2), "    ").encode()
         text = tensor.TensorProto(dtype=types.DT_STRING, string_val=[markdown])
-        self._write(first, [{"tag": "config.json", "metadata": metadata, "tensor": text}])
+        value = {"tag": "config.json", "metadata": metadata, "tensor": text}
+        self._write(first, summary=self._summary(value=[value]))
 
     def __call__(self, step: int, metrics: Metrics) -> None:
         series = _series(metrics, self._first_seed)
-        self._write(step, [{"tag": tag, "simple_value": number} for tag, number in series])
+        values = [{"tag": tag, "simple_value": number} for tag, number in series]
+        self._write(step, summary=self._summary(value=values))
 
-    def _write(self, step: int, values: list[JSON]) -> None:
-        self._add(step, summary=self._summary(value=values))
-        self._writer.flush()  # before the checkpoint of this step
-
-    def _add(self, step: int, **content: Any) -> None:
+    def _write(self, step: int, **content: Any) -> None:
         self._writer.add_event(self._event.Event(wall_time=time.time(), step=step, **content))
+        self._writer.flush()  # before the checkpoint of this step
 
     def close(self) -> None:
         """Closes the event file."""

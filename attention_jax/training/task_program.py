@@ -109,10 +109,8 @@ def _first_update(
         leaves = named_leaves(tree).items()  # checkpoints need their names
         return {name: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for name, leaf in leaves}
 
-    init, update = (
-        "the optimizer's init(params)",
-        "the optimizer's update(gradients, state, params)",
-    )
+    init = "the optimizer's init(params)"
+    update = "the optimizer's update(gradients, state, params)"
     state = call(init, optimizer.init, params)
     before = call(init, kinds, (params, state))
     result = call(update, optimizer.update, params, state, params)  # gradients are like parameters
