@@ -146,7 +146,7 @@ def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
     may compute something, is imported.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--task", "--processes", "--process"):
+    for name in ("--task", "--processes", "--process", "--optimizer"):
         parser.add_argument(name, nargs="?")
     parser.add_argument("--distributed", nargs="*")
     parser.add_argument("--config", nargs="?", type=Path)
@@ -157,20 +157,22 @@ def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
         _join(chosen.distributed, chosen.processes, chosen.process)
     settings = read_settings(chosen.config) if chosen.config else {}
     task = task_of(chosen.task or str(settings.get("task", "reversal")))
-    words = [*_without_adam(words), *words]
+    of_file: list[str] = []
     if settings:
         hints = typing.get_type_hints(Arguments)
         types = {name: hints[name] for name in _IN_A_FILE} | option_types(task)
         of_file = words_of(chosen.config, settings, types)
-        words = [*_without_adam(of_file), *of_file, *words]
+    if chosen.optimizer is None:
+        optimizer = parser.parse_known_args(of_file)[0].optimizer
+        words = [*_without_adam(optimizer), *of_file, *words]
+    else:
+        words = [*of_file, *_without_adam(chosen.optimizer), *words]
     return Arguments[task], words  # type: ignore[valid-type]
 
 
-def _without_adam(words: list[str]) -> list[str]:
-    """Options that undo a task's own settings of Adam, where words name another optimiser."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--optimizer", nargs="?")
-    if parser.parse_known_args(words)[0].optimizer in (None, "adam"):
+def _without_adam(optimizer: str | None) -> list[str]:
+    """The words that undo a task's own settings of Adam, for another optimiser."""
+    if optimizer in (None, "adam"):
         return []
     names = TrainConfig.of_adam
     return [f"--{name.replace('_', '-')}={getattr(TrainConfig, name)}" for name in names]
