@@ -292,7 +292,8 @@ WORDS = [
     *((("train", "--workdir", "run", *words.split()), named)
       for words, named in {
         "--score nowhere:Mine": "nowhere", "--dim 7": "dim", "--positions polar": "--positions",
-        "--accumulate 3": "accumulate", "--optimizer optax:lion": "weight_decay",
+        "--accumulate 3": "accumulate",
+        "--optimizer optax:lion --weight-decay 0.3": "weight_decay",
         **{f"--mesh {wrong}": "mesh" for wrong in ("data=4096", "", "model=2", "data=", "data=-2",
                                                    "data=2 data=4", "data=0", "4")},
         "--log-gradients every=often": "log_gradients", "--log-to tensorbord": "'tensorboard'",

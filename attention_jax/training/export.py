@@ -1,4 +1,4 @@
-"""A trained model alone: read from a run or from a file, and the export of such a file."""
+"""Exports a trained model to a file, and reads a model from such a file or from a run."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def model_of(path: Path, seed: int, step: StepName, score: str | None) -> Any:
 
 
 def _digest(config: JSON) -> str:
-    """SHA-256 of what defines a model in config.json: not of its training."""
+    """The SHA-256 of the settings in config.json that define the model, not its training."""
     names = ("task", "model", "scores", "normalizers")
     content = json.dumps([config.get(name) for name in names], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

@@ -73,6 +73,7 @@ class TrainConfig:
     """
 
     free_on_resume: ClassVar = ("log_every", "checkpoint_every", "keep", "keep_best")
+    of_adam: ClassVar = ("weight_decay", "beta2", "epsilon")
 
     seeds: int = 5
     first_seed: int = 0
@@ -114,7 +115,7 @@ class TrainConfig:
         if self.optimizer != "adam":
             if not isinstance(self.optimizer, str):
                 raise ValueError(f"optimizer must be a text; got {self.optimizer!r}")
-            for name in ("weight_decay", "beta2", "epsilon"):
+            for name in self.of_adam:
                 if (value := getattr(self, name)) != (default := getattr(TrainConfig, name)):
                     raise ValueError(
                         f"{name} must be {default} with optimizer {self.optimizer!r}, because it"
