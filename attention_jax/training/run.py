@@ -145,7 +145,9 @@ def train_run(
         state, first_step = _first_state(task, layout, checkpoints, params)
         processes.first_does(lambda: _drop_lines_after(folder, first_step))
         # What training reports to.
-        work = on_start and on_start(TrainedRun(task, state.params, first_step, folder), feed)
+        begins = TrainedRun(task, state.params, first_step, Path(workdir))
+        with processes.together():
+            work = on_start and on_start(begins, feed)
         counts = {"start": first_step, "total": config.steps, "seeds": config.seeds}
         progress = Progress(task.label, **counts, work=work)
         if feed is not None and feed.note:
