@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ PEAKS = {
 _SAMPLE = 20  # batches of a feed, over which the number of tokens is averaged
 
 
-def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
+def introduced(run: TrainedRun, feed: Feed | None, *, folder: Path, mesh: MeshShape) -> Work:
     """Prints what begins to train; returns what a step takes. Nothing is compiled."""
     task, train, kind = run.task, run.task.train, jax.devices()[0].device_kind
     sizes: collections.Counter[str] = collections.Counter()
@@ -52,10 +53,10 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
         step.append(f"{flops / 1e9:,.3g} GFLOP")
     except Exception as error:  # a mistake of the task is raised again by the first step
         step.append(f"FLOPs not counted ({one_line(error)})")
-    say(f"{run.workdir}: {task.label}")
+    say(f"{folder}: {task.label}")
     for name, text in {
         "parameters": f"{sizes.total():,}: {parts}",
-        "a step": ", ".join(step),
+        "a step": "of one seed: " + ", ".join(step),
         "steps": f"{run.step:,} of {train.steps:,} done",
         "seeds": f"{train.seeds}, from {train.first_seed} on",
         "dtype": ", ".join(dtypes),

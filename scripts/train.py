@@ -116,7 +116,9 @@ def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[st
 def main(arguments: Arguments[Any]) -> int:
     with together():
         options = arguments.options
-    begin = functools.partial(introduced, mesh=options["mesh"] or MeshShape.default())
+    begin = functools.partial(
+        introduced, folder=arguments.workdir, mesh=options["mesh"] or MeshShape.default()
+    )
     task, folder = arguments.settings, arguments.workdir
     try:
         run = training.train_run(task, folder, **options, on_start=begin)
@@ -130,9 +132,10 @@ def main(arguments: Arguments[Any]) -> int:
     status = 0 if finished else run.interrupted
     speed = run.steps_per_second
     rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
+    plural, of_all = ("s", " (all seeds together)") if loop.seeds > 1 else ("", "")
     say(
-        f"{arguments.workdir}: step {run.step} of {loop.steps}, {loop.seeds} seeds,"
-        f" {run.seconds:.0f} s{rate} (all seeds together)"
+        f"{arguments.workdir}: step {run.step} of {loop.steps}, {loop.seeds} seed{plural},"
+        f" {run.seconds:.0f} s{rate}{of_all}"
     )
     if not finished and is_first():
         say("stopped by a signal; --resume goes on from here", error=True)

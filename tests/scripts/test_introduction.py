@@ -25,7 +25,7 @@ def test_parameters_by_part_tokens_operations_and_the_peak(tmp_path, monkeypatch
     for task, feed in ((recall, None), (text, text.feed(tmp_path))):
         params = jax.eval_shape(lambda task=task: initial_state(task)).params
         run = TrainedRun(task, params, 7, tmp_path)
-        work = introduced(run, feed, mesh=MeshShape(data=3))
+        work = introduced(run, feed, folder=tmp_path, mesh=MeshShape(data=3))
         assert (work.tokens, work.peak) == (B * T, 3e9)
         sizes = {
             jax.tree_util.keystr(path): leaf.size // SEEDS
