@@ -130,9 +130,10 @@ def main(arguments: Arguments[Any]) -> int:
     status = 0 if finished else run.interrupted
     speed = run.steps_per_second
     rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
+    plural, of_all = ("s", " (all seeds together)") if config.seeds > 1 else ("", "")
     say(
-        f"{arguments.workdir}: step {run.step} of {config.steps}, {config.seeds} seeds,"
-        f" {run.seconds:.0f} s{rate} (all seeds together)"
+        f"{arguments.workdir}: step {run.step} of {config.steps}, {config.seeds} seed{plural},"
+        f" {run.seconds:.0f} s{rate}{of_all}"
     )
     if not finished and is_first():
         say("stopped by a signal; --resume goes on from here", error=True)

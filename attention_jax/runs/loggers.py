@@ -62,7 +62,7 @@ class Loggers:
     def _called(self, name: str, function: Logger, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._failures[name] += 1
             if self._failures[name] == 1:
                 reason = f"{type(error).__name__}: {one_line(error)}"

@@ -68,7 +68,8 @@ class TrainedRun:
         task, steps = self.task, self.task.train.steps
         kept = [] if self.workdir is None else saved_steps(self.workdir / "checkpoints")
         unfinished = "" if max([self.step, *kept]) >= steps else " (not finished)"
-        seeds = f"{task.train.seeds} seeds" if seed_index is None else f"seed {seed_index}"
+        many = f"{task.train.seeds} seed{'s' * (task.train.seeds > 1)}"
+        seeds = many if seed_index is None else f"seed {seed_index}"
         name = " ".join(dict.fromkeys((task.name, task.label)))
         return f"{name}: step {self.step} of {steps}{unfinished}, {seeds}"
 
