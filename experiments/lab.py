@@ -25,13 +25,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import itertools
 import json
 import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
@@ -43,7 +42,7 @@ from attention_jax.core.programs import identity
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say as say
-from attention_jax.runs.run_folder import check_folder, make_folder, write_json
+from attention_jax.runs.run_folder import make_folder, write_json
 from attention_jax.scores import get_score, known_score
 from attention_jax.training.metrics import mean_and_deviation
 
@@ -247,7 +246,6 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     folder = results or (beside if default else Path("runs") / name)
     if not default and folder.resolve() == beside.resolve():
         raise ValueError(f"results must not be {folder}, which holds those of the default settings")
-    check_folder("results", folder)
     make_folder("results", folder)
     start = time.monotonic()
     rows = json.loads(json.dumps(experiment.run(config)))  # what reading the file will give
@@ -291,12 +289,12 @@ def program_of(score: str, dim: int) -> str:
     return identity(known_score(get_score(score), None, dim, dim))
 
 
-_mine: Iterator[bool] = itertools.repeat(True)  # whether this process measures the next cell
+_part: str | None = None  # the cells that this process measures, as in `rows_of`
 _cells: list[bool] = []  # whether each cell is there
 
 
 def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list[Row], int]:
-    """The rows of an experiment, and how many of its cells are missing.
+    """Runs an experiment; returns its rows, and how many of its cells are missing.
 
     Args:
         experiment: its cells are the calls of `kept_rows`, in their order.
@@ -304,15 +302,14 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
         part: "3/8" measures the 3rd, the 11th cell and so on, and reads what is there of the
             others; None measures all.
     """
-    global _mine
-    parts = int((part or "1/1").partition("/")[2])
-    mine = part_of(range(parts), part)
-    _mine = itertools.cycle([index in mine for index in range(parts)])
+    global _part
+    part_of((), part)  # checks the words
+    _part = part
     _cells.clear()
     try:
         rows = experiment.run(config)
     finally:
-        _mine = itertools.repeat(True)
+        _part = None
     missing = _cells.count(False)
     if part is not None:
         say(f"{name_of(experiment)}: {missing} of {len(_cells)} cells are missing")
@@ -320,12 +317,12 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
 
 
 def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> list[Row]:
-    """The rows in a file of the work folder; measured and written there if settings differ.
+    """Returns the rows in a file of the work folder; measures and writes them if settings differ.
 
-    Of a cell of another part that is not there, see `rows_of`, there are none.
+    It returns [] for a cell that is missing and belongs to another part; see `rows_of`.
     """
     settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
-    is_mine = next(_mine)
+    is_mine = len(_cells) in part_of(range(len(_cells) + 1), _part)
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:

@@ -15,7 +15,7 @@ from command_line import ScoreNames, check_names, command, part_of, print_table,
 
 from attention_jax.reports import html_page
 from attention_jax.runs.progress import say
-from attention_jax.runs.run_folder import check_folder, make_folder, write_text, writing
+from attention_jax.runs.run_folder import make_folder, write_text, writing
 from attention_jax.scores import get_score
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -62,7 +62,6 @@ class Arguments:
             get_score(score)
         check_names("tasks", self.tasks, PARTS)
         part_of((), self.part)
-        check_folder("workdir", self.workdir)
         self.experiments()  # checks the scores in every model
 
     def experiments(self) -> list[tuple[ModuleType, Any]]:

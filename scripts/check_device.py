@@ -14,7 +14,7 @@ import jax
 from command_line import check_names, keep_compiled_programs, run_command
 
 from attention_jax.runs.progress import say
-from attention_jax.runs.run_folder import check_folder, make_folder
+from attention_jax.runs.run_folder import make_folder
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for experiments/
 
@@ -67,7 +67,6 @@ class Arguments:
         check_names("parts", self.parts, PARTS)
         if not self.parts:
             raise ValueError(f"parts must name at least one of {', '.join(PARTS)}; got none")
-        check_folder("out", self.out)
 
 
 def main(arguments: Arguments) -> int:

@@ -184,7 +184,7 @@ def parse(
 
 
 def part_of(cells: Sequence[Cell], part: str | None) -> Sequence[Cell]:
-    """Every N-th cell from the I-th on, for the option --part I/N; all without it.
+    """Returns the cells of the option --part I/N: every N-th, from the I-th on; or all cells.
 
     Raises:
         ValueError: the part is not I/N with I from 1 to N.

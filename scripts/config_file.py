@@ -1,4 +1,4 @@
-"""--config: a file of settings, YAML or the config.json of a run, as words of a command line."""
+"""--config: turns a file, YAML or the config.json of a run, into words of a command line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a file; each value is a text, a list or a dict.
+    """Reads the settings in a file.
 
-    The texts are those that a command line would have: YAML's own types would make a text of 1e-3,
-    False of off, and a date of 2026-01-02.
+    Values of a YAML file stay texts, as on a command line: YAML's own types would make a text of
+    1e-3, False of off, and a date of 2026-01-02.
 
     Raises:
         ValueError: in one line: the file cannot be read; or it is the config.json of a run one of
@@ -54,7 +54,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def words_of(path: Path, content: Mapping[str, Any], hints: Mapping[str, Any]) -> list[str]:
-    """The words of a command line for the settings in a file.
+    """Turns the settings in a file into the words of a command line.
 
     Args:
         path: of the file, for errors.
@@ -84,19 +84,17 @@ def words_of(path: Path, content: Mapping[str, Any], hints: Mapping[str, Any]) -
         elif any(typing.get_origin(each) is tuple for each in may_be):
             if isinstance(text, dict):
                 text = [f"{axis}={size}" for axis, size in text.items()]
-            words[name] = [
-                option,
-                *(text.split() if isinstance(text, str) else map(str, text)),
-            ]
+            values = text.split() if isinstance(text, str) else map(str, text)
+            words[name] = [option, *values]
         elif isinstance(text, str) and hint is not bool:
             words[name] = [f"{option}={text}"]
         else:
             kind = "true or false" if hint is bool else "one value"
             raise ValueError(f"config {path}: {key} must be {kind}; got {value!r}")
     types = {name: known[name] for name in words if known[name] is not bool}
-    try:  # each value by itself: together with the command line's own, they may fit
-        given = [word for name in types for word in words[name]]
-        parse(dataclasses.make_dataclass("Options", types.items()), given)
+    try:  # checks each value by itself: values that do not go together may be overridden
+        checked_words = [word for name in types for word in words[name]]
+        parse(dataclasses.make_dataclass("Options", types.items()), checked_words)
     except ValueError as error:
         raise ValueError(f"config {path}: {error}") from error
     return [word for each in words.values() for word in each]

@@ -1,4 +1,4 @@
-"""What train.py prints before the first step: what is trained, on what, and what a step takes."""
+"""The table that train.py prints before the first step: the model, the run and the devices."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import jax
 
 from attention_jax.analysis.ledger import operation_count
 from attention_jax.core.programs import one_line
+from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.progress import Work, say
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.run import TrainedRun
+from attention_jax.training.saved_run import of_one_seed
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Feed
 
@@ -28,17 +30,24 @@ _SAMPLE = 20  # batches of a feed, over which the number of tokens is averaged
 
 
 def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
-    """Prints what begins to train; returns what a step takes. Nothing is compiled."""
+    """Prints a table of the model, the run and the devices; nothing is compiled.
+
+    Args:
+        run: the run before its first step.
+        feed: its batches, if the host makes them.
+        mesh: its devices.
+
+    Returns:
+        what a step takes, for the speed in the log.
+    """
     task, train, kind = run.task, run.task.train, jax.devices()[0].device_kind
     sizes: collections.Counter[str] = collections.Counter()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(run.params):
-        names = [str(getattr(key, "key", getattr(key, "name", key))) for key in path] or ["all"]
-        # The modules of this library keep the parameters of a score under this name.
-        sizes["scores" if "params" in names[1:] else names[0]] += leaf.size // train.seeds
+    for name, leaf in named_leaves(run.params).items():
+        part, *inner = name.split(".")
+        # The modules of this library keep the parameters of a score under the name "params".
+        sizes["scores" if "params" in inner else part or "all"] += leaf.size // train.seeds
     parts = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
-    one_seed = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), run.params
-    )
+    one_seed = of_one_seed(run.params)
     dtypes = [" and ".join(sorted({str(leaf.dtype) for leaf in jax.tree.leaves(one_seed)}))]
     if hasattr(task.model, "dtype"):
         dtypes.append(f"computed in {task.model.dtype}")
@@ -68,7 +77,7 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
 
 
 def _batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
-    """A batch of one seed, or its shapes, of about the mean size; and the mean number of tokens."""
+    """Returns a batch of about the mean size (or its shapes), and the mean number of tokens."""
     size, first = run.task.train.batch_size, run.task.train.first_seed
     if feed is None:  # all have one shape
         rng = jax.random.key(0)

@@ -24,10 +24,10 @@ except ImportError:  # `main` says how to install it
 
 LIBRARY = ("nn", "analysis", "functional.interop", "scores", "scores.literature", "implementations")
 PROGRAM = {
-    "training": ("run", "task", "loop", "losses", "metrics", "sharding"),
+    "training": ("run", "export", "task", "loop", "losses", "metrics", "sharding"),
     "tasks": ("sequences", "evaluation", "reversal", "vocabulary"),
     "tasks.translation": ("task", "translate"),
-    "runs": ("run_folder", "metrics_file", "checkpoints"),
+    "runs": ("run_folder", "metrics_file", "loggers", "checkpoints"),
     "reports": ("plotting",),
 }
 LIBRARY_PAGES = ("attention_jax", *(f"attention_jax.{name}" for name in LIBRARY))

@@ -31,13 +31,12 @@ from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.progress import say, warn
-from attention_jax.runs.run_folder import check_folder, make_folder, write_json, write_text, writing
+from attention_jax.runs.run_folder import make_folder, write_json, write_text, writing
 from attention_jax.scores import DEFAULT_SCORE
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.run_results import (
     FinishedRun,
-    Summary,
     check_lengths,
     finished_run,
     summary_of,
@@ -233,7 +232,6 @@ def main(arguments: Arguments) -> int:
 
 def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
     """Raises the first error of any combination; only makes the folder."""
-    check_folder("workdir", workdir)
     if (workdir / "config.json").exists():
         raise ValueError(
             f"workdir must be a folder of run folders; {workdir} is the folder of one run"
@@ -244,7 +242,7 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
 
 
 def train_combinations(combinations: Sequence[Combination], part: str | None) -> int:
-    """Trains what is not finished; returns the exit status, 0 if the part is finished."""
+    """Trains the unfinished combinations of a part; returns 0, or the exit status of a signal."""
     with Interruption() as interruption:  # between two runs too
         for index, (label, arguments) in part_of([*enumerate(combinations, 1)], part):
             task, folder = arguments.settings, arguments.workdir
@@ -317,7 +315,7 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
     print_table("mean ± standard deviation over seeds (worst seed)", head, lines)
     make_folder("workdir", workdir)
     with writing("workdir", workdir):
-        write_text(workdir / "table.csv", _csv(rows, records))
+        write_text(workdir / "table.csv", _csv(rows))
         write_json(workdir / "table.json", {"results": records, "environments": environments})
         plotting.save(_figure(rows), workdir / "sweep.png")
     for name in ("table.csv", "table.json", "sweep.png"):
@@ -360,20 +358,22 @@ def _record(row: Row, metric: str) -> dict[str, Any]:
     }
 
 
-def _csv(rows: Sequence[Row], records: Sequence[dict[str, Any]]) -> str:
+def _csv(rows: Sequence[Row]) -> str:
     """A line per run; a cell is empty if the run lacks the result, or if it is not finite."""
-    lines = {str(run.workdir): {"run": str(run.workdir), **settings} for run, settings in rows}
-    for record in records:
-        numbers = {f"{record['metric']} {part}": record[part] for part in Summary._fields}
-        lines[record["run"]] |= numbers
-    for run, _ in rows:
-        about = {"seeds": run.task.train.seeds, "steps": run.step}
-        lines[str(run.workdir)] |= about | {"seconds": finite_or_null(run.seconds)}
+    lines = []
+    for run, settings in rows:
+        numbers: dict[str, float] = {}
+        for metric, result in run.results.items():
+            summary = summary_of(result)._asdict()
+            numbers |= {f"{metric} {part}": number for part, number in summary.items()}
+        numbers |= {"seeds": run.task.train.seeds, "steps": run.step, "seconds": run.seconds}
+        finite = {name: finite_or_null(number) for name, number in numbers.items()}
+        lines.append({"run": str(run.workdir), **settings, **finite})
     file = io.StringIO()
-    names = list(dict.fromkeys(name for line in lines.values() for name in line))
+    names = list(dict.fromkeys(name for line in lines for name in line))
     writer = csv.DictWriter(file, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines.values())
+    writer.writerows(lines)
     return file.getvalue()
 
 

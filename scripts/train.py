@@ -29,7 +29,7 @@ from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Settings, TrainConfig
 from attention_jax.training.task_class import option_types
 
-_OF_A_PROCESS = ("distributed", "processes", "process")  # what a file of settings cannot hold
+_IN_A_FILE = ("task", "log_gradients", "mesh", "log_to", "profile")  # besides the task's settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ class Arguments(Generic[Settings]):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What `train_run` takes besides the settings and the folder.
+        """The keyword arguments of `train_run`.
 
         Raises:
             ValueError: the words of `log_gradients`, `mesh` or `log_to` are wrong.
@@ -104,7 +104,7 @@ class Arguments(Generic[Settings]):
 
 
 def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[str, int]:
-    """The numbers in the words of an option, such as ["data=4", "seed=2"]."""
+    """Reads the numbers in the words of an option, such as ["data=4", "seed=2"]."""
     pairs = {name: number for name, _, number in (word.partition("=") for word in words)}
     right = all(name in names and number.isdecimal() for name, number in pairs.items())
     if not right or len(pairs) < len(words):
@@ -124,15 +124,16 @@ def main(arguments: Arguments[Any]) -> int:
         if several() and not is_users_mistake(error):
             _end_alone(error)
         raise
-    loop = run.task.train
-    finished = run.step == loop.steps
+    config = run.task.train
+    finished = run.step == config.steps
     # A signal that arrived while the last step was saved did not stop anything.
     status = 0 if finished else run.interrupted
     speed = run.steps_per_second
     rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
+    plural, of_all = ("s", " (all seeds together)") if config.seeds > 1 else ("", "")
     say(
-        f"{arguments.workdir}: step {run.step} of {loop.steps}, {loop.seeds} seeds,"
-        f" {run.seconds:.0f} s{rate} (all seeds together)"
+        f"{arguments.workdir}: step {run.step} of {config.steps}, {config.seeds} seed{plural},"
+        f" {run.seconds:.0f} s{rate}{of_all}"
     )
     if not finished and is_first():
         say("stopped by a signal; --resume goes on from here", error=True)
@@ -140,38 +141,39 @@ def main(arguments: Arguments[Any]) -> int:
 
 
 def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
-    """The arguments for the task that is named, and the words, those of --config first.
+    """Returns the class of arguments for the task, and the words with those of --config in front.
 
     With --distributed this process joins the others here, before the file of a user's task, which
     may compute something, is imported.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("--task", "--processes", "--process"):
+    for name in ("--task", "--processes", "--process", "--optimizer"):
         parser.add_argument(name, nargs="?")
     parser.add_argument("--distributed", nargs="*")
     parser.add_argument("--config", nargs="?", type=Path)
-    given = parser.parse_known_args(words)[0]
-    if given.distributed is None and (given.processes or given.process):
+    chosen = parser.parse_known_args(words)[0]
+    if chosen.distributed is None and (chosen.processes or chosen.process):
         raise ValueError("processes and process must go with distributed HOST:PORT")
-    if given.distributed is not None and not {"-h", "--help"} & {*words}:
-        _join(given.distributed, given.processes, given.process)
-    content = read_settings(given.config) if given.config else {}
-    task = task_of(given.task or str(content.get("task", "reversal")))
-    words = [*_without_adam(words), *words]
-    if content:
-        types = typing.get_type_hints(Arguments)
-        for name in ("workdir", "config", "resume", "settings", *_OF_A_PROCESS):
-            del types[name]
-        of_file = words_of(given.config, content, types | option_types(task))
-        words = [*_without_adam(of_file), *of_file, *words]
+    if chosen.distributed is not None and not {"-h", "--help"} & {*words}:
+        _join(chosen.distributed, chosen.processes, chosen.process)
+    settings = read_settings(chosen.config) if chosen.config else {}
+    task = task_of(chosen.task or str(settings.get("task", "reversal")))
+    of_file: list[str] = []
+    if settings:
+        hints = typing.get_type_hints(Arguments)
+        types = {name: hints[name] for name in _IN_A_FILE} | option_types(task)
+        of_file = words_of(chosen.config, settings, types)
+    if chosen.optimizer is None:
+        optimizer = parser.parse_known_args(of_file)[0].optimizer
+        words = [*_without_adam(optimizer), *of_file, *words]
+    else:
+        words = [*of_file, *_without_adam(chosen.optimizer), *words]
     return Arguments[task], words  # type: ignore[valid-type]
 
 
-def _without_adam(words: list[str]) -> list[str]:
-    """Options that undo a task's own settings of Adam, where words name another optimiser."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--optimizer", nargs="?")
-    if parser.parse_known_args(words)[0].optimizer in (None, "adam"):
+def _without_adam(optimizer: str | None) -> list[str]:
+    """The words that undo a task's own settings of Adam, for another optimiser."""
+    if optimizer in (None, "adam"):
         return []
     names = TrainConfig.of_adam
     return [f"--{name.replace('_', '-')}={getattr(TrainConfig, name)}" for name in names]
@@ -191,8 +193,8 @@ def _join(address: list[str], processes: str | None, process: str | None) -> Non
     # JAX's handler of SIGTERM would swallow those that come before the first step.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        given: Any = {name: int(number) for name, number in numbers.items() if number}
-        jax.distributed.initialize(next(iter(address), None), **given)
+        known: Any = {name: int(number) for name, number in numbers.items() if number}
+        jax.distributed.initialize(next(iter(address), None), **known)
     except Exception as error:  # JAX asks the cluster in many ways
         raise ValueError(
             f"distributed: {one_line(error)}; where JAX finds no cluster (SLURM, TPU pod,"
@@ -201,7 +203,7 @@ def _join(address: list[str], processes: str | None, process: str | None) -> Non
 
 
 def _end_alone(error: Exception) -> None:
-    """Ends this process at once, for an error that the others do not know: a lost one, or a bug.
+    """Ends this process at once after an error of this process alone: a bug, or a lost process.
 
     Otherwise JAX would wait at the end for the others, which wait for this one.
     """

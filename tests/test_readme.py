@@ -4,6 +4,7 @@ import importlib
 import os
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from command_line import parse
 from command_lines import load
-from stand_in_training import scaled_at_each_step
+from stand_in_training import run_of_two_seeds, scaled_at_each_step
 
 import attention_jax
 from attention_jax.training.loop import trace_step
@@ -24,6 +25,7 @@ FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
 README = ROOT / "README.md"
 GUIDE = ROOT / "attention_jax" / "README.md"
 ROOM = ROOT / "attention_jax" / "normalizers" / "README.md"
+RUNS = ROOT / "attention_jax" / "runs" / "README.md"
 READMES = [
     README,
     ROOT / "CONTRIBUTING.md",
@@ -89,6 +91,13 @@ def test_python_of_the_guide():
 def test_python_of_the_room_of_normalizers():
     variables = run_python(ROOM)
     assert variables["output"].shape == variables["heavy"].shape == (3, 7, 4)
+
+
+def test_python_of_the_page_on_runs(tmp_path, monkeypatch):
+    shutil.copytree(run_of_two_seeds(), tmp_path / "runs" / "a")
+    monkeypatch.chdir(tmp_path)
+    variables = run_python(RUNS)
+    assert variables["logits"].shape[:2] == variables["batch"].targets.shape
 
 
 def test_users_own_score_attends_by_distance_with_logits_near_unit_deviation():

@@ -169,7 +169,7 @@ class Checkpoints:
             candidates = [each for each in candidates if each == wanted]
             if not candidates:
                 names = "newest" if self.best_step() is None else "newest, best"
-                kept = ", ".join(map(str, self.steps()))
+                kept = ", ".join(map(str, sorted({0, *self.steps()})))
                 raise ValueError(f"step must be {names} or one of {kept}; got {step}")
         damaged: dict[int, str] = {}
         for candidate in candidates:

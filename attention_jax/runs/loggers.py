@@ -29,7 +29,7 @@ Logger = Callable[..., Any]
 
 
 class Loggers:
-    """Several loggers as one. A logger that raises costs warnings, never the run.
+    """Calls several loggers. When a logger raises, a warning is printed and training goes on.
 
     Args:
         loggers: the loggers.
@@ -42,9 +42,8 @@ class Loggers:
         self._open: list[tuple[str, Logger]] = []
         for logger in loggers:
             name = getattr(logger, "__qualname__", type(logger).__qualname__)
-            opened = logger
-            if isinstance(logger, type):
-                opened = self._called(name, logger, folder, config)
+            is_class = isinstance(logger, type)
+            opened = self._called(name, logger, folder, config) if is_class else logger
             if opened is not None:
                 self._open.append((name, opened))
 
@@ -54,7 +53,7 @@ class Loggers:
             self._called(name, logger, step, {key: [*each] for key, each in metrics.items()})
 
     def close(self) -> None:
-        """Closes all of them, and says how often each has failed."""
+        """Closes each logger, and warns how often it has failed."""
         for name, logger in self._open:
             self._called(name, getattr(logger, "close", lambda: None))
         for name, count in self._failures.items():
@@ -63,7 +62,7 @@ class Loggers:
     def _called(self, name: str, function: Logger, *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._failures[name] += 1
             if self._failures[name] == 1:
                 reason = f"{type(error).__name__}: {one_line(error)}"
@@ -85,23 +84,22 @@ class TensorBoard:
         lines = read_lines(folder / "metrics.jsonl")
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         first = lines[-1]["step"] + 1 if lines else 0
-        self._add(first, session_log=start)
+        self._write(first, session_log=start)
         metadata = _load("tensorboard.plugins.text.metadata").create_summary_metadata("", "")
         tensor, types = _load(f"{protos}.tensor_pb2"), _load(f"{protos}.types_pb2")
         markdown = textwrap.indent(json.dumps(config, indent=2), "    ").encode()
         text = tensor.TensorProto(dtype=types.DT_STRING, string_val=[markdown])
-        self._write(first, [{"tag": "config.json", "metadata": metadata, "tensor": text}])
+        value = {"tag": "config.json", "metadata": metadata, "tensor": text}
+        self._write(first, summary=self._summary(value=[value]))
 
     def __call__(self, step: int, metrics: Metrics) -> None:
         series = _series(metrics, self._first_seed)
-        self._write(step, [{"tag": tag, "simple_value": number} for tag, number in series])
+        values = [{"tag": tag, "simple_value": number} for tag, number in series]
+        self._write(step, summary=self._summary(value=values))
 
-    def _write(self, step: int, values: list[JSON]) -> None:
-        self._add(step, summary=self._summary(value=values))
-        self._writer.flush()  # before the checkpoint of this step
-
-    def _add(self, step: int, **content: Any) -> None:
+    def _write(self, step: int, **content: Any) -> None:
         self._writer.add_event(self._event.Event(wall_time=time.time(), step=step, **content))
+        self._writer.flush()  # before the checkpoint of this step
 
     def close(self) -> None:
         """Closes the event file."""
@@ -146,7 +144,7 @@ class WeightsAndBiases:
 
 
 class Profile:
-    """Traces compiled calls with JAX's profiler, from the second on: the first one compiles.
+    """Traces compiled calls with JAX's profiler, but not the first call, which compiles.
 
     Args:
         folder: of the run; the trace is written to its folder "profile".

@@ -29,7 +29,7 @@ def is_first() -> bool:
 
 
 def exchanged(text: str) -> list[str]:
-    """The text of each process, in the order of the processes."""
+    """Sends a text to all processes; returns the text of each process, in their order."""
     if not several():
         return [text]
     mine = np.frombuffer(text.encode(), np.uint8)
@@ -42,9 +42,9 @@ def exchanged(text: str) -> list[str]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Waits at its end for all processes; an error of one of them is an error of all.
+    """Waits at its end for all processes, and raises the error of one process in all of them.
 
-    Nothing may be exchanged inside.
+    The code inside must not call a function that exchanges something.
 
     Raises:
         ValueError: another process failed; the message begins with its number.
@@ -63,19 +63,19 @@ def together() -> Iterator[None]:
 
 
 def first_does(action: Callable[[], object]) -> None:
-    """Calls the action in the first process alone, `together`."""
+    """Calls the action in the first process; an error of it is raised in all processes."""
     with together():
         if is_first():
             action()
 
 
 def whole(tree: Any) -> Any:
-    """Arrays on the devices of all processes as NumPy arrays, whole in each process."""
+    """Copies arrays from the devices of all processes to NumPy arrays, whole in each process."""
     return multihost_utils.process_allgather(tree, tiled=True) if several() else tree
 
 
 def from_first(tree: Any, like: Any) -> Any:
-    """The arrays of the first process, spread over the devices of all.
+    """Spreads the arrays of the first process over the devices of all processes.
 
     Args:
         tree: the arrays; not read in the other processes.

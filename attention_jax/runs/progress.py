@@ -17,7 +17,7 @@ _lost: list[OSError] = []  # the first error of standard output, which `say` lea
 
 
 class Work(NamedTuple):
-    """What a step of one seed takes, for the speed in the log; None for what is not known."""
+    """What one seed computes in a step, for the speed in the log; None for an unknown number."""
 
     tokens: float | None = None  # positions of the batch, padding included
     flops: float | None = None  # floating-point operations
@@ -47,9 +47,9 @@ class Progress:
 
     @property
     def speed(self) -> dict[str, float]:
-        """Of all seeds together, without the first call, which compiles; as far as it is known.
+        """The speed of all seeds together, without the first call, which compiles.
 
-        {} until the second call is done.
+        It is {} until the second call has ended. Entries that are not known are left out.
         """
         if self._warm is None or self._now == self._warm:
             return {}

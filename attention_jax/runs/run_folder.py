@@ -147,6 +147,7 @@ def check_folder(name: str, path: Path) -> None:
 
 def make_folder(name: str, path: Path) -> None:
     """Makes the folder if it is missing; raises ValueError if it cannot be written."""
+    check_folder(name, path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

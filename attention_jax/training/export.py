@@ -1,4 +1,4 @@
-"""A trained model alone: read from a run or from a file, and the export of such a file."""
+"""Exports a trained model to a file, and reads a model from such a file or from a run."""
 
 from __future__ import annotations
 
@@ -20,30 +20,29 @@ from attention_jax.training.saved_run import of_one_seed
 from attention_jax.training.settings import task_in
 
 
-def export(run: TrainedRun, path: Path | str, seed: int = 0) -> None:
+def export(run: TrainedRun, out: Path | str, seed_index: int = 0) -> None:
     """Writes the parameters of one seed to a safetensors file, and config.json beside it.
 
     The metadata of the file hold the step and the seed.
 
     Args:
         run: from `train_run` or `load_run`.
-        path: the file, NAME.safetensors, in a folder that exists.
-        seed: which of the run's seeds, from 0.
+        out: the file, NAME.safetensors, in a folder that exists.
+        seed_index: which of the run's seeds, from 0.
 
     Raises:
         ValueError: an argument is wrong; or the file's folder holds another config.json; or a file
             cannot be written; or safetensors is not installed. Then nothing is written.
     """
-    path = Path(path)
-    check_output(path, ".safetensors", name="path")
-    check_integer("seed", seed, 0, run.task.train.seeds - 1)
+    out, params = Path(out), run.params_of(seed_index)
+    check_output(out, ".safetensors")
     if run.workdir is None:
         raise ValueError("run must be a run in a folder, with a config.json; got none")
-    config, beside = read_config(run.workdir), path.with_name("config.json")
-    if beside.exists() and read_config(path.parent) != config:
-        raise ValueError(f"path {path} must be beside no other config.json; name another folder")
-    metadata = {"step": str(run.step), "seed": str(seed), "model_sha256": _digest(config)}
-    write_parameters(path, run.params_of(seed), metadata)
+    config, beside = read_config(run.workdir), out.with_name("config.json")
+    if beside.exists() and read_config(out.parent) != config:
+        raise ValueError(f"out {out} must be beside no other config.json; name another folder")
+    metadata = {"step": str(run.step), "seed": str(seed_index), "model_sha256": _digest(config)}
+    write_parameters(out, params, metadata)
     if not beside.exists():
         with writing("file", beside):
             write_json(beside, config)
@@ -55,8 +54,11 @@ def model_of(path: Path, seed: int, step: StepName, score: str | None) -> Any:
         run = load_run(path, step, score=score)
         check_integer("seed", seed, 0, run.task.train.seeds - 1)
         return run.task.bind(run.params_of(seed))
-    if not path.is_file():
-        raise ValueError(f"path must be the folder of a run or a .safetensors file; got {path}")
+    if not (path.is_file() and path.with_name("config.json").is_file()):
+        raise ValueError(
+            "path must be the folder of a run, or a .safetensors file with the run's config.json"
+            f" beside it; got {path}"
+        )
     if (seed, step) != (0, "newest"):
         raise ValueError(
             f"seed and step must be left out for a file, which holds one model; got {seed}, {step}"
@@ -70,7 +72,7 @@ def model_of(path: Path, seed: int, step: StepName, score: str | None) -> Any:
 
 
 def _digest(config: JSON) -> str:
-    """SHA-256 of what defines a model in config.json: not of its training."""
+    """The SHA-256 of the settings in config.json that define the model, not its training."""
     names = ("task", "model", "scores", "normalizers")
     content = json.dumps([config.get(name) for name in names], sort_keys=True)
     return hashlib.sha256(content.encode()).hexdigest()

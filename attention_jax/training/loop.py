@@ -223,7 +223,7 @@ def train(
     Raises:
         ValueError: a line or a checkpoint cannot be written.
     """
-    config, every, rule = task.train, records.log_gradients, task.validation
+    config, every = task.train, records.log_gradients
     advance = _advance(task, feed, layout)
     measure = jax.jit(functools.partial(gradient_statistics, task), out_shardings=layout.replicated)
 
@@ -239,16 +239,15 @@ def train(
         first_does(lambda: save_on_disk(step, host_state, loss))
 
     def save_on_disk(step: int, state: TrainState, loss: float | None) -> None:
-        """Validates and saves, unless that is done."""
+        """Validates and saves, unless both have been done for this step."""
         # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
         planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
-        validates = rule is not None and planned
-        validated = read_lines(records.folder / "validation.jsonl") if validates else []
-        is_validated = not validates or step in [line["step"] for line in validated]
+        metric, rule = (loss, task.validation) if planned else (None, None)
+        lines = [] if rule is None else read_lines(records.folder / "validation.jsonl")
+        is_validated = rule is None or step in [line["step"] for line in lines]
         if step in records.checkpoints.steps() and is_validated:
             return
-        metric = loss if planned else None
-        if rule is not None and planned:
+        if rule is not None:
             try:
                 line = _validated(task, rule, state.params, records.folder)
             except Exception:

@@ -68,7 +68,8 @@ class TrainedRun:
         task, steps = self.task, self.task.train.steps
         kept = [] if self.workdir is None else saved_steps(self.workdir / "checkpoints")
         unfinished = "" if max([self.step, *kept]) >= steps else " (not finished)"
-        seeds = f"{task.train.seeds} seeds" if seed_index is None else f"seed {seed_index}"
+        many = f"{task.train.seeds} seed{'s' * (task.train.seeds > 1)}"
+        seeds = many if seed_index is None else f"seed {seed_index}"
         name = " ".join(dict.fromkeys((task.name, task.label)))
         return f"{name}: step {self.step} of {steps}{unfinished}, {seeds}"
 
@@ -113,63 +114,60 @@ def train_run(
             for the speed in the log. The run's `params` are those of all seeds, until the first
             step deletes them.
 
+    Returns:
+        the run at its last step, or where a signal stopped it.
+
     Raises:
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    folder, mesh = Path(workdir), mesh or MeshShape.default()
+    mesh = mesh or MeshShape.default()
     with processes.together():
-        start = _checked_start(task, folder, log_gradients, mesh, on_metrics, profile)
-    feed, settings, params = start
+        feed, settings, params = _checked(
+            task, Path(workdir), log_gradients, mesh, on_metrics, profile
+        )
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
     check_equal_in_all({**settings, **options})
-    folder = folder.absolute()  # the task may change the current folder
-    layout, config = Layout(mesh), task.train
+    folder = Path(workdir).absolute()  # the task may change the current folder
+    config, layout, is_first = task.train, Layout(mesh), processes.is_first()
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
+        # The first process opens the folder; then all processes have the newest or the first state.
         check_same = functools.partial(check_resumable, task, settings, folder)
         files = {} if feed is None else feed.files
-        run = begun(folder, settings, resume=resume, check_same=check_same, files=files)
-        keep: Any = {"keep": config.keep, "keep_best": config.keep_best}
         with processes.together():
-            if processes.is_first():
-                stack.enter_context(run)
+            if is_first:
+                stack.enter_context(
+                    begun(folder, settings, resume=resume, check_same=check_same, files=files)
+                )
                 keep_first_params(folder, params)
-            checkpoints = Checkpoints(
-                folder / "checkpoints", **keep, read_only=not processes.is_first()
-            )
-        state, first = _first_state(task, layout, checkpoints, params)
+            keep: Any = {"keep": config.keep, "keep_best": config.keep_best}
+            checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first)
+        state, first_step = _first_state(task, layout, checkpoints, params)
+        processes.first_does(lambda: _drop_lines_after(folder, first_step))
+        # What training reports to.
+        begins = TrainedRun(task, state.params, first_step, Path(workdir))
         with processes.together():
-            # A run without a checkpoint starts over, and writes the line of step 0 again.
-            for name in ("metrics", "gradients", "validation") if processes.is_first() else ():
-                drop_lines_after(folder / f"{name}.jsonl", first or -1)
-        work = on_start and on_start(TrainedRun(task, state.params, first, folder), feed)
-        counts = {"start": first, "total": config.steps, "seeds": config.seeds}
+            work = on_start and on_start(begins, feed)
+        counts = {"start": first_step, "total": config.steps, "seeds": config.seeds}
         progress = Progress(task.label, **counts, work=work)
         if feed is not None and feed.note:
             progress.note(feed.note)
-        loggers = _several(on_metrics) if processes.is_first() else []
-        if profile is not None and processes.is_first():
-            loggers.append(Profile(folder, profile))
+        profilers = [] if profile is None else [Profile(folder, profile)]
+        loggers = [*_several(on_metrics), *profilers] if is_first else []
         log = Loggers(loggers, folder, settings)
         stack.callback(log.close)
         records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
+        # How long it took.
         step = int(processes.whole(state.step)[0])
         seconds, rate = progress.seconds, progress.speed.get("steps_per_second")
-        if step > first:
+        if step > first_step:
             speed = {"seconds": seconds, "steps_per_second": rate, **progress.speed}
-            line = {"from_step": first, "to_step": step, **speed}
+            line = {"from_step": first_step, "to_step": step, **speed}
             processes.first_does(lambda: add_line(folder / "timing.jsonl", line))
-    return TrainedRun(
-        task,
-        processes.whole(state.params),
-        step,
-        folder,
-        seconds=seconds,
-        steps_per_second=rate,
-        interrupted=interruption.exit_status,
-    )
+    params = processes.whole(state.params)
+    return TrainedRun(task, params, step, folder, seconds, rate, interruption.exit_status)
 
 
 def check_run(
@@ -184,16 +182,20 @@ def check_run(
 ) -> None:
     """Raises the errors with which `train_run` would not begin; changes nothing.
 
-    The first step is traced too, which raises the errors of a model, a score or a loss.
+    It traces the first step too, which raises the errors of a model, a score or a loss. The
+    arguments are those of `train_run`.
+
+    Raises:
+        ValueError: as in `train_run`.
     """
     mesh = mesh or MeshShape.default()
-    feed, settings, _ = _checked_start(task, workdir, log_gradients, mesh, on_metrics, profile)
+    feed, settings, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
     check_same = functools.partial(check_resumable, task, settings, workdir)
     check_begins(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
 
 
-def _checked_start(
+def _checked(
     task: Task,
     folder: Path,
     log_gradients: int | None,
@@ -201,7 +203,10 @@ def _checked_start(
     on_metrics: Loggable,
     profile: int | None,
 ) -> tuple[Feed | None, JSON, Params | None]:
-    """The data of a run, its settings for config.json, and parameters from another run."""
+    """Checks all arguments; returns the data, the content of config.json and first parameters.
+
+    The parameters are None unless `init_from` names them and the run has no checkpoint yet.
+    """
     if not all(map(callable, _several(on_metrics))):
         raise ValueError(f"on_metrics must be a function, a class or several; got {on_metrics!r}")
     if profile is not None:
@@ -235,10 +240,16 @@ def _several(on_metrics: Loggable) -> list[Any]:
     return [] if on_metrics is None else [on_metrics]
 
 
+def _drop_lines_after(folder: Path, step: int) -> None:
+    # A run without a checkpoint starts over, and writes the line of step 0 again.
+    for name in ("metrics", "gradients", "validation"):
+        drop_lines_after(folder / f"{name}.jsonl", step or -1)
+
+
 def _first_state(
     task: Task, layout: Layout, checkpoints: Checkpoints, params: Params | None
 ) -> tuple[TrainState, int]:
-    """The newest good state and its step, or the initial state."""
+    """Returns the newest good state and its step, or the initial state and 0."""
     start = functools.partial(initial_state, task, layout, params)
     like = layout.placed(jax.eval_shape(start))
     restored: Restored | None = None
@@ -254,15 +265,18 @@ def _first_state(
 def load_run(
     workdir: Path | str, step: StepName = "newest", *, score: str | None = None
 ) -> TrainedRun:
-    """A state of a run, of any task; nothing in its folder is changed.
+    """Loads a run, of any task, at one of its steps, and changes nothing in its folder.
 
     Args:
         workdir: the run's folder.
         step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
             validation metric, or without validation the smallest loss; a step that is kept; or 0
-            for the parameters before training, which are made again.
+            for the parameters before training, which are computed anew.
         score: what the score of the run is called now, "module:Name", if its file or its class has
             another name. It must give the same numbers.
+
+    Returns:
+        the run with the parameters of that step.
 
     Raises:
         ValueError: the folder holds no run of an unchanged task, or no such checkpoint; or the
@@ -276,11 +290,14 @@ def load_run(
 def load_states(
     workdir: Path | str, *, score: str | None = None
 ) -> tuple[Task, dict[int, TrainState]]:
-    """A run's task, and its states by step: the kept ones, and that of step 0, made again.
+    """Loads a run's task, and its states by step: the kept states, and step 0 computed anew.
 
     Args:
         workdir: the run's folder.
         score: as in `load_run`.
+
+    Returns:
+        the task, and {step: state}.
 
     Raises:
         ValueError: the folder holds no run of an unchanged task, or a damaged checkpoint.

@@ -1,4 +1,4 @@
-"""A run on disk: its task, its states, that of step 0 included, and where its parameters began."""
+"""A run on disk: its task, its states (step 0 included) and the parameters it started from."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DIGEST = "init_from_sha256"  # its digest in config.json
 
 
 class SavedRun:
-    """A run in a folder, which is not changed.
+    """Reads a run from its folder, and changes nothing there.
 
     Args:
         workdir: its folder.
@@ -49,10 +49,10 @@ class SavedRun:
         return sorted({0, *self._kept.steps()})
 
     def restore(self, step: StepName) -> Restored:
-        """A state that is kept, as `Checkpoints.restore` finds it; that of step 0 is made again.
+        """Returns the state of a step, as `Checkpoints.restore` does; computes step 0 anew.
 
         Raises:
-            ValueError: there is no such state, or it is damaged.
+            ValueError: the run has no such state, or the state is damaged.
         """
         if step == 0 and 0 not in self._kept.steps():
             params, _ = first_params(self.task, self.workdir)
@@ -67,12 +67,12 @@ class SavedRun:
 
 
 def first_params(task: Task, folder: Path, *, resumes: bool = False) -> tuple[Params | None, JSON]:
-    """The parameters that `init_from` names for the run in a folder, and their digest.
+    """Returns the parameters that `init_from` names, and an entry for config.json: their digest.
 
     Args:
         task: the task.
         folder: of the run, which may not exist yet.
-        resumes: leave out the parameters of a run that has a checkpoint.
+        resumes: do not read the parameters if the run has a checkpoint to resume from.
 
     Returns:
         the parameters in NumPy, stacked over seeds, or None for those of `Task.init`; and an entry
@@ -105,14 +105,13 @@ def first_params(task: Task, folder: Path, *, resumes: bool = False) -> tuple[Pa
 
 
 def keep_first_params(folder: Path, params: Params | None) -> None:
-    """Keeps a copy of other parameters, so that the run does not need their run any more."""
-    copy = Checkpoints(folder / _COPY) if params is not None else None
-    if copy is not None and not copy.steps():
-        copy.save(0, params)
+    """Copies the parameters to the run's folder, so that the run no longer needs `init_from`."""
+    if params is not None and not saved_steps(folder / _COPY):
+        Checkpoints(folder / _COPY).save(0, params)
 
 
 def _read(source: Path, task: Task, like: Params) -> Params:
-    """The newest parameters of a run, or those in a file, for each seed of a task."""
+    """Reads the newest parameters of a run, or those in a file, and stacks them over seeds."""
     seeds, one_seed = task.train.seeds, of_one_seed(like)
     if source.is_file():
         params, _ = read_parameters(source, one_seed)

@@ -14,7 +14,6 @@ import typing
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from attention_jax.core.checks import check_integer
@@ -40,7 +39,7 @@ from attention_jax.training.task_program import (
     program_of_optimizer,
 )
 
-# What config.json says of the functions of a run, besides their names.
+# The entries of config.json that describe the functions of a run, not its settings.
 DESCRIPTIONS = ("scores", "normalizers", "program", "optimizer_program", "jax")
 
 # --- a task as JSON ---
@@ -78,10 +77,10 @@ def check_task(task: Task) -> None:
     if cls.evaluate is Task.evaluate:
         raise undefined(task, "evaluate(params, lengths=(), *, folder=None)")
     try:
-        read = _made(cls, fields_of(task), name_of(cls))
+        read = _made(cls, fields_of(task), name)
     except Exception as error:  # of the user's __post_init__, perhaps
         raise ValueError(
-            f"task {name_of(cls)} cannot be made again from config.json: {one_line(error)}"
+            f"task {name} cannot be made again from config.json: {one_line(error)}"
         ) from error
     again = leaves_of(read)
     for name, value in leaves_of(task).items():
@@ -100,12 +99,18 @@ def check_task(task: Task) -> None:
 
 
 def leaves_of(settings: Any, prefix: str = "") -> dict[str, Any]:
-    """The settings of a task, its model and its training, by names such as "model.dim"."""
+    """The settings in a task, or in nested dicts, by names such as "model.dim"."""
+    if isinstance(settings, dict):
+        values, is_nested = settings, lambda value: isinstance(value, dict)
+    else:
+        values = {
+            field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
+        }
+        is_nested = dataclasses.is_dataclass
     leaves: dict[str, Any] = {}
-    for field in dataclasses.fields(settings):
-        value, name = getattr(settings, field.name), prefix + field.name
-        nested = dataclasses.is_dataclass(value)
-        leaves |= leaves_of(value, f"{name}.") if nested else {name: value}
+    for name, value in values.items():
+        name = prefix + name
+        leaves |= leaves_of(value, f"{name}.") if is_nested(value) else {name: value}
     return leaves
 
 
@@ -163,28 +168,26 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
             changed since, or other settings than the task has.
     """
-    content = read_config(Path(workdir))
+    folder = Path(workdir)
+    content = read_config(folder)
     try:
-        return _checked_task(content, Path(workdir), score)
+        task = _task_of(content, score)
+        check_program(part_of(task), content, program_of(task, lambda: task.feed(folder)))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
+    return task
 
 
 def check_functions(content: JSON, folder: Path) -> None:
-    """Raises ValueError if a function that a run's config.json knows has changed since.
+    """Raises ValueError if a function of a run has changed since its config.json was written.
 
     Args:
         content: of config.json.
         folder: of the run.
     """
-    task = _checked_task(content, folder)
-    _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
-
-
-def _checked_task(content: JSON, folder: Path, score: str | None = None) -> Task:
-    task = _task_of(content, score)
+    task = _task_of(content)
     check_program(part_of(task), content, program_of(task, lambda: task.feed(folder)))
-    return task
+    _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
 
 
 def _check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
@@ -327,12 +330,8 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
 
 def _digests(content: JSON) -> JSON:
     """The digests of the data in a config.json, by names such as "text_sha256.training"."""
-    return {
-        f"{name}.{part}".rstrip("."): digest
-        for name, value in content.items()
-        if name.endswith("_sha256")
-        for part, digest in (value if isinstance(value, dict) else {"": value}).items()
-    }
+    digests = {name: value for name, value in content.items() if name.endswith("_sha256")}
+    return leaves_of(digests)
 
 
 def check_equal_in_all(settings: JSON) -> None:
@@ -340,16 +339,7 @@ def check_equal_in_all(settings: JSON) -> None:
 
     Different machines may round the numbers of a user's score differently.
     """
-
-    def named(content: JSON) -> JSON:
-        leaves = jax.tree_util.tree_leaves_with_path(
-            content, is_leaf=lambda value: not isinstance(value, dict)
-        )
-        return {
-            jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves
-        }
-
-    of_all = [named(json.loads(text)) for text in exchanged(json.dumps(settings))]
+    of_all = [leaves_of(json.loads(text)) for text in exchanged(json.dumps(settings))]
     for index, other in enumerate(of_all):
         for name in {**of_all[0], **other}:
             if of_all[0].get(name) != other.get(name) and not name.endswith(".numbers"):

@@ -42,7 +42,7 @@ class MeshShape:
 
     @classmethod
     def default(cls) -> MeshShape:
-        """One device; of several processes all devices, which spread the batch."""
+        """One device; with several processes all their devices, along "data"."""
         return cls(data=jax.device_count() if several() else 1)
 
     def check(self, *, seeds: int, batch_size: int | None) -> None:

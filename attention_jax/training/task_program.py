@@ -1,4 +1,4 @@
-"""The program of what a user wrote: of a task's batch, loss and optimiser, and of `--optimizer`."""
+"""Digests of programs that a user wrote: batch, loss and optimiser of a task, and `--optimizer`."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def program_of_optimizer(task: Task) -> JSON:
 def _first_update(
     part: Part, optimizer: optax.GradientTransformation, params: Params
 ) -> tuple[Any, Any]:
-    """The initial state and the first update; ValueError unless a loop can go on with them."""
+    """Returns the initial state and the first update; ValueError if a loop cannot use them."""
 
     def call(method: str, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
@@ -109,10 +109,8 @@ def _first_update(
         leaves = named_leaves(tree).items()  # checkpoints need their names
         return {name: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for name, leaf in leaves}
 
-    init, update = (
-        "the optimizer's init(params)",
-        "the optimizer's update(gradients, state, params)",
-    )
+    init = "the optimizer's init(params)"
+    update = "the optimizer's update(gradients, state, params)"
     state = call(init, optimizer.init, params)
     before = call(init, kinds, (params, state))
     result = call(update, optimizer.update, params, state, params)  # gradients are like parameters
@@ -133,7 +131,7 @@ def optimizer_part(task: Task) -> Part:
 
 
 def check_program(part: Part, stored: JSON, now: JSON) -> None:
-    """Raises ValueError if a user's task or optimiser is another program than it was.
+    """Raises ValueError if the program of a user's task or optimiser has changed.
 
     Args:
         part: the task or the optimiser.

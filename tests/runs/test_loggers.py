@@ -69,7 +69,10 @@ def mine(monkeypatch):
     def failing(step, metrics):
         del metrics["loss"]
 
-    for each in (Noted, NeverOpen, failing):
+    def exiting(step, metrics):
+        sys.exit("no room")
+
+    for each in (Noted, NeverOpen, failing, exiting):
         setattr(module, each.__name__, each)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
@@ -78,7 +81,7 @@ def mine(monkeypatch):
 def test_loggers_get_every_line_and_change_no_number(tmp_path, mine, capsys):
     task, options = toy(Validated, **LENGTH), {"log_gradients": 2}
     plain = train_toy(task, tmp_path / "plain", **options)
-    words = ("Noted", "failing", "NeverOpen", "Noted")
+    words = ("Noted", "failing", "exiting", "NeverOpen", "Noted")
     loggers = [get_logger(f"mine_to_log:{word}") for word in words]
     logged = train_toy(task, tmp_path / "logged", **options, on_metrics=loggers)
     assert_bits_equal(plain.state, logged.state)
@@ -93,10 +96,11 @@ def test_loggers_get_every_line_and_change_no_number(tmp_path, mine, capsys):
     assert got == lines_of(tmp_path / "logged")
     # One warning when a logger fails first, and one at the end.
     warnings = capsys.readouterr().err.splitlines()
-    for name, count in (("failing", 1 + 6 // 2 + 3), ("NeverOpen", 1)):
+    times = 3 * (6 // 2) + 1
+    for name, count in (("failing", times - 3), ("exiting", times), ("NeverOpen", 1)):
         of_logger = [line for line in warnings if name in line]
         assert f"failures: {count};" in of_logger[1]
-    assert len(warnings) == 4
+    assert len(warnings) == 6
 
 
 def stop_at(last_step):

@@ -33,6 +33,7 @@ MANY = "mesh: {data: 4, seed: 2}\nlog_gradients: {every: 50}\nself_attention_sco
         (MANY, "", "--mesh data=4 seed=2 --log-gradients every=50 --self-attention-score None"),
         ("mesh: data=4 seed=2", "--mesh data=2", "--mesh data=2"),
         ("log_gradients: []", "", "--log-gradients"),
+        ("optimizer: optax:lion", "--optimizer adam", ""),
         ("task: text\ntext: 2026-01-02", "", "--task text --text 2026-01-02"),
         ("task: recall", "--task sort", "--task sort"),
         ("optimizer: optax:lion", "", "--optimizer optax:lion --weight-decay 0"),

@@ -48,7 +48,7 @@ def test_an_exported_model_has_the_bits_of_the_run(name, tmp_path):
     task = small(name, tmp_path)
     run.mkdir()
     write_json(run / "config.json", settings_of(task, task.feed(run)))
-    export(load_run(run, 0), file, seed=1)
+    export(load_run(run, 0), file, seed_index=1)
     expected = one_seed(initial_state(task).params, 1)
     for model in (aj.load_model(str(file)), aj.load_model(run, 1, 0)):
         assert_bits_equal(params_of(model), expected)
@@ -143,7 +143,7 @@ def cut_off(folder):
         (configured(dim=16), {}, r"output.kernel was float32\[8, 8\], now float32\[16, 16\]"),
         (configured(score="additive"), {}, r"params.v was nothing, now float32\[8\]"),
         (configured(activation="gelu"), {}, "is of another model than config.json"),  # same shapes
-        (lambda folder: (folder / "config.json").unlink(), {}, "has no config.json"),
+        (lambda folder: (folder / "config.json").unlink(), {}, "config.json beside it"),
         (lambda folder: None, {"seed": 1}, "seed and step must be left out"),
     ],
 )
@@ -159,9 +159,9 @@ def test_an_export_overwrites_no_other_config(exported, tmp_path, monkeypatch):
     configured(activation="gelu")(folder)
     before = snapshot(tmp_path)
     file = folder / "model.safetensors"
-    refused("path .* other config.json", lambda: export(run, file))
-    refused("path must .* ends in .safetensors", lambda: export(run, folder / "model.npz"))
-    refused("seed must be at most 1", lambda: export(run, file, 2))
+    refused("out .* other config.json", lambda: export(run, file))
+    refused("out must .* ends in .safetensors", lambda: export(run, folder / "model.npz"))
+    refused("seed_index must be at most 1", lambda: export(run, file, 2))
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     refused("needs the package safetensors", lambda: export(run, tmp_path / file.name))
     assert snapshot(tmp_path) == before
