@@ -83,11 +83,9 @@ def _batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
         rng = jax.random.key(0)
         batches = [jax.eval_shape(lambda: run.task.batch(rng, size=size))]
     else:
-        batches = [feed.batch(first, run.step)]
+        batches = [feed.batch(first, step) for step in range(run.step, run.step + _SAMPLE)]
     if not isinstance(batches[0], Batch):
         return batches[0], None
-    if feed is not None:
-        batches += [feed.batch(first, run.step + later) for later in range(1, _SAMPLE)]
     mean = sum(map(_tokens, batches)) / len(batches)
     return min(batches, key=lambda batch: abs(_tokens(batch) - mean)), mean
 
