@@ -238,7 +238,7 @@ def users_line(error: BaseException) -> str | None:
     return None
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """The first line of the message, at most 300 characters; the error's class if it is empty.
 
     A line that ends with a colon is continued by the next.
