@@ -93,8 +93,8 @@ class MultiHeadAttention(Heads):
     Exclusive self attention, y - (y . v) v / |v|^2, removes what a token says of itself:
 
     >>> def exclusive(output, value):
-    ...     value = value / jnp.linalg.norm(value, axis=-1, keepdims=True)
-    ...     return output - jnp.sum(output * value, axis=-1, keepdims=True) * value
+    ...     shared, squares = (jnp.sum(x * value, -1, keepdims=True) for x in (output, value))
+    ...     return output - shared / (squares + 1e-9) * value  # a value of 0 changes nothing
     >>> attend = MultiHeadAttention(
     ...     "additive", 12, num_heads=6, output_mod=exclusive, rngs=nnx.Rngs(0)
     ... )
