@@ -140,7 +140,7 @@ def test_the_best_are_kept_beside_the_newest(tmp_path):
         assert found.step == step
         assert_bits_equal(found.state, state(step))
     for missing in (6, -1):
-        with pytest.raises(ValueError, match=rf"best or one of 2, 3, 7, 8; got {missing}"):
+        with pytest.raises(ValueError, match=rf"best or one of 0, 2, 3, 7, 8; got {missing}"):
             restored(tmp_path, missing)
 
 
