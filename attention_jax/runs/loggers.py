@@ -119,7 +119,7 @@ class WeightsAndBiases:
     def __init__(self, folder: Path, config: JSON):
         self._first_seed = config["train"]["first_seed"]
         wandb = _load("wandb")
-        names = [path.name for path in (folder / "wandb").glob("*run-*_*-*")]
+        names = sorted(path.name for path in (folder / "wandb").glob("*run-*_*-*"))
         ids = [name.partition("run-")[2].split("-", 1)[1] for name in names]
         self._run = wandb.init(
             dir=str(folder),
