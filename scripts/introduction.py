@@ -64,7 +64,7 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     say(f"{run.workdir}: {task.label}")
     for name, text in {
         "parameters": f"{sizes.total():,}: {parts}",
-        "a step": ", ".join(step),
+        "a step": f"of one seed: {', '.join(step)}",
         "steps": f"{run.step:,} of {train.steps:,} done",
         "seeds": f"{train.seeds}, from {train.first_seed} on",
         "dtype": ", ".join(dtypes),

@@ -160,7 +160,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "train_run check_run": dict(resume=False),
     "load_run": dict(step="newest"),
     "load_model": dict(seed=0, step="newest"),
-    "export": dict(seed=0),
+    "export": dict(seed_index=0),
     "first_params": dict(resumes=False),
     "finished_run results_of": dict(lengths=()),
     "say": dict(error=False),

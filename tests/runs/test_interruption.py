@@ -13,6 +13,14 @@ from attention_jax.runs.interruption import Interruption
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+@pytest.fixture(autouse=True)
+def _without_nohup():
+    """The tests themselves may run under it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("number", ASKING)
 def test_the_first_signal_asks_in_one_line(number, capfd, monkeypatch):
     monkeypatch.setattr(sys, "stdout", object())  # a user's stream need not have a file
