@@ -26,8 +26,8 @@ def read_settings(path: Path) -> dict[str, Any]:
     1e-3, False of off, and a date of 2026-01-02.
 
     Raises:
-        ValueError: in one line: the file cannot be read; or it is the config.json of a run one of
-            whose functions has changed since.
+        ValueError: in one line: the file cannot be read; or it is the config.json of a run, and a
+            score, normaliser, task or optimiser of this run has changed since.
     """
     try:
         text = path.read_text()

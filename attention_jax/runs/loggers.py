@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import collections
-import importlib
 import json
 import os
 import statistics
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +75,20 @@ class TensorBoard:
 
     def __init__(self, folder: Path, config: JSON):
         protos = "tensorboard.compat.proto"
-        self._event = _load(f"{protos}.event_pb2")
-        self._summary = _load(f"{protos}.summary_pb2").Summary
+        self._event = import_module(f"{protos}.event_pb2")
+        self._summary = import_module(f"{protos}.summary_pb2").Summary
         self._first_seed = config["train"]["first_seed"]
-        writer = _load("tensorboard.summary.writer.event_file_writer")
+        writer = import_module("tensorboard.summary.writer.event_file_writer")
         self._writer = writer.EventFileWriter(str(folder / "tensorboard"))
         # TensorBoard drops the events of the steps that a resumed run makes again.
         lines = read_lines(folder / "metrics.jsonl")
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         first = lines[-1]["step"] + 1 if lines else 0
         self._write(first, session_log=start)
-        metadata = _load("tensorboard.plugins.text.metadata").create_summary_metadata("", "")
-        tensor, types = _load(f"{protos}.tensor_pb2"), _load(f"{protos}.types_pb2")
+        metadata = import_module("tensorboard.plugins.text.metadata").create_summary_metadata(
+            "", ""
+        )
+        tensor, types = import_module(f"{protos}.tensor_pb2"), import_module(f"{protos}.types_pb2")
         markdown = textwrap.indent(json.dumps(config, indent=2), "    ").encode()
         text = tensor.TensorProto(dtype=types.DT_STRING, string_val=[markdown])
         value = {"tag": "config.json", "metadata": metadata, "tensor": text}
@@ -118,7 +120,7 @@ class WeightsAndBiases:
 
     def __init__(self, folder: Path, config: JSON):
         self._first_seed = config["train"]["first_seed"]
-        wandb = _load("wandb")
+        wandb = import_module("wandb")
         names = sorted(path.name for path in (folder / "wandb").glob("*run-*_*-*"))
         ids = [name.partition("run-")[2].split("-", 1)[1] for name in names]
         self._run = wandb.init(
@@ -197,9 +199,6 @@ def get_logger(text: str) -> Logger:
     if not callable(found):
         raise ValueError(f"log_to {text!r} must be a function or a class; got {found!r}")
     return found
-
-
-_load = importlib.import_module  # packages that need not be installed
 
 
 def _series(metrics: Metrics, first_seed: int) -> Iterator[tuple[str, float]]:

@@ -102,9 +102,9 @@ class Progress:
 def say(text: str, *, error: bool = False) -> None:
     """Prints a line on standard output, or with `error` on standard error.
 
-    Of several processes the first alone prints on standard output.
-    A line that cannot be printed is lost: a closed pipe or terminal, or a full disk behind it, does
-    not end a run. Characters that the encoding of the stream lacks become "?".
+    With several processes, only the first prints on standard output. A line that cannot be printed
+    is lost: a closed pipe or terminal, or a full disk behind it, does not end a run. Characters
+    that the encoding of the stream lacks become "?".
     """
     if not error and not is_first():
         return

@@ -146,15 +146,15 @@ def train_run(
         state, first_step = _first_state(task, layout, checkpoints, params)
         processes.first_does(lambda: _drop_lines_after(folder, first_step))
         # What training reports to.
-        begins = TrainedRun(task, state.params, first_step, Path(workdir))
+        initial_run = TrainedRun(task, state.params, first_step, Path(workdir))
         with processes.together():
-            work = on_start and on_start(begins, feed)
+            work = on_start and on_start(initial_run, feed)
         counts = {"start": first_step, "total": config.steps, "seeds": config.seeds}
         progress = Progress(task.label, **counts, work=work)
         if feed is not None and feed.note:
             progress.note(feed.note)
         profilers = [] if profile is None else [Profile(folder, profile)]
-        loggers = [*_several(on_metrics), *profilers] if is_first else []
+        loggers = [*_as_list(on_metrics), *profilers] if is_first else []
         log = Loggers(loggers, folder, settings)
         stack.callback(log.close)
         records = Records(folder, checkpoints, progress, log, log_gradients)
@@ -207,7 +207,7 @@ def _checked(
 
     The parameters are None unless `init_from` names them and the run has no checkpoint yet.
     """
-    if not all(map(callable, _several(on_metrics))):
+    if not all(map(callable, _as_list(on_metrics))):
         raise ValueError(f"on_metrics must be a function, a class or several; got {on_metrics!r}")
     if profile is not None:
         check_integer("profile", profile)
@@ -234,7 +234,7 @@ def _checked(
     return feed, {**settings, **digest}, params
 
 
-def _several(on_metrics: Loggable) -> list[Any]:
+def _as_list(on_metrics: Loggable) -> list[Any]:
     if isinstance(on_metrics, list | tuple):
         return [*on_metrics]
     return [] if on_metrics is None else [on_metrics]
