@@ -290,7 +290,7 @@ def program_of(score: str, dim: int) -> str:
 
 
 _part: str | None = None  # the cells that this process measures, as in `rows_of`
-_cells: list[bool] = []  # whether each cell is there
+_cells: list[tuple[Any, bool]] = []  # the group of each cell, and whether its rows are there
 
 
 def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list[Row], int]:
@@ -299,8 +299,8 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
     Args:
         experiment: its cells are the calls of `kept_rows`, in their order.
         config: its settings.
-        part: "3/8" measures the 3rd, the 11th cell and so on, and reads what is there of the
-            others; None measures all.
+        part: "3/8" measures the 3rd, the 11th group of cells and so on, and reads what is there of
+            the others; None measures all.
     """
     global _part
     part_of((), part)  # checks the words
@@ -310,25 +310,30 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
         rows = experiment.run(config)
     finally:
         _part = None
-    missing = _cells.count(False)
+    missing = sum(not is_there for _, is_there in _cells)
     if part is not None:
         say(f"{name_of(experiment)}: {missing} of {len(_cells)} cells are missing")
     return rows, missing
 
 
-def kept_rows(path: Path, settings: Any, measure: Callable[[], list[Row]]) -> list[Row]:
+def kept_rows(
+    path: Path, settings: Any, measure: Callable[[], list[Row]], group: Any = None
+) -> list[Row]:
     """Returns the rows in a file of the work folder; measures and writes them if settings differ.
 
-    It returns [] for a cell that is missing and belongs to another part; see `rows_of`.
+    It returns [] for a cell that is missing and belongs to another part; see `rows_of`. Cells of
+    one group belong to the same part, because they share a program; by default a cell is alone.
     """
     settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
-    is_mine = len(_cells) in part_of(range(len(_cells) + 1), _part)
+    group = ("cell", len(_cells)) if group is None else group
+    groups = [*dict.fromkeys([*(each for each, _ in _cells), group])]
+    is_mine = group in part_of(groups, _part)
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
         raise ValueError(f"{path} is damaged; delete it to measure it again: {error}") from error
     is_there = content.get("settings") == settings
-    _cells.append(is_there or is_mine)
+    _cells.append((group, is_there or is_mine))
     if not is_there:
         if not is_mine:
             return []

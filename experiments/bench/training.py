@@ -1,114 +1,121 @@
-"""A small model learns a task with a score; the factor of the logits and the rate are chosen."""
+"""Small models learn a task together: deviations, rates and seeds are one axis of one program."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.runs.environment import environment
-from attention_jax.training.loop import initial_state, train_steps
-from experiments import lab
-from experiments.lab import Row, significant
+from attention_jax.analysis import capture
+from attention_jax.training.loop import TrainState, initial_state, train_steps
 from experiments.reversal.scale_and_dimension import AtRate
 
-LOOKS = 20  # points of a learning curve
+LOOK = 50  # steps between two measurements of the accuracy
+SOLVED = 0.9  # of the answers of LOOK batches, each before it is learned
 TIMES = "experiments.reversal.multiplied_scores:Times(score={})"
-Setting = tuple[float, float]  # factor, rate
+_SEEDS, _EXAMPLES = 4, 64  # that a deviation is measured with
+Array = jax.Array
 
 
-def with_score(task: Any, score: str, seeds: int, budget: float) -> Any:
-    """The task with this score, times a factor, in all attentions of its model.
+class Start(NamedTuple):
+    """How one training begins.
 
-    Its steps are multiplied by `budget`, and are a multiple of `LOOKS`.
+    Attributes:
+        factor: constant factor of the logits.
+        rate: Adam's learning rate, which stays constant.
+        seed: of the initial parameters and the batches.
+        gain: what the score's own kernels are multiplied by at the start.
     """
+
+    factor: float
+    rate: float
+    seed: int
+    gain: float = 1.0
+
+
+def with_score(task: Any, score: str) -> Any:
+    """The task with this score, times a constant factor, in all attentions of its model."""
     attends: Any = {"score": TIMES.format(score), "self_attention_score": None}  # the same
-    steps = LOOKS * max(1, round(budget * task.train.steps / LOOKS))
-    train = dataclasses.replace(task.train, steps=steps, seeds=seeds)
-    return dataclasses.replace(task, model=dataclasses.replace(task.model, **attends), train=train)
+    return dataclasses.replace(task, model=dataclasses.replace(task.model, **attends))
 
 
-def learned(task: Any, factors: Sequence[float], rates: Sequence[float]) -> Row:
-    """What a task `with_score` learns with the best factor and rate: results and curves.
+def deviation_of(task: Any, gain: float = 1.0) -> float:
+    """The deviation of the logits within a row, in the initial model with factor 1.
 
-    One seed learns with each factor at the middle rate (of four, the second), then with the best
-    factor at each rate. The best has the smallest loss over the last tenth of the steps. All other
-    seeds learn with the best.
+    It is the root of the mean square of e_ij - mean_j e_ij over all attentions, 4 seeds and a batch
+    of 64 examples; i are the queries of the second half of the tokens, j the keys of the first
+    half, so that a causal mask hides no pair.
     """
-    seeds = task.train.seeds
-    train = dataclasses.replace(task.train, seeds=seeds + 1)  # the last one chooses
-    states = initial_state(AtRate(dataclasses.replace(task, train=train), 1.0))
-    steps = task.train.steps // LOOKS
-    advance = jax.jit(lambda state, rate: train_steps(AtRate(task, rate), steps, state))
-    trials: dict[Setting, float] = {}  # the loss of each
+    params = changed(states(task, range(_SEEDS)).params, 1.0, gain)
+    batch = task.batch(jax.random.key(0), size=_EXAMPLES)
 
-    def trained(seed: int, setting: Setting) -> tuple[Any, dict[str, np.ndarray]]:
-        """Parameters, and metrics of each look."""
-        factor, rate = setting
-        state, looks = jax.tree.map(lambda leaf: leaf[seed], states), []
-        state = state._replace(params=with_factor(state.params, factor))
-        for _ in range(LOOKS):
-            state, metrics = advance(state, jnp.float32(rate))
-            looks.append(jax.device_get(metrics))
-        return state.params, {key: np.stack([each[key] for each in looks]) for key in looks[0]}
+    @jax.jit
+    @jax.vmap
+    def squares(params: Any) -> list[Array]:
+        attentions = capture(task.bind(params), *batch.inputs).attentions
+        return [_square_within_rows(each.logits) for each in attentions.values()]
 
-    def best_of(settings: list[Setting]) -> Setting:
-        if len(settings) == 1:
-            return settings[0]
-        for setting in settings:
-            if setting not in trials:
-                loss = trained(seeds, setting)[1]["loss"][-LOOKS // 10 :].mean()
-                trials[setting] = significant(loss) if np.isfinite(loss) else np.inf
-        return min(settings, key=lambda setting: trials[setting])
-
-    factor, _ = best_of([(factor, rates[(len(rates) - 1) // 2]) for factor in factors])
-    factor, rate = best_of([(factor, rate) for rate in rates])
-    runs = [trained(seed, (factor, rate)) for seed in range(seeds)]
-    params = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(params for params, _ in runs))
-    metric, result = next(iter(task.evaluate(params).items()))
-    kind = "accuracy" if "accuracy" in runs[0][1] and result.larger_is_better else "loss"
-    curve = np.stack([metrics[kind] for _, metrics in runs], axis=1).astype(np.float64)
-    return {
-        "task": task.name,
-        "metric": metric,
-        "larger_is_better": result.larger_is_better,
-        "by_seed": significant(result.by_seed),
-        "factor": factor,
-        "rate": rate,
-        "trials": [[*setting, loss] for setting, loss in trials.items()],
-        "steps": task.train.steps,
-        "every": steps,
-        "curve_of": kind,
-        "curve": np.round(curve, 3).tolist(),
-        "parameters": sum(leaf.size for leaf in jax.tree.leaves(params)) // seeds,
-        "commit": environment(lab.FOLDER)["git_commit"],
-    }
+    return float(np.sqrt(np.mean(squares(params))))
 
 
-def kept(path: Path, task: Any, factors: Sequence[float], rates: Sequence[float]) -> list[Row]:
-    """The row of a task `with_score`, which is learned unless the file has it."""
-    settings: Any = task, factors, rates
-    return lab.kept_rows(path, known_by(*settings), lambda: [learned(*settings)])
+def _square_within_rows(logits: Array) -> Array:
+    queries, keys = logits.shape[-2:]
+    block = logits[..., queries // 2 :, : keys // 2]
+    return jnp.mean(jnp.square(block - block.mean(-1, keepdims=True)))
 
 
-def known_by(task: Any, factors: Sequence[float], rates: Sequence[float]) -> list[Any]:
-    """What the row of a task is known by, for it to be kept: settings, data and the score."""
-    feed = task.feed(Path())
-    settings = [repr(task), [*factors], [*rates], dict(feed.digests) if feed else {}]
-    return [*settings, task.model.known().digest]  # that of the score, init included
+def states(task: Any, seeds: Sequence[int]) -> TrainState:
+    """The initial states of consecutive seeds, stacked."""
+    train = dataclasses.replace(task.train, first_seed=seeds[0], seeds=len(seeds))
+    return initial_state(AtRate(dataclasses.replace(task, train=train), 1.0))
 
 
-def with_factor(params: Any, factor: float) -> Any:
-    """Parameters in which the factor of each score is `factor`."""
+def changed(params: Any, factor: float | Array, gain: float | Array = 1.0) -> Any:
+    """Parameters in which each score's factor is `factor`, and its own kernels times `gain`."""
 
-    def changed(path: Any, leaf: jax.Array) -> jax.Array:
-        names = [getattr(entry, "key", None) for entry in path[-2:]]
-        # Among a score's own parameters none has this path.
-        return jnp.full_like(leaf, factor) if names == ["params", "factor"] else leaf
+    def change(path: Any, leaf: Array) -> Array:
+        names = [getattr(entry, "key", None) for entry in path]
+        if names[-2:] == ["params", "factor"]:
+            return jnp.broadcast_to(jnp.asarray(factor, leaf.dtype), leaf.shape)
+        is_kernel = names[-2:-1] == ["score"] and "kernel" in str(names[-1])
+        return leaf * jnp.asarray(gain, leaf.dtype) if is_kernel else leaf
 
-    return jax.tree_util.tree_map_with_path(changed, params)
+    return jax.tree_util.tree_map_with_path(change, params)
+
+
+@functools.cache
+def _look(task: Any) -> Any:
+    """The compiled program of LOOK steps of all trainings: (states, rates) -> states, metrics."""
+    one = lambda state, rate: train_steps(AtRate(task, rate), LOOK, state)  # noqa: E731
+    return jax.jit(jax.vmap(one), donate_argnums=0)
+
+
+def steps_until_solved(
+    task: Any, starts: Sequence[Start], steps: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Trains all of `starts` at once, until all have solved the task or `steps` are done.
+
+    Returns:
+        the steps after which each had first solved it, [n], infinite for never; and the accuracy
+        of each in the last look, [n], 0 for NaN.
+    """
+    seeds = range(min(s.seed for s in starts), max(s.seed for s in starts) + 1)
+    first = states(task, seeds)
+    index = np.array([start.seed - seeds[0] for start in starts])
+    state = jax.tree.map(lambda leaf: leaf[index], first)
+    factors, gains = (np.array([getattr(s, name) for s in starts]) for name in ("factor", "gain"))
+    state = state._replace(params=jax.vmap(changed)(state.params, factors, gains))
+    rates, advance = jnp.array([start.rate for start in starts]), _look(task)
+    solved, accuracy = np.full(len(starts), np.inf), np.zeros(len(starts))
+    for step in range(LOOK, steps + 1, LOOK):
+        state, metrics = advance(state, rates)
+        accuracy = np.nan_to_num(np.asarray(metrics["accuracy"], np.float64))
+        solved = np.where((accuracy >= SOLVED) & np.isinf(solved), step, solved)
+        if np.isfinite(solved).all():
+            break
+    return solved, accuracy

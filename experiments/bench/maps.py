@@ -1,0 +1,388 @@
+"""At which size of its logits, and at which learning rate, does a model learn with each score?
+
+Answer: (after the run)
+Source: ours. The tasks and their sources are in `attention_jax/tasks`.
+Command: .venv/bin/python -m experiments.bench.maps  # on an H100
+
+A model learns a task with a score whose logits are multiplied by a constant, so that they have a
+chosen deviation within rows at the start; `deviation_of` in `training.py` measures it in the model
+at hand. The map of a score is the share of seeds that solve the task, over deviation and learning
+rate. The constant of the score's paper is one point of the map, its star. Two scores that differ by
+a factor have one map with two stars.
+
+A training has *solved* a task after the first 50 steps whose batches have 90 % right answers, each
+batch before it is learned. The rate is constant (Adam, gradients clipped to norm 1), so that the
+number of steps does not depend on when a training would end.
+
+The best cell of a score on a task has the fewest steps, as a median over the seeds of the map;
+trainings that never solve it count as infinite. Ties are decided by the number of seeds that solve
+it, then by the mean accuracy in the end. Ten other seeds train there for four times the steps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from attention_jax.runs.run_folder import make_folder
+from attention_jax.scores import score_folder
+from attention_jax.tasks.noisy_recall import NoisyRecall
+from attention_jax.tasks.recall import Recall
+from attention_jax.tasks.selective_copy import SelectiveCopy
+from attention_jax.tasks.sort import Sort
+from attention_jax.training.task import Task, TrainConfig
+from experiments import lab
+from experiments.bench.significance import differ, holm, interval, p_value
+from experiments.bench.training import LOOK, Start, deviation_of, steps_until_solved, with_score
+from experiments.lab import Claim, Row, ScoreNames
+
+SMALL = TrainConfig(steps=1500, batch_size=16, schedule="constant")
+TASKS: dict[str, Task] = {
+    "recall": Recall(train=SMALL, length=20),
+    "selective_copy": SelectiveCopy(train=SMALL, length=32, copied=8),
+    "noisy_recall": NoisyRecall(train=SMALL, length=32),
+    "sort": Sort(train=SMALL),
+}
+FULL = ("recall", "selective_copy")  # others: every second deviation, the first rate, no tests
+DIFFERENT = (
+    *("scaled", "general", "softcap", "softplus", "cosine", "ngpt", "l2", "elliptical"),
+    *("hyperbolic", "manhattan", "tropical", "yat", "power", "indexer", "neural", "additive"),
+)
+TWINS = {"dot": "scaled", "distance": "l2", "concat": "additive"}  # one function up to a factor
+_CONTROLS = "experiments.bench.controls"
+CONTROLS = (
+    *("additive(hidden_dim=16)", "additive(hidden_dim=256)", f"{_CONTROLS}:Projected"),
+    *(f"{_CONTROLS}:Features", f"{_CONTROLS}:WithLength"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings; sizes and steps of the tasks are in `TASKS`.
+
+    Attributes:
+        scores: scores of every map.
+        extra: scores of the first task alone. The deviations of `TWINS` lie between the others'.
+        tasks: tasks to learn.
+        rates: Adam's learning rates.
+        deviations: of the logits at the start; each score's own constant is measured, too.
+        gains: of additive's kernels at the start: a second map, on the first task, at the first
+            rate. Gain 1 is in the first map.
+        seeds: trainings of each cell.
+        again: scores that are measured a second time on the first task, from as many other seeds.
+        tests: trainings at the best cell, from other seeds, with four times the steps.
+        budget: the steps of every task are multiplied by this.
+        workdir: folder of what is finished; an unchanged task and score is not trained again.
+    """
+
+    scores: ScoreNames = DIFFERENT
+    extra: ScoreNames = (*CONTROLS, *TWINS)
+    tasks: tuple[str, ...] = tuple(TASKS)
+    rates: tuple[float, ...] = (3e-3, 1e-3, 1e-2)
+    deviations: tuple[float, ...] = tuple(2.0**k for k in range(-5, 4))
+    gains: tuple[float, ...] = (1 / 8, 1 / 4, 1 / 2, 2, 4, 8)
+    seeds: int = 8
+    again: ScoreNames = ("scaled", "general", "additive", "l2", "hyperbolic", "cosine")
+    tests: int = 10
+    budget: float = 1.0
+    workdir: Path = Path("runs/maps")
+
+    def __post_init__(self) -> None:
+        lab.check_least(self, rates=1e-9, deviations=1e-9, seeds=1, budget=1e-9)
+        if not self.scores:
+            raise ValueError("scores must be one or more; got none")
+        lab.check_names("tasks", self.tasks, TASKS)
+        for task, score in itertools.product(self.tasks, (*self.scores, *self.extra, *self.again)):
+            self.task(task, score)
+
+    def task(self, name: str, score: str) -> Any:
+        """A task with this score."""
+        return with_score(TASKS[name], score)
+
+    def steps(self, name: str) -> int:
+        """The steps of a cell of the map, a multiple of `LOOK`."""
+        return LOOK * max(1, round(self.budget * TASKS[name].train.steps / LOOK))
+
+
+QUICK = Config(
+    scores=("scaled",),
+    extra=("dot",),
+    tasks=("recall",),
+    rates=(3e-3,),
+    deviations=(0.25, 1.0),
+    gains=(),
+    seeds=2,
+    again=(),
+    tests=2,
+    budget=0.1,
+    workdir=Path("runs/quick/maps"),
+)
+
+
+class Cells(NamedTuple):
+    """Trainings that are one call of one program, and one row: all deviations and seeds.
+
+    Attributes:
+        kind: "map"; "again", from other seeds; "gain"; or "test", at the best cell.
+    """
+
+    kind: str
+    task: str
+    score: str
+    rate: float = 0.0
+    gain: float = 1.0
+
+
+def groups_of(config: Config) -> Iterator[tuple[Cells, ...]]:
+    """The cells of the experiment, the most telling first; a group shares a program."""
+    first = config.tasks[0]
+    for task in config.tasks:
+        rates = config.rates if task in FULL else config.rates[:1]
+        for score in config.scores:
+            maps = [Cells("map", task, score, rate) for rate in rates]
+            yield *maps, *([Cells("test", task, score)] if task in FULL and config.tests else [])
+        if task == first:
+            for score in config.extra:
+                maps = [Cells("map", task, score, rate) for rate in config.rates]
+                yield *maps, *([Cells("test", task, score)] if config.tests else [])
+            for gain in config.gains:
+                yield (Cells("gain", task, "additive", rates[0], gain),)
+            for score in config.again:
+                yield tuple(Cells("again", task, score, rate) for rate in config.rates)
+
+
+def run(config: Config) -> list[Row]:
+    """A row for each call of a program; see `Cells`."""
+    rows: list[Row] = []
+    make_folder("workdir", config.workdir)
+    groups = [*groups_of(config)]
+    start, done = time.monotonic(), 0
+    for index, group in enumerate(groups):
+        mine: list[Row] = []
+        for cells in group:
+            name = f"{cells.kind},{cells.task},{cells.rate:g},{cells.gain:g}"
+            path = config.workdir / f"{score_folder(cells.score)},{name}.json"
+            measure = functools.partial(_measured, config, cells, [*mine])
+            mine += lab.kept_rows(path, _known_by(config, cells, mine), measure, group=index)
+        rows += mine
+        done += len(mine)
+        minutes = (time.monotonic() - start) / 60
+        left = minutes / (index + 1) * (len(groups) - index - 1)
+        text = f"{group[0].score}, {group[0].task}, {group[0].kind}"
+        lab.say(
+            f"{index + 1} of {len(groups)}: {text}: {len(mine)} of {len(group)} rows;"
+            f" {minutes:.1f} min, about {left:.0f} left",
+            error=True,
+        )
+    return rows
+
+
+def _known_by(config: Config, cells: Cells, maps: Sequence[Row]) -> list[Any]:
+    """What a row is known by, for it to be kept: settings and the score, its init included."""
+    task = config.task(cells.task, cells.score)
+    sizes = [_deviations(config, cells), config.seeds, config.steps(cells.task)]
+    if cells.kind == "test":
+        sizes = [config.tests, 4 * config.steps(cells.task), *best_cell(maps)] if maps else []
+    return [cells._asdict(), repr(task), sizes, task.model.known().digest]
+
+
+def _deviations(config: Config, cells: Cells) -> tuple[float, ...]:
+    """The deviations of a map: every second one of a coarse map; those of a twin lie between."""
+    if cells.score in TWINS:
+        return tuple(deviation * 2**0.5 for deviation in config.deviations[:-1])
+    return config.deviations[:: 1 if cells.task in FULL else 2]
+
+
+def _measured(config: Config, cells: Cells, maps: Sequence[Row]) -> list[Row]:
+    """Trains the seeds of all deviations, or those of the test at the best cell of these rows."""
+    task = config.task(cells.task, cells.score)
+    row: Row = {key: value for key, value in cells._asdict().items() if key != "gain" or value != 1}
+    steps, start = config.steps(cells.task), time.monotonic()
+    own = maps[0]["own"] if cells.kind == "test" else deviation_of(task, cells.gain)
+    if cells.kind == "test":
+        if not maps:
+            return []
+        deviation, rate = best_cell(maps)
+        steps, row["rate"] = 4 * steps, rate
+        deviations, seeds = [deviation], range(1000, 1000 + config.tests)
+    else:
+        deviations = [*_deviations(config, cells), own]
+        seeds = range(config.seeds * (cells.kind == "again"), config.seeds * 2)[: config.seeds]
+    starts = [
+        Start(deviation / own, row["rate"], seed, cells.gain)
+        for deviation in deviations
+        for seed in seeds
+    ]
+    solved, accuracy = steps_until_solved(task, starts, steps)
+    shape = len(deviations), len(seeds)
+    row |= {"own": lab.significant(own), "deviations": lab.significant(deviations)}
+    row["solved"] = [
+        [int(step) if np.isfinite(step) else None for step in each]
+        for each in solved.reshape(shape)
+    ]
+    row["accuracy"] = np.round(accuracy.reshape(shape).mean(1), 3).tolist()
+    row |= {"steps": steps, "seconds": round(time.monotonic() - start, 1)}
+    return [row | {"device": jax.devices()[0].device_kind}]
+
+
+# --- what came out ---
+
+
+def infinite(solved: Sequence[Sequence[int | None]]) -> np.ndarray:
+    """Steps until solved, [deviations, seeds]; infinite for never."""
+    return np.array([[np.inf if step is None else step for step in each] for each in solved])
+
+
+def best_cell(maps: Sequence[Row]) -> tuple[float, float]:
+    """The deviation and the rate of the best cell of a map, its own constant excepted."""
+    cells = []
+    for row in maps:
+        solved = infinite(row["solved"])
+        for index, deviation in enumerate(row["deviations"][:-1]):
+            rank = np.median(solved[index]), -np.isfinite(solved[index]).sum()
+            cells.append((*rank, -row["accuracy"][index], deviation, row["rate"]))
+    *_, deviation, rate = min(cells)
+    return deviation, rate
+
+
+def shares(rows: Sequence[Row], **values: Any) -> dict[tuple[str, float, float], np.ndarray]:
+    """Whether each seed has solved the task, by (score, rate, deviation); sets of seeds joined.
+
+    The deviation is 0 for the constant of the score's paper.
+    """
+    found: dict[tuple[str, float, float], np.ndarray] = {}
+    for row in lab.where(rows, "solved", **values):
+        deviations = [*row["deviations"][:-1], 0.0]
+        for deviation, solved in zip(deviations, infinite(row["solved"]), strict=True):
+            cell = row["score"], row["rate"], deviation
+            found[cell] = np.append(found.get(cell, []), np.isfinite(solved))
+    return found
+
+
+def tests_of(rows: Sequence[Row], task: str) -> dict[str, Row]:
+    """The row of the test seeds of each score."""
+    return {row["score"]: row for row in lab.where(rows, kind="test", task=task)}
+
+
+def _share(row: Row) -> float:
+    return float(np.mean(np.isfinite(infinite(row["solved"]))))
+
+
+def ranked(row: Row) -> np.ndarray:
+    """Steps until solved of the test seeds; those that never solve it come after all others."""
+    return np.minimum(infinite(row["solved"])[0], 2.0 * row["steps"])
+
+
+def against_scaled(rows: Sequence[Row], task: str) -> dict[str, float]:
+    """By score: the corrected p-value of its steps until solved minus scaled dot's, by seed."""
+    tests = tests_of(rows, task)
+    others = [score for score in tests if score != "scaled"]
+    return holm({name: p_value(ranked(tests[name]), ranked(tests["scaled"])) for name in others})
+
+
+def pairs_that_differ(rows: Sequence[Row], task: str) -> tuple[list[bool], list[bool]]:
+    """Pairs of `DIFFERENT` scores whose own constants differ at the first rate: all those pairs.
+
+    The second list says for each of these pairs whether the best cells of the two differ.
+    """
+    rate = Config().rates[0]
+    cells = shares(rows, task=task, kind="map")
+    best = {}
+    for score in DIFFERENT:
+        deviation, best_rate = best_cell(lab.where(rows, kind="map", task=task, score=score))
+        best[score] = cells[score, best_rate, deviation]
+    own, at_best = [], []
+    for a, b in itertools.combinations(DIFFERENT, 2):
+        own.append(differ(cells[a, rate, 0.0], cells[b, rate, 0.0]))
+        at_best.append(differ(best[a], best[b]))
+    return own, at_best
+
+
+def cells_between(rows: Sequence[Row], twin: str) -> list[bool]:
+    """Whether each cell of a twin lies between the intervals of the two cells beside it."""
+    task, inside = Config().tasks[0], []
+    cells = shares(rows, task=task)
+    for (score, rate, deviation), solved in cells.items():
+        if score == twin and deviation:
+            beside = [
+                interval(of)
+                for (other, at, x), of in cells.items()
+                if other == TWINS[twin] and at == rate and 0.6 < x / deviation < 1.6
+            ]
+            low, high = min(x for x, _ in beside), max(x for _, x in beside)
+            inside.append(low <= np.mean(solved) <= high)
+    return inside
+
+
+def claims(rows: list[Row]) -> list[Claim]:
+    """What the maps say; all bounds were written before the run."""
+    first = Config().tasks[0]
+    tests, cells = tests_of(rows, first), shares(rows, task=first, kind="map")
+    again = shares(rows, task=first, kind="again")
+    solves = {
+        name: float(np.isfinite(infinite(row["solved"])).mean()) for name, row in tests.items()
+    }
+    found = []
+
+    def highest(*scores: str) -> float:
+        return max(float(np.mean(s)) for (name, *_), s in cells.items() if name in scores)
+
+    for task in FULL:
+        own, best = pairs_that_differ(rows, task)
+        vanish = np.mean([not b for a, b in zip(own, best, strict=True) if a]) if any(own) else 1.0
+        text = (
+            f"{task}: of {sum(own)} pairs of scores that differ at their papers' constants, share"
+        )
+        found.append(Claim(f"{text} that do not differ at their best cells", float(vanish), 0.5))
+    for twin, score in TWINS.items():
+        text = f"{twin}, on a grid of its own: share of cells between those of {score} beside them"
+        found.append(Claim(text, float(np.mean(cells_between(rows, twin))), 0.95))
+    moved = [differ(solved, cells[cell]) for cell, solved in again.items()]
+    text = "two sets of seeds: share of cells that differ"
+    found.append(Claim(text, float(np.mean(moved)), high=0.05))
+    three = [
+        differ(solved, cells[other, rate, deviation])
+        for (score, rate, deviation), solved in cells.items()
+        for other in ("l2", "hyperbolic")
+        if score == "scaled" and deviation
+    ]
+    text = "scaled dot beside l2 and hyperbolic at equal deviation: share of cells that differ"
+    found.append(Claim(text, float(np.mean(three)), high=0.15))
+    slower = np.median(ranked(tests["additive"])) / np.median(ranked(tests["scaled"]))
+    gains = [float(np.mean(s)) for s in shares(rows, kind="gain").values()]
+    text = "recall within the steps of the map: highest share of seeds of a cell,"
+    return [
+        *found,
+        Claim(
+            "additive at its best cell solves recall: share of other seeds", solves["additive"], 0.5
+        ),
+        Claim("additive's median steps until it solves recall over scaled dot's", float(slower), 4),
+        Claim(
+            "manhattan at its best cell solves recall: share of other seeds",
+            solves["manhattan"],
+            0.9,
+        ),
+        Claim(f"{text} additive with other gains", max(gains), high=0.5),
+        Claim(
+            f"{text} additive with 16, 64 or 256 units",
+            highest("additive", *CONTROLS[:2]),
+            high=0.5,
+        ),
+        Claim(
+            "scaled dot with additive's kernels solves recall: share of other seeds",
+            solves[CONTROLS[2]],
+            0.95,
+        ),
+        Claim("dot of features solves recall: share of other seeds", solves[CONTROLS[3]], 0.9),
+        Claim(
+            "scaled dot + w |k|^2 solves recall: share of other seeds", solves[CONTROLS[4]], 0.95
+        ),
+    ]
