@@ -40,8 +40,27 @@ from attention_jax.tasks.selective_copy import SelectiveCopy
 from attention_jax.tasks.sort import Sort
 from attention_jax.training.task import Task, TrainConfig
 from experiments import lab
-from experiments.bench.significance import differ, holm, interval, p_value
-from experiments.bench.training import LOOK, Start, deviation_of, steps_until_solved, with_score
+from experiments.bench import map_figure
+from experiments.bench.map_rows import (
+    against_scaled,
+    best_cell,
+    cells_between,
+    infinite,
+    pairs_that_differ,
+    ranked,
+    share,
+    shares,
+    tests_of,
+)
+from experiments.bench.significance import differ
+from experiments.bench.training import (
+    LOOK,
+    Start,
+    deviation_of,
+    states,
+    steps_until_solved,
+    with_score,
+)
 from experiments.lab import Claim, Row, ScoreNames
 
 SMALL = TrainConfig(steps=1500, batch_size=16, schedule="constant")
@@ -223,6 +242,7 @@ def _measured(config: Config, cells: Cells, maps: Sequence[Row]) -> list[Row]:
     ]
     solved, accuracy = steps_until_solved(task, starts, steps)
     shape = len(deviations), len(seeds)
+    row["parameters"] = sum(leaf.size for leaf in jax.tree.leaves(states(task, [0]).params))
     row |= {"own": lab.significant(own), "deviations": lab.significant(deviations)}
     row["solved"] = [
         [int(step) if np.isfinite(step) else None for step in each]
@@ -236,107 +256,19 @@ def _measured(config: Config, cells: Cells, maps: Sequence[Row]) -> list[Row]:
 # --- what came out ---
 
 
-def infinite(solved: Sequence[Sequence[int | None]]) -> np.ndarray:
-    """Steps until solved, [deviations, seeds]; infinite for never."""
-    return np.array([[np.inf if step is None else step for step in each] for each in solved])
-
-
-def best_cell(maps: Sequence[Row]) -> tuple[float, float]:
-    """The deviation and the rate of the best cell of a map, its own constant excepted."""
-    cells = []
-    for row in maps:
-        solved = infinite(row["solved"])
-        for index, deviation in enumerate(row["deviations"][:-1]):
-            rank = np.median(solved[index]), -np.isfinite(solved[index]).sum()
-            cells.append((*rank, -row["accuracy"][index], deviation, row["rate"]))
-    *_, deviation, rate = min(cells)
-    return deviation, rate
-
-
-def shares(rows: Sequence[Row], **values: Any) -> dict[tuple[str, float, float], np.ndarray]:
-    """Whether each seed has solved the task, by (score, rate, deviation); sets of seeds joined.
-
-    The deviation is 0 for the constant of the score's paper.
-    """
-    found: dict[tuple[str, float, float], np.ndarray] = {}
-    for row in lab.where(rows, "solved", **values):
-        deviations = [*row["deviations"][:-1], 0.0]
-        for deviation, solved in zip(deviations, infinite(row["solved"]), strict=True):
-            cell = row["score"], row["rate"], deviation
-            found[cell] = np.append(found.get(cell, []), np.isfinite(solved))
-    return found
-
-
-def tests_of(rows: Sequence[Row], task: str) -> dict[str, Row]:
-    """The row of the test seeds of each score."""
-    return {row["score"]: row for row in lab.where(rows, kind="test", task=task)}
-
-
-def _share(row: Row) -> float:
-    return float(np.mean(np.isfinite(infinite(row["solved"]))))
-
-
-def ranked(row: Row) -> np.ndarray:
-    """Steps until solved of the test seeds; those that never solve it come after all others."""
-    return np.minimum(infinite(row["solved"])[0], 2.0 * row["steps"])
-
-
-def against_scaled(rows: Sequence[Row], task: str) -> dict[str, float]:
-    """By score: the corrected p-value of its steps until solved minus scaled dot's, by seed."""
-    tests = tests_of(rows, task)
-    others = [score for score in tests if score != "scaled"]
-    return holm({name: p_value(ranked(tests[name]), ranked(tests["scaled"])) for name in others})
-
-
-def pairs_that_differ(rows: Sequence[Row], task: str) -> tuple[list[bool], list[bool]]:
-    """Pairs of `DIFFERENT` scores whose own constants differ at the first rate: all those pairs.
-
-    The second list says for each of these pairs whether the best cells of the two differ.
-    """
-    rate = Config().rates[0]
-    cells = shares(rows, task=task, kind="map")
-    best = {}
-    for score in DIFFERENT:
-        deviation, best_rate = best_cell(lab.where(rows, kind="map", task=task, score=score))
-        best[score] = cells[score, best_rate, deviation]
-    own, at_best = [], []
-    for a, b in itertools.combinations(DIFFERENT, 2):
-        own.append(differ(cells[a, rate, 0.0], cells[b, rate, 0.0]))
-        at_best.append(differ(best[a], best[b]))
-    return own, at_best
-
-
-def cells_between(rows: Sequence[Row], twin: str) -> list[bool]:
-    """Whether each cell of a twin lies between the intervals of the two cells beside it."""
-    task, inside = Config().tasks[0], []
-    cells = shares(rows, task=task)
-    for (score, rate, deviation), solved in cells.items():
-        if score == twin and deviation:
-            beside = [
-                interval(of)
-                for (other, at, x), of in cells.items()
-                if other == TWINS[twin] and at == rate and 0.6 < x / deviation < 1.6
-            ]
-            low, high = min(x for x, _ in beside), max(x for _, x in beside)
-            inside.append(low <= np.mean(solved) <= high)
-    return inside
-
-
 def claims(rows: list[Row]) -> list[Claim]:
     """What the maps say; all bounds were written before the run."""
     first = Config().tasks[0]
     tests, cells = tests_of(rows, first), shares(rows, task=first, kind="map")
     again = shares(rows, task=first, kind="again")
-    solves = {
-        name: float(np.isfinite(infinite(row["solved"])).mean()) for name, row in tests.items()
-    }
-    found = []
+    solves = {score: share(row) for score, row in tests.items()}
+    found, of_first = [], lab.where(rows, task=first)
 
     def highest(*scores: str) -> float:
         return max(float(np.mean(s)) for (name, *_), s in cells.items() if name in scores)
 
     for task in FULL:
-        own, best = pairs_that_differ(rows, task)
+        own, best = pairs_that_differ(rows, task, DIFFERENT, Config().rates[0])
         vanish = np.mean([not b for a, b in zip(own, best, strict=True) if a]) if any(own) else 1.0
         text = (
             f"{task}: of {sum(own)} pairs of scores that differ at their papers' constants, share"
@@ -344,7 +276,7 @@ def claims(rows: list[Row]) -> list[Claim]:
         found.append(Claim(f"{text} that do not differ at their best cells", float(vanish), 0.5))
     for twin, score in TWINS.items():
         text = f"{twin}, on a grid of its own: share of cells between those of {score} beside them"
-        found.append(Claim(text, float(np.mean(cells_between(rows, twin))), 0.95))
+        found.append(Claim(text, float(np.mean(cells_between(of_first, twin, score))), 0.95))
     moved = [differ(solved, cells[cell]) for cell, solved in again.items()]
     text = "two sets of seeds: share of cells that differ"
     found.append(Claim(text, float(np.mean(moved)), high=0.05))
@@ -386,3 +318,60 @@ def claims(rows: list[Row]) -> list[Claim]:
             "scaled dot + w |k|^2 solves recall: share of other seeds", solves[CONTROLS[4]], 0.95
         ),
     ]
+
+
+CAPTIONS = {
+    "maps": "Share of seeds that solve recall (dark: all), over the deviation of the logits at the"
+    " start and the learning rate. Numbers are median steps until solved. The star is the constant"
+    " of the score's paper; an arrow points to one that lies outside. The last panel has the gain of"
+    " additive's kernels in place of the rate, which is 0.003.",
+}
+
+
+def table(rows: list[Row]) -> str:
+    """The tests at the best cells; then the shares of each map."""
+    parts = []
+    for task in dict.fromkeys(row["task"] for row in lab.where(rows, kind="test")):
+        tests, p_values = tests_of(rows, task), against_scaled(rows, task)
+        head = [f"{task.replace('_', ' ')}: score", "solved", "median steps (least to most)"]
+        head += ["p (Holm)", "deviation; rate", "own deviation", "parameters"]
+        order = sorted(tests, key=lambda score: (np.median(ranked(tests[score])), score))
+        lines = []
+        for score in order:
+            row = tests[score]
+            p = f"{p_values[score]:.2g}" if score in p_values else "-"
+            chosen = f"{row['deviations'][0]:.3g}; {row['rate']:g}"
+            number = len(row["solved"][0])
+            solved = f"{round(share(row) * number)} of {number}"
+            cells = [label(score), solved, _steps(infinite(row["solved"])[0])]
+            lines.append([*cells, p, chosen, f"{row['own']:.2g}", f"{row['parameters']:,}"])
+        parts.append(lab.markdown(head, lines))
+    return "\n\n".join(parts)
+
+
+def label(score: str) -> str:
+    """A score's name in tables and figures."""
+    return score.replace(f"{_CONTROLS}:", "control: ")
+
+
+def _steps(solved: np.ndarray) -> str:
+    """The median and the range of steps until solved, e.g. "400 (250 to never)"."""
+    middle, low, high = (
+        "never" if np.isinf(step) else f"{step:.0f}"
+        for step in (np.median(solved), solved.min(), solved.max())
+    )
+    return f"{middle} ({low} to {high})"
+
+
+def plot(rows: list[Row]) -> dict[str, Any]:
+    """A panel for each map of the first task."""
+    first = lab.where(rows, task=rows[0]["task"])
+    maps = lab.where(first, kind="map")
+    scores = dict.fromkeys(row["score"] for row in maps)
+    panels = {label(score): lab.where(maps, score=score) for score in scores}
+    gains = lab.where(first, kind="gain")
+    return {"maps": map_figure.draw(panels | ({"additive, gains": gains} if gains else {}))}
+
+
+if __name__ == "__main__":
+    lab.main(__name__)
