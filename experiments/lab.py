@@ -5,8 +5,8 @@ and
 
     Config                     a frozen dataclass: every setting, with its default
     QUICK                      a Config that takes seconds
-    CAPTIONS                   {file stem of a figure: what it shows, in words}; the index shows the
-                               first
+    CAPTIONS                   {file stem of a figure: what it shows, in words}, {} without figures;
+                               the index shows the first
     run(config) -> rows        measures: a list with a dict per measured point, which is JSON
     table(rows) -> Markdown    what a reader needs to see of the rows
     plot(rows) -> figures      {file stem: figure}
@@ -69,7 +69,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "geometry",
         "attention_masks",
     ),
-    "bench": ("relations", "learning", "language"),
+    "bench": ("maps", "relations", "language", "cost"),
     "reversal": (
         "gru_padding",
         "reversal_comparison",
@@ -291,9 +291,15 @@ def program_of(score: str, dim: int) -> str:
 
 _part: str | None = None  # the cells that this process measures, as in `rows_of`
 _cells: list[tuple[Any, bool]] = []  # the group of each cell, and whether its rows are there
+_after: Callable[[str, float], None] | None = None  # as in `rows_of`
 
 
-def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list[Row], int]:
+def rows_of(
+    experiment: ModuleType,
+    config: Any,
+    part: str | None,
+    after: Callable[[str, float], None] | None = None,
+) -> tuple[list[Row], int]:
     """Runs an experiment; returns its rows, and how many of its cells are missing.
 
     Args:
@@ -301,15 +307,16 @@ def rows_of(experiment: ModuleType, config: Any, part: str | None) -> tuple[list
         config: its settings.
         part: "3/8" measures the 3rd, the 11th group of cells and so on, and reads what is there of
             the others; None measures all.
+        after: is called after each cell with its name, and the seconds that it was measured for.
     """
-    global _part
+    global _after, _part
     part_of((), part)  # checks the words
-    _part = part
+    _after, _part = after, part
     _cells.clear()
     try:
         rows = experiment.run(config)
     finally:
-        _part = None
+        _after = _part = None
     missing = sum(not is_there for _, is_there in _cells)
     if part is not None:
         say(f"{name_of(experiment)}: {missing} of {len(_cells)} cells are missing")
@@ -334,12 +341,14 @@ def kept_rows(
         raise ValueError(f"{path} is damaged; delete it to measure it again: {error}") from error
     is_there = content.get("settings") == settings
     _cells.append((group, is_there or is_mine))
-    if not is_there:
-        if not is_mine:
-            return []
+    start = time.monotonic()
+    if not is_there and is_mine:
         content = {"settings": settings, "rows": measure()}
         write_json(path, content)
-    rows: list[Row] = content["rows"]
+        is_there = True
+    if _after:
+        _after(path.stem, time.monotonic() - start)
+    rows: list[Row] = content["rows"] if is_there else []
     return rows
 
 

@@ -6,9 +6,10 @@ import csv
 import dataclasses
 import io
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 from command_line import ScoreNames, check_names, command, part_of, print_table, run_command
@@ -16,33 +17,49 @@ from command_line import ScoreNames, check_names, command, part_of, print_table,
 from attention_jax.reports import html_page
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import make_folder, write_text, writing
-from attention_jax.scores import get_score
+from attention_jax.scores import SCORES, get_score
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from experiments import lab
-from experiments.bench import learning, relations
+from experiments.bench import cost, maps, relations
+from experiments.bench.summary import summary
 
-PARTS = ("relations", *learning.TASKS)
+PARTS = ("relations", "cost", *maps.TASKS)
+_DEFAULT = ("relations", "cost", "recall")
+
+
+class Work(NamedTuple):
+    """An experiment with its settings.
+
+    Attributes:
+        cells: how many files it writes.
+        minutes: of such a cell with scaled dot on 2 CPU cores, for the time that is left.
+    """
+
+    experiment: ModuleType
+    config: Any
+    cells: int
+    minutes: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     """Measure scores beside all others: what each can express and learn, how fast, at what cost.
 
-    "relations" trains one attention on nine relations between a query and a key. Every other part
-    trains a small model on a task. Rate and size of the logits are chosen for each score, and the
-    numbers are those of fresh seeds; experiments/bench/README.md has the rules. Ctrl-C stops, and
-    the same command goes on.
+    "relations" trains one attention on nine relations between a query and a key. "cost" times a
+    training step, beside scaled dot in turns. Every other part trains a small model on a task, over
+    the deviation of the logits at the start and the learning rate: the map of the score. Fresh
+    seeds train at its best cell. experiments/bench/README.md has the rules. Ctrl-C stops, and the
+    same command goes on.
 
-    The rows of the other scores were measured with the same settings. A step's time is divided by
-    that of scaled dot in the same run.
+    The rows of the other scores stand beside; the last column has the device of each row.
 
     Attributes:
         score: the scores, each a name, or "module:Name" for a score in a file of this folder.
-        tasks: which parts to measure; if left out, all, or relations and recall with `quick`.
-        quick: one rate, one scale, two seeds, and few steps for relations: two minutes in all.
-            Scaled dot is measured in the same way, for comparison.
+        tasks: which parts to measure; if left out, relations, cost and recall.
+        quick: few deviations, one rate, two seeds and few steps: three minutes in all. Scaled dot
+            is measured in the same way, for comparison.
         workdir: folder of finished parts, and of bench.csv and bench.html.
         part: measure a part of the cells, which are a score with a task: 3/8 measures the 3rd, the
             11th and so on. Eight processes or machines with the parts 1/8 to 8/8 share `workdir`.
@@ -62,46 +79,61 @@ class Arguments:
             get_score(score)
         check_names("tasks", self.tasks, PARTS)
         part_of((), self.part)
-        self.experiments()  # checks the scores in every model
+        self.works()  # checks the scores in every model
 
-    def experiments(self) -> list[tuple[ModuleType, Any]]:
+    def works(self) -> list[Work]:
         """What to run, with its settings."""
-        scores = dict.fromkeys([*self.score, *(["scaled"] if self.quick else [])])
-        parts = self.tasks or (("relations", "recall") if self.quick else PARTS)
-        found: list[tuple[ModuleType, Any]] = []
+        scores = (*dict.fromkeys([*self.score, *(["scaled"] if self.quick else [])]),)
+        parts, quick = self.tasks or _DEFAULT, self.quick
+        folder = self.workdir / "quick" if quick else self.workdir
+        works, config = [], None
         if "relations" in parts:
-            few: Any = {"rates": (1e-2,), "seeds": 2, "steps": 500} if self.quick else {}
-            folder = self.workdir / "relations"
-            settings: Any = relations.Config(tuple(scores), bases=(0,), workdir=folder, **few)
-            found.append((relations, settings))
-        if tasks := tuple(name for name in parts if name in learning.TASKS):
-            few = {"rates": (3e-3,), "factors": (1.0,), "seeds": 2} if self.quick else {}
-            folder = self.workdir / "learning"
-            settings = learning.Config(tuple(scores), tasks, workdir=folder, **few)
-            found.append((learning, settings))
-        return found
+            config = _relations(scores, folder / "relations", quick)
+            works.append(Work(relations, config, len(scores), 0.5 if quick else 3.0))
+        if "cost" in parts:
+            few: Any = {"most_turns": 6, "turn_seconds": 0.2} if quick else {}
+            config = cost.Config(scores, workdir=folder / "cost", **few)
+            works.append(Work(cost, config, len(scores), 0.3 if quick else 1.0))
+        if tasks := tuple(name for name in parts if name in maps.TASKS):
+            config = _maps(scores, tasks, folder / "maps", quick)
+            cells = sum(map(len, maps.groups_of(config)))
+            works.append(Work(maps, config, cells, 0.5 if quick else 2.5))
+        return works
+
+
+def _relations(scores: tuple[str, ...], workdir: Path, quick: bool) -> Any:
+    few: Any = {"rates": (1e-2,), "factors": (1 / 4, 1, 4), "seeds": 2, "steps": 500}
+    return relations.Config(scores, bases=(0,), workdir=workdir, **(few if quick else {}))
+
+
+def _maps(scores: tuple[str, ...], tasks: tuple[str, ...], workdir: Path, quick: bool) -> Any:
+    few: Any = {"rates": maps.Config().rates[:1], "deviations": (1 / 16, 1 / 4, 1, 4)}
+    few |= {"seeds": 2, "tests": 0, "budget": 0.4}
+    of_others: Any = {"extra": (), "gains": (), "again": ()}
+    settings = of_others | (few if quick else {"seeds": 4})
+    return maps.Config(scores, tasks=tasks, workdir=workdir, **settings)
 
 
 def main(arguments: Arguments) -> int:
     make_folder("workdir", arguments.workdir)
-    rows, parts, all_missing = {}, [], 0
-    for experiment, config in arguments.experiments():
-        name = lab.name_of(experiment)
+    works = arguments.works()
+    rows: dict[str, list[lab.Row]] = {}
+    parts, all_missing, progress = [], 0, Progress(works, arguments.part)
+    for work in works:
+        name = lab.name_of(work.experiment)
         mark = " (quick)" if arguments.quick else ""
-        found, missing = lab.rows_of(experiment, config, arguments.part)
+        found, missing = lab.rows_of(
+            work.experiment, work.config, arguments.part, progress.after(work)
+        )
         all_missing += missing
         measured = [{**row, "score": f"{row['score']}{mark}"} for row in found]
-        own, tasks = ({row.get(key) for row in measured} for key in ("score", "task"))
-        committed = (lab.content_of(name) or {"rows": []})["rows"]
-        others = [r for r in committed if r["score"] not in own and r.get("task") in tasks]
-        rows[name] = measured + others
-        parts += [] if missing else _page_of(experiment, rows[name])
-    head, lines = learning.summary(rows.get("relations", []), rows.get("learning", []))
-    print_table("mean ± standard deviation over seeds (worst seed)", head, lines)
+        rows[name] = measured + _others(name, measured)
+        parts += [] if missing else _page_of(work.experiment, rows[name], measured)
+    head, lines = summary(*(rows.get(name, []) for name in ("relations", "maps", "cost")))
+    print_table("Scores compared", head, lines)
     if all_missing:
         return 0
-    page = [html_page.command(command()), *parts]
-    page.insert(1, html_page.table(head, lines))
+    page = [html_page.command(command()), html_page.table(head, lines), *parts]
     with writing("workdir", arguments.workdir):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *lines])
@@ -111,13 +143,60 @@ def main(arguments: Arguments) -> int:
     return 0
 
 
-def _page_of(experiment: ModuleType, rows: list[lab.Row]) -> list[str]:
-    """Question, tables and figures of an experiment with these rows."""
+class Progress:
+    """Says after each cell how many of all cells are done, and how long the others will take.
+
+    A process that measures a part of the cells needs its share of that time.
+    """
+
+    def __init__(self, works: list[Work], part: str | None):
+        self.cells = [work.minutes for work in works for _ in range(work.cells)]
+        self.parts = int((part or "1/1").partition("/")[2])
+        self.done, self.minutes, self.expected = 0, 0.0, 0.0
+
+    def after(self, work: Work) -> Any:
+        """The function to call after each cell of this work."""
+
+        def say_progress(cell: str, seconds: float) -> None:
+            self.done += 1
+            if seconds >= 1:  # others have been measured before
+                self.minutes += seconds / 60
+                self.expected += work.minutes
+            pace = self.minutes / self.expected if self.expected else 1.0
+            left = pace * sum(self.cells[self.done :]) / self.parts
+            text = f"{self.done} of {len(self.cells)} cells: {lab.name_of(work.experiment)}, {cell}"
+            say(f"{text}; {self.minutes:.1f} min, about {left:.0f} left", error=True)
+
+        return say_progress
+
+
+def _others(name: str, measured: list[lab.Row]) -> list[lab.Row]:
+    """The committed rows of the other scores of the library, of the same tasks."""
+    committed = (lab.content_of(name) or {"rows": []})["rows"]
+    scores, tasks, kinds = (
+        {row.get(key) for row in measured} for key in ("score", "task", "kind")
+    )
+    return [
+        row
+        for row in committed
+        if row["score"] in SCORES
+        and row["score"] not in scores
+        and row.get("task") in tasks
+        and row.get("kind") in kinds | {"test"}
+    ]
+
+
+def _page_of(
+    experiment: ModuleType, rows: list[lab.Row], measured: list[lab.Row]
+) -> list[str]:
+    """Question, tables and figures of an experiment; maps are those of these and four scores."""
     parts = [html_page.heading(lab.labelled(experiment))]
-    for text in experiment.table(rows).split("\n\n"):
+    for text in filter(None, experiment.table(rows).split("\n\n")):
         lines = [line.strip("| ").split(" | ") for line in text.splitlines()]
         parts.append(html_page.table(lines[0], lines[2:]))
-    for stem, figure in experiment.plot(rows).items():
+    shown = {*lab.FOUR_SCORES, *(row["score"] for row in measured)}
+    drawn = [row for row in rows if experiment is not maps or row["score"] in shown]
+    for stem, figure in experiment.plot(drawn).items():
         parts.append(html_page.figure(figure, experiment.CAPTIONS[stem]))
     return parts
 

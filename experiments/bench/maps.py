@@ -53,6 +53,7 @@ from experiments.bench.map_rows import (
     tests_of,
 )
 from experiments.bench.significance import differ
+from experiments.bench.summary import four_scores as four_scores  # of README.md
 from experiments.bench.training import (
     LOOK,
     Start,

@@ -1,4 +1,4 @@
-"""Exact tests and intervals for few seeds: shares of them, and paired steps."""
+"""Exact tests and intervals for few numbers: shares of seeds, paired steps, medians of turns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import itertools
 import math
 
 import numpy as np
+
+LEAST = 6  # numbers, for a 95 % interval of their median
 
 
 def differ(first: np.ndarray, second: np.ndarray) -> bool:
@@ -41,3 +43,17 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
         least = max(least, min(1.0, (len(p_values) - index) * p))
         corrected[name] = least
     return corrected
+
+
+def median_interval(numbers: np.ndarray) -> tuple[float, float]:
+    """The distribution-free 95 % interval of the median of `LEAST` numbers or more.
+
+    The k-th smallest and the k-th largest number are its ends: the median lies below the former
+    with the probability that a fair coin of n tosses shows fewer than k heads.
+    """
+    n, ordered, k = len(numbers), np.sort(numbers), 0
+    while 2 * sum(math.comb(n, heads) for heads in range(k + 1)) <= 0.05 * 2**n:
+        k += 1
+    if k == 0:
+        raise ValueError(f"numbers must be {LEAST} or more; got {n}")
+    return float(ordered[k - 1]), float(ordered[n - k])
