@@ -41,7 +41,7 @@ class Arguments:
     Attributes:
         score: the scores, each a name, or "module:Name" for a score in a file of this folder.
         tasks: which parts to measure; if left out, all, or relations and recall with `quick`.
-        quick: one rate, one scale, two seeds, and few steps for relations: two minutes in all.
+        quick: one rate, two seeds, and few steps for relations: two minutes in all.
             Scaled dot is measured in the same way, for comparison.
         workdir: folder of finished parts, and of bench.csv and bench.html.
         part: measure a part of the cells, which are a score with a task: 3/8 measures the 3rd, the
@@ -70,7 +70,9 @@ class Arguments:
         parts = self.tasks or (("relations", "recall") if self.quick else PARTS)
         found: list[tuple[ModuleType, Any]] = []
         if "relations" in parts:
-            few: Any = {"rates": (1e-2,), "seeds": 2, "steps": 500} if self.quick else {}
+            few: Any = (
+                {"rates": (1e-2,), "trials": 1, "seeds": 2, "steps": 500} if self.quick else {}
+            )
             folder = self.workdir / "relations"
             settings: Any = relations.Config(tuple(scores), bases=(0,), workdir=folder, **few)
             found.append((relations, settings))
