@@ -12,13 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.tasks.text import Text
+from attention_jax.tasks.text import MODEL, Text
 from attention_jax.tasks.tokens import without_source
 from attention_jax.tasks.vocabulary import FIRST
 from attention_jax.training.loop import TrainState, train_steps
+from attention_jax.training.task import TrainConfig
 from experiments.bench.training import changed, states
 from experiments.reversal.scale_and_dimension import AtRate
 
+SMALL: Any = {
+    "model": dataclasses.replace(MODEL, dim=64, hidden_dim=128, num_heads=2, dropout_rate=0.0),
+    "train": TrainConfig(steps=1500, batch_size=16),
+    "length": 64,
+}
 WORST = 8.0  # bits of a uniform guess of a byte
 Array = jax.Array
 

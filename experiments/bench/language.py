@@ -32,24 +32,17 @@ import numpy as np
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.text import MODEL
-from attention_jax.training.task import TrainConfig
 from experiments import lab
 from experiments.bench import ngrams
-from experiments.bench.characters import DrawnText, best_cell, bits_of
+from experiments.bench.characters import SMALL, DrawnText, best_cell, bits_of
 from experiments.bench.maps import DIFFERENT
 from experiments.bench.training import deviation_of, with_score
 from experiments.lab import Claim, Row, ScoreNames, markdown, significant, spread_and_worst
 
 CAPTIONS = {
-    "language": "Left: bits per character of the last tenth of the text, a point for each seed;"
-    " lines: n-gram models. Right: bits of the ninth tenth over the deviation of the logits at the"
-    " start, at the best of the rates, medians over seeds; the other scores in grey."
-}
-SMALL: Any = {
-    "model": dataclasses.replace(MODEL, dim=64, hidden_dim=128, num_heads=2, dropout_rate=0.0),
-    "train": TrainConfig(steps=1500, batch_size=16),
-    "length": 64,
+    "language": "Left: bits per character of the last tenth, a point for each seed; dotted: n-grams"
+    " of 5, 4 and 3. Right: bits of the ninth tenth over the deviation of the logits at the start,"
+    " at the best rate, medians over seeds."
 }
 ORDERS = (1, 2, 3, 4, 5)  # of the n-gram models
 
@@ -88,9 +81,7 @@ class Config:
         return dataclasses.replace(task, train=dataclasses.replace(task.train, steps=steps))
 
 
-QUICK = Config(
-    scores=("scaled",), rates=(3e-3,), deviations=(0.25, 1.0), seeds=2, tests=2, budget=0.01
-)
+QUICK = Config(scores=("scaled",), rates=(3e-3,), deviations=(1.0,), tests=2, budget=0.01)
 
 
 def missing(config: Config) -> str:
@@ -104,9 +95,8 @@ def run(config: Config) -> list[Row]:
     start, text = time.monotonic(), DrawnText(config.text, **SMALL)
     parts, digests = text.tenths(), dict(text.feed(Path()).digests)
     path = config.workdir / "ngrams.json"
-    rows = lab.kept_rows(
-        path, [ORDERS, digests], lambda: ngrams.rows_of(parts[0], parts[2], ORDERS)
-    )
+    baseline = functools.partial(ngrams.rows_of, parts[0], parts[2], ORDERS)
+    rows = lab.kept_rows(path, [ORDERS, digests], baseline)
     for index, score in enumerate(config.scores):
         task, path = config.task(score), config.workdir / f"{score_folder(score)}.json"
         sizes = [config.deviations, config.rates, config.seeds, config.tests]
@@ -114,17 +104,16 @@ def run(config: Config) -> list[Row]:
         rows += lab.kept_rows(path, known_by, functools.partial(measured, config, score))
         minutes = (time.monotonic() - start) / 60
         left = minutes / (index + 1) * (len(config.scores) - index - 1)
-        text_of = f"{index + 1} of {len(config.scores)}: {score}"
-        lab.say(f"{text_of}; {minutes:.1f} min, about {left:.1f} left", error=True)
+        done = f"{index + 1} of {len(config.scores)}: {score}"
+        lab.say(f"{done}; {minutes:.1f} min, about {left:.1f} left", error=True)
     return rows
 
 
 def measured(config: Config, score: str) -> list[Row]:
     """The row of a score: the sweep, the choice, and the bits of the test seeds."""
     task, begin = config.task(score), time.monotonic()
-    _, chooses, measures = task.tenths()
-    own, deviations, rates = deviation_of(task), config.deviations, config.rates
-    seeds = range(config.seeds)
+    own, (_, chooses, measures) = deviation_of(task), task.tenths()
+    deviations, rates, seeds = config.deviations, config.rates, range(config.seeds)
     cells = [(seed, d / own, rate) for d in deviations for rate in rates for seed in seeds]
     sweep = bits_of(task, cells, chooses).reshape(len(deviations), len(rates), len(seeds))
     deviation, rate = best_cell(sweep, deviations, rates)
@@ -132,22 +121,11 @@ def measured(config: Config, score: str) -> list[Row]:
     bits = bits_of(task, tests, measures)
     plain = dataclasses.replace(task, model=dataclasses.replace(task.model, score=score))
     leaves = jax.tree.leaves(jax.eval_shape(plain.init, jax.random.key(0)))
-    return [
-        {
-            "score": score,
-            "by_seed": significant(bits),
-            "deviation": deviation,
-            "rate": rate,
-            "own": significant(own),
-            "parameters": sum(leaf.size for leaf in leaves),
-            "deviations": deviations,
-            "rates": rates,
-            "sweep": significant(sweep),
-            "steps": task.train.steps,
-            "seconds": round(time.monotonic() - begin, 1),
-            "device": jax.devices()[0].device_kind,
-        }
-    ]
+    row: Row = {"score": score, "by_seed": significant(bits), "deviation": deviation, "rate": rate}
+    row |= {"own": significant(own), "parameters": sum(leaf.size for leaf in leaves)}
+    row |= {"deviations": deviations, "rates": rates, "sweep": significant(sweep)}
+    row |= {"steps": task.train.steps, "seconds": round(time.monotonic() - begin, 1)}
+    return [row | {"device": jax.devices()[0].device_kind}]
 
 
 # --- what came out ---
@@ -165,13 +143,13 @@ def claims(rows: list[Row]) -> list[Claim]:
     bits = {row["score"]: float(np.mean(row["by_seed"])) for row in scores}
     trigrams = next(row["bits"] for row in orders if row["order"] == 3)
     dot, additive = (bits[score] - bits["scaled"] for score in ("dot", "additive"))
-    least, most, text = min(bits.values()), max(bits.values()), "bits of dot minus those of scaled"
-    edges = float(sum(map(is_at_an_edge, scores)))
+    least, most, edges = min(bits.values()), max(bits.values()), sum(map(is_at_an_edge, scores))
+    text = "bits of dot minus those of scaled dot"
     return [
         Claim("bits per character of the best score", least, high=3.6),
-        Claim(f"{text} dot, each with its best factor", dot, low=-0.05, high=0.05),
+        Claim(f"{text}, each with its best factor", dot, low=-0.05, high=0.05),
         Claim("bits of additive minus those of scaled dot", additive, low=-0.05, high=0.05),
-        Claim(f"{text} dot, at equal deviations", dot, low=-0.02, high=0.02),
+        Claim(f"{text}, at equal deviations", dot, low=-0.02, high=0.02),
         Claim("bits of the worst score minus those of the best", most - least, low=0.1),
         Claim("bits of the best score minus those of trigrams", least - trigrams, high=0.0),
         Claim("scores whose choice is at an edge of the sweep", edges, high=4),
@@ -183,22 +161,16 @@ def table(rows: list[Row]) -> str:
     head = ["model", "bits per character (worst seed)", "minus scaled dot", "deviation (own)"]
     scaled = lab.column(rows, "by_seed", score="scaled")
     lines = []
-    for row in lab.where(rows, "score"):
-        chosen = f"{row['deviation']:g} ({row['own']:.2g})", f"{row['rate']:g}"
-        mean, error = lab.gain(row["by_seed"], scaled[0]) if scaled else (math.nan, math.nan)
-        cells = [spread_and_worst(row["by_seed"], max), f"{mean:+.3f} ± {error:.3f}", chosen[0]]
-        cells += [chosen[1] + "*" * is_at_an_edge(row), f"{row['parameters']:,}"]
-        lines.append((float(np.mean(row["by_seed"])), [row["score"], *cells]))
     for row in lab.where(rows, "order"):
-        cells = [
-            f"{row['order']}-grams",
-            f"{row['bits']:.3f}",
-            "",
-            "",
-            "",
-            f"{row['parameters']:,}",
-        ]
-        lines.append((row["bits"], cells))
+        cells = [f"{row['bits']:.3f}", *[""] * 3, f"{row['parameters']:,}"]
+        lines.append((row["bits"], [f"{row['order']}-grams", *cells]))
+    for row in lab.where(rows, "score"):
+        mean, error = lab.gain(row["by_seed"], scaled[0]) if scaled else (math.nan, math.nan)
+        cells = [spread_and_worst(row["by_seed"], max), f"{mean:+.3f} ± {error:.3f}"]
+        cells += [f"{row['deviation']:g} ({row['own']:.2g})", f"{row['rate']:g}"]
+        cells[-1] += "*" * is_at_an_edge(row)
+        cells = [row["score"], *cells, f"{row['parameters']:,}"]
+        lines.append((float(np.mean(row["by_seed"])), cells))
     return markdown([*head, "rate", "parameters"], [line for _, line in sorted(lines)])
 
 
@@ -207,16 +179,15 @@ def plot(rows: list[Row]) -> dict[str, Any]:
     figure, (left, right) = plotting.new_figure(9, 4.2, columns=2, grid=True)
     scores = sorted(lab.where(rows, "score"), key=lambda row: float(-np.mean(row["by_seed"])))
     for y, row in enumerate(scores):
-        style = lab.style(row["score"]) if row["score"] in lab.FOUR_SCORES else {"color": "0.6"}
+        is_named = row["score"] in lab.FOUR_SCORES
+        style = {"label": row["score"], **lab.style(row["score"])} if is_named else {"color": "0.7"}
         left.plot(row["by_seed"], [y] * len(row["by_seed"]), "o", ms=3, color=style["color"])
-        nats = np.median(row["sweep"], axis=2).min(axis=1)
-        label = row["score"] if row["score"] in lab.FOUR_SCORES else None
-        right.plot(row["deviations"], nats, label=label, ms=3, **style)
-    for row in lab.where(rows, "order"):
+        bits = np.median(row["sweep"], axis=2).min(axis=1)
+        right.plot(row["deviations"], bits, ms=3, zorder=1 + is_named, **style)
+    for row in lab.where(rows, "order")[2:]:
         left.axvline(row["bits"], color="0.4", lw=0.8, ls=":")
-        left.text(row["bits"], len(scores) - 0.4, f"{row['order']}", ha="center", fontsize=7)
     left.set_yticks(range(len(scores)), [row["score"] for row in scores])
-    left.set(xlabel="bits per character (lines: n-grams)", ylim=(-0.6, len(scores) + 0.2))
+    left.set(xlabel="bits per character")
     right.set(xlabel="deviation of the logits at the start", ylabel="bits per character")
     right.set_xscale("log", base=4)
     right.legend()

@@ -63,7 +63,7 @@ def rows_of(read: bytes, text: bytes, orders: tuple[int, ...]) -> list[dict[str,
 def _codes(text: bytes, n: int) -> np.ndarray:
     """Each n-gram of a text as a number in base 256, [T - n + 1]."""
     letters = np.frombuffer(text, np.uint8).astype(np.int64)
-    return sum(letters[i : len(text) - n + 1 + i] * 256 ** (n - 1 - i) for i in range(n))  # type: ignore[return-value]
+    return sum(letters[i : len(text) - n + 1 + i] * 256 ** (n - 1 - i) for i in range(n))
 
 
 def _at(keys: np.ndarray, values: np.ndarray, asked: np.ndarray) -> np.ndarray:
