@@ -37,7 +37,7 @@ from experiments.bench import ngrams
 from experiments.bench.characters import SMALL, DrawnText, best_cell, bits_of
 from experiments.bench.maps import DIFFERENT
 from experiments.bench.training import deviation_of, with_score
-from experiments.lab import Claim, Row, ScoreNames, markdown, significant, spread_and_worst
+from experiments.lab import Claim, Row, ScoreNames, markdown, significant, spread
 
 CAPTIONS = {
     "language": "Left: bits per character of the last tenth, a point for each seed; dotted: n-grams"
@@ -94,18 +94,18 @@ def run(config: Config) -> list[Row]:
     make_folder("workdir", config.workdir)
     start, text = time.monotonic(), DrawnText(config.text, **SMALL)
     parts, digests = text.tenths(), dict(text.feed(Path()).digests)
-    path = config.workdir / "ngrams.json"
     baseline = functools.partial(ngrams.rows_of, parts[0], parts[2], ORDERS)
-    rows = lab.kept_rows(path, [ORDERS, digests], baseline)
+    rows = lab.kept_rows(config.workdir / "ngrams.json", [ORDERS, digests], baseline)
     for index, score in enumerate(config.scores):
         task, path = config.task(score), config.workdir / f"{score_folder(score)}.json"
         sizes = [config.deviations, config.rates, config.seeds, config.tests]
-        known_by = [repr(task), sizes, digests, task.model.known().digest]
+        settings = repr(dataclasses.replace(task, text=Path()))  # the digest is that of the text
+        known_by = [settings, sizes, digests, task.model.known().digest]
         rows += lab.kept_rows(path, known_by, functools.partial(measured, config, score))
         minutes = (time.monotonic() - start) / 60
         left = minutes / (index + 1) * (len(config.scores) - index - 1)
-        done = f"{index + 1} of {len(config.scores)}: {score}"
-        lab.say(f"{done}; {minutes:.1f} min, about {left:.1f} left", error=True)
+        done = f"{index + 1} of {len(config.scores)}: {score}; {minutes:.1f} min"
+        lab.say(f"{done}, about {left:.1f} left", error=True)
     return rows
 
 
@@ -166,10 +166,10 @@ def table(rows: list[Row]) -> str:
         lines.append((row["bits"], [f"{row['order']}-grams", *cells]))
     for row in lab.where(rows, "score"):
         mean, error = lab.gain(row["by_seed"], scaled[0]) if scaled else (math.nan, math.nan)
-        cells = [spread_and_worst(row["by_seed"], max), f"{mean:+.3f} ± {error:.3f}"]
-        cells += [f"{row['deviation']:g} ({row['own']:.2g})", f"{row['rate']:g}"]
-        cells[-1] += "*" * is_at_an_edge(row)
-        cells = [row["score"], *cells, f"{row['parameters']:,}"]
+        rate = f"{row['rate']:g}" + "*" * is_at_an_edge(row)
+        bits = f"{spread(row['by_seed'], 4)} ({max(row['by_seed']):.4g})"
+        cells = [bits, f"{mean:+.3f} ± {error:.3f}", f"{row['deviation']:g} ({row['own']:.2g})"]
+        cells = [row["score"], *cells, rate, f"{row['parameters']:,}"]
         lines.append((float(np.mean(row["by_seed"])), cells))
     return markdown([*head, "rate", "parameters"], [line for _, line in sorted(lines)])
 

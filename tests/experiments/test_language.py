@@ -119,3 +119,6 @@ def test_parts_of_a_run_fill_one_folder(config, monkeypatch):
     assert ([each["score"] for each in rows], missing) == (["scaled", "l2"], 2)
     rows, missing = lab.rows_of(language, config, "1/2")
     assert (len(rows), missing) == (3 + len(language.ORDERS), 0)
+    other = config.text.rename(config.text.with_name("other.txt"))
+    monkeypatch.setattr(language, "measured", pytest.fail)  # the same text elsewhere is kept
+    assert len(language.run(dataclasses.replace(config, text=other))) == len(rows)
