@@ -111,7 +111,7 @@ def numbers_of(score: Score, x: Array, params: Any) -> dict[str, Array]:
 
     within = within_rows(table(params))
     deviation = jnp.sqrt(jnp.mean(jnp.square(within)))
-    pairs = within - within.mean(0)
+    pairs = within - within.mean(0, keepdims=True)
     factor = DEVIATION / deviation
     slopes = jax.grad(lambda params: margin(factor * table(params)))
 

@@ -63,7 +63,8 @@ def test_a_constant_factor_of_the_score_changes_nothing_but_its_own_deviation(sc
     ratio = other.pop("own") / row.pop("own")
     assert ratio == pytest.approx(8 if multiple == "dot" else 1, rel=1e-3)
     assert row == pytest.approx(other, rel=1e-2)
-    assert row["gain"] > 0 and row["signal"] > 0
+    assert row["gain"] > 0
+    assert row["signal"] > 0
 
 
 def test_the_steps_end_where_equal_tokens_are_found():
@@ -72,5 +73,5 @@ def test_the_steps_end_where_equal_tokens_are_found():
 
 
 def test_no_seeds_are_refused():
-    with pytest.raises(ValueError, match="seeds must be an integer"):
+    with pytest.raises(ValueError, match="seeds must be at least 1; got 0"):
         prediction.at_initialisation("scaled", seeds=0)
