@@ -102,7 +102,7 @@ def _draw(score: Score, seed: int) -> tuple[Array, Any]:
     return x, (*kernels, own)
 
 
-def numbers_of(score: Score, x: Array, params: Any) -> dict[str, Array]:
+def numbers_of(score: Score, x: Array, params: Any) -> dict[str, Any]:
     """The numbers of `at_initialisation` for tokens [A, D] and parameters (Wq, Wk, the score's)."""
 
     def table(params: Any) -> Array:
