@@ -86,7 +86,8 @@ class Arguments:
         scores = (*dict.fromkeys([*self.score, *(["scaled"] if self.quick else [])]),)
         parts, quick = self.tasks or _DEFAULT, self.quick
         folder = self.workdir / "quick" if quick else self.workdir
-        works, config = [], None
+        works: list[Work] = []
+        config: Any
         if "relations" in parts:
             config = _relations(scores, folder / "relations", quick)
             works.append(Work(relations, config, len(scores), 0.5 if quick else 3.0))
@@ -102,7 +103,7 @@ class Arguments:
 
 
 def _relations(scores: tuple[str, ...], workdir: Path, quick: bool) -> Any:
-    few: Any = {"rates": (1e-2,), "factors": (1 / 4, 1, 4), "seeds": 2, "steps": 500}
+    few: Any = {"rates": (1e-2,), "factors": (1 / 4, 1, 4), "trials": 1, "seeds": 2, "steps": 500}
     return relations.Config(scores, bases=(0,), workdir=workdir, **(few if quick else {}))
 
 

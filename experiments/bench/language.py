@@ -1,58 +1,50 @@
 """How well does a small language model learn with each score?
 
-Answer: After 600 steps dot and scaled dot are best and equally good (2.93 and 2.95 bits per
-    character), and additive is 0.19 bits behind scaled dot.
+Answer: (after the run)
 Source: nanoGPT's smallest example, a model of characters on Shakespeare's plays; ours is smaller.
-Command: .venv/bin/python -m experiments.bench.language --text FILE  # 20 minutes, beside other work
+Command: .venv/bin/python -m experiments.bench.language --text FILE  # on an H100
 
 FILE is a text; the committed rows are of the 1.1 million characters of Shakespeare's plays that
 github.com/karpathy/char-rnn has as data/tinyshakespeare/input.txt, which is not part of this
-project. The model has two layers of 64 features and reads 64 characters. The factor of the logits
-and the rate are chosen as in `learning.py`. The result is the cost of the last tenth of the text,
-which no model learns from.
+project. The model has two layers of 64 features and reads 64 characters.
+
+Models learn from the first eight tenths of the text. The ninth tenth chooses, for each score, the
+deviation of the logits within rows at the start (as in `maps.py`) and Adam's highest rate: the cell
+whose bits per character have the smallest median over the seeds of the sweep. Other seeds then
+learn with this choice, and the last tenth measures them. A training that diverges counts as 8 bits
+per character, the cost of a uniform guess of a byte.
+
+The n-gram models of `ngrams.py` read the same eight tenths and are measured on the same last tenth.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+import time
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.reports import plotting
 from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import score_folder
-from attention_jax.tasks.text import MODEL, Text
-from attention_jax.tasks.tokens import without_source
-from attention_jax.tasks.vocabulary import FIRST
-from attention_jax.training.task import TrainConfig
 from experiments import lab
-from experiments.bench.training import kept, with_score
-from experiments.lab import FOUR_SCORES, Claim, Row, ScoreNames, markdown, spread_and_worst
+from experiments.bench import ngrams
+from experiments.bench.characters import SMALL, DrawnText, best_cell, bits_of
+from experiments.bench.maps import DIFFERENT
+from experiments.bench.training import deviation_of, with_score
+from experiments.lab import Claim, Row, ScoreNames, markdown, significant, spread
 
 CAPTIONS = {
-    "language": "Loss on batches before they are learned, in nats per byte; means over seeds."
+    "language": "Left: bits per character of the last tenth, a point for each seed; dotted: n-grams"
+    " of 5, 4 and 3. Right: bits of the ninth tenth over the deviation of the logits at the start,"
+    " at the best rate, medians over seeds."
 }
-SMALL: Any = {
-    "model": dataclasses.replace(MODEL, dim=64, hidden_dim=128, num_heads=2, dropout_rate=0.0),
-    "train": TrainConfig(steps=600, batch_size=8),
-    "length": 64,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class DrawnText(Text):
-    """The same task, whose batches are drawn on the device."""
-
-    def batch(self, rng: jax.Array, *, size: int, length: int | None = None) -> Any:
-        del length
-        text = jnp.asarray(np.frombuffer(self.parts()[0], np.uint8))
-        starts = jax.random.randint(rng, (size, 1), 0, len(text) - self.length)
-        ids = FIRST + text[starts + jnp.arange(self.length + 1)[None, :]].astype(jnp.int32)
-        return without_source(ids[:, :-1], ids[:, 1:])
+ORDERS = (1, 2, 3, 4, 5)  # of the n-gram models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,29 +55,33 @@ class Config:
         text: the file, UTF-8.
         scores: scores to train.
         rates: Adam's highest learning rates, from low to high.
-        factors: constant factors of the logits.
-        seeds: trainings with the best factor and rate.
+        deviations: of the logits within rows at the start, from low to high.
+        seeds: trainings of each deviation and rate.
+        tests: trainings with the best deviation and rate, from other seeds.
         budget: the number of steps is multiplied by this.
         workdir: folder of what is finished; it is not trained again.
     """
 
     text: Path = Path("tiny_shakespeare.txt")
-    scores: ScoreNames = FOUR_SCORES
-    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2)
-    factors: tuple[float, ...] = (1 / 8, 1, 8)
+    scores: ScoreNames = (*DIFFERENT, "dot")
+    rates: tuple[float, ...] = (1e-3, 3e-3, 1e-2, 3e-2)
+    deviations: tuple[float, ...] = (1 / 16, 1 / 4, 1.0, 4.0)
     seeds: int = 3
+    tests: int = 5
     budget: float = 1.0
     workdir: Path = Path("runs/language")
 
     def __post_init__(self) -> None:
-        lab.check_least(self, seeds=2, rates=1e-9, factors=1e-9, budget=1e-9)
+        lab.check_least(self, rates=1e-9, deviations=1e-9, seeds=1, tests=2, budget=1e-9)
 
     def task(self, score: str) -> Any:
         """The task with this score."""
-        return with_score(DrawnText(self.text, **SMALL), score, self.seeds, self.budget)
+        task = with_score(DrawnText(self.text, **SMALL), score)
+        steps = max(1, round(self.budget * task.train.steps))
+        return dataclasses.replace(task, train=dataclasses.replace(task.train, steps=steps))
 
 
-QUICK = Config(scores=("scaled",), rates=(3e-3,), factors=(1,), seeds=2, budget=0.025)
+QUICK = Config(scores=("scaled",), rates=(3e-3,), deviations=(1.0,), tests=2, budget=0.01)
 
 
 def missing(config: Config) -> str:
@@ -94,51 +90,107 @@ def missing(config: Config) -> str:
 
 
 def run(config: Config) -> list[Row]:
-    """A row for each score."""
+    """A row for each score, and one for each n-gram model."""
     make_folder("workdir", config.workdir)
-    rows: list[Row] = []
+    start, text = time.monotonic(), DrawnText(config.text, **SMALL)
+    parts, digests = text.tenths(), dict(text.feed(Path()).digests)
+    baseline = functools.partial(ngrams.rows_of, parts[0], parts[2], ORDERS)
+    rows = lab.kept_rows(config.workdir / "ngrams.json", [ORDERS, digests], baseline)
     for index, score in enumerate(config.scores):
-        path = config.workdir / f"{score_folder(score)}.json"
-        found = kept(path, config.task(score), config.factors, config.rates)
-        rows += [{"score": score, **row} for row in found]
-        lab.say(f"{index + 1} of {len(config.scores)}: {score}", error=True)
+        task, path = config.task(score), config.workdir / f"{score_folder(score)}.json"
+        sizes = [config.deviations, config.rates, config.seeds, config.tests]
+        settings = repr(dataclasses.replace(task, text=Path()))  # the digest is that of the text
+        known_by = [settings, sizes, digests, task.model.known().digest]
+        rows += lab.kept_rows(path, known_by, functools.partial(measured, config, score))
+        minutes = (time.monotonic() - start) / 60
+        left = minutes / (index + 1) * (len(config.scores) - index - 1)
+        done = f"{index + 1} of {len(config.scores)}: {score}; {minutes:.1f} min"
+        lab.say(f"{done}, about {left:.1f} left", error=True)
     return rows
+
+
+def measured(config: Config, score: str) -> list[Row]:
+    """The row of a score: the sweep, the choice, and the bits of the test seeds."""
+    task, begin = config.task(score), time.monotonic()
+    own, (_, chooses, measures) = deviation_of(task), task.tenths()
+    deviations, rates, seeds = config.deviations, config.rates, range(config.seeds)
+    cells = [(seed, d / own, rate) for d in deviations for rate in rates for seed in seeds]
+    sweep = bits_of(task, cells, chooses).reshape(len(deviations), len(rates), len(seeds))
+    deviation, rate = best_cell(sweep, deviations, rates)
+    tests = [(1000 + seed, deviation / own, rate) for seed in range(config.tests)]
+    bits = bits_of(task, tests, measures)
+    plain = dataclasses.replace(task, model=dataclasses.replace(task.model, score=score))
+    leaves = jax.tree.leaves(jax.eval_shape(plain.init, jax.random.key(0)))
+    row: Row = {"score": score, "by_seed": significant(bits), "deviation": deviation, "rate": rate}
+    row |= {"own": significant(own), "parameters": sum(leaf.size for leaf in leaves)}
+    row |= {"deviations": deviations, "rates": rates, "sweep": significant(sweep)}
+    row |= {"steps": task.train.steps, "seconds": round(time.monotonic() - begin, 1)}
+    return [row | {"device": jax.devices()[0].device_kind}]
 
 
 # --- what came out ---
 
 
+def is_at_an_edge(row: Row) -> bool:
+    """Whether the choice is the first or last deviation, or the first or last rate."""
+    ends = [(row["deviation"], row["deviations"]), (row["rate"], row["rates"])]
+    return any(chosen in (values[0], values[-1]) for chosen, values in ends)
+
+
 def claims(rows: list[Row]) -> list[Claim]:
-    """How far the scores are apart."""
-    bits = {row["score"]: float(np.mean(row["by_seed"])) for row in rows}
+    """How far the scores are apart; all bounds were written before the run."""
+    scores, orders = lab.where(rows, "score"), lab.where(rows, "order")
+    bits = {row["score"]: float(np.mean(row["by_seed"])) for row in scores}
+    trigrams = next(row["bits"] for row in orders if row["order"] == 3)
     dot, additive = (bits[score] - bits["scaled"] for score in ("dot", "additive"))
-    text = "bits of dot minus those of scaled dot, each with its best factor"
+    least, most, edges = min(bits.values()), max(bits.values()), sum(map(is_at_an_edge, scores))
+    text = "bits of dot minus those of scaled dot"
     return [
-        Claim("bits per character of the best score", min(bits.values()), high=3.6),
-        Claim(text, dot, low=-0.05, high=0.05),
+        Claim("bits per character of the best score", least, high=3.6),
+        Claim(f"{text}, each with its best factor", dot, low=-0.05, high=0.05),
         Claim("bits of additive minus those of scaled dot", additive, low=-0.05, high=0.05),
+        Claim(f"{text}, at equal deviations", dot, low=-0.02, high=0.02),
+        Claim("bits of the worst score minus those of the best", most - least, low=0.1),
+        Claim("bits of the best score minus those of trigrams", least - trigrams, high=0.0),
+        Claim("scores whose choice is at an edge of the sweep", edges, high=4),
     ]
 
 
 def table(rows: list[Row]) -> str:
-    """Bits per character, and what was chosen."""
-    head, lines = ["score", "bits per character (worst seed)", "factor", "rate", "parameters"], []
-    for row in rows:
-        bits = spread_and_worst(row["by_seed"], max)
-        chosen = f"{row['factor']:g}", f"{row['rate']:g}", f"{row['parameters']:,}"
-        lines.append([row["score"], bits, *chosen])
-    return markdown(head, lines)
+    """Bits per character, and what was chosen; a * marks a choice at an edge of the sweep."""
+    head = ["model", "bits per character (worst seed)", "minus scaled dot", "deviation (own)"]
+    scaled = lab.column(rows, "by_seed", score="scaled")
+    lines = []
+    for row in lab.where(rows, "order"):
+        cells = [f"{row['bits']:.3f}", *[""] * 3, f"{row['parameters']:,}"]
+        lines.append((row["bits"], [f"{row['order']}-grams", *cells]))
+    for row in lab.where(rows, "score"):
+        mean, error = lab.gain(row["by_seed"], scaled[0]) if scaled else (math.nan, math.nan)
+        rate = f"{row['rate']:g}" + "*" * is_at_an_edge(row)
+        bits = f"{spread(row['by_seed'], 4)} ({max(row['by_seed']):.4g})"
+        cells = [bits, f"{mean:+.3f} ± {error:.3f}", f"{row['deviation']:g} ({row['own']:.2g})"]
+        cells = [row["score"], *cells, rate, f"{row['parameters']:,}"]
+        lines.append((float(np.mean(row["by_seed"])), cells))
+    return markdown([*head, "rate", "parameters"], [line for _, line in sorted(lines)])
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """The losses while the models learn."""
-    figure, (ax,) = plotting.new_figure(5.2, 3.2, grid=True)
-    for row in rows:
-        nats = np.mean(row["curve"], axis=1)
-        steps = row["every"] * (1 + np.arange(len(nats)))
-        ax.plot(steps, nats, label=row["score"], ms=3, **lab.style(row["score"]))
-    ax.set(xlabel="step", ylabel="nats per byte")
-    ax.legend()
+    """The bits of the test seeds beside n-gram models; the sweep."""
+    figure, (left, right) = plotting.new_figure(9, 4.2, columns=2, grid=True)
+    scores = sorted(lab.where(rows, "score"), key=lambda row: float(-np.mean(row["by_seed"])))
+    for y, row in enumerate(scores):
+        is_named = row["score"] in lab.FOUR_SCORES
+        style = {"label": row["score"], **lab.style(row["score"])} if is_named else {"color": "0.7"}
+        left.plot(row["by_seed"], [y] * len(row["by_seed"]), "o", ms=3, color=style["color"])
+        bits = np.median(row["sweep"], axis=2).min(axis=1)
+        right.plot(row["deviations"], bits, ms=3, zorder=1 + is_named, **style)
+    for row in lab.where(rows, "order")[2:]:
+        left.axvline(row["bits"], color="0.4", lw=0.8, ls=":")
+    left.set_yticks(range(len(scores)), [row["score"] for row in scores])
+    left.set(xlabel="bits per character")
+    right.set(xlabel="deviation of the logits at the start", ylabel="bits per character")
+    right.set_xscale("log", base=4)
+    right.legend()
     return {"language": figure}
 
 

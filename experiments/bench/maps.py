@@ -324,8 +324,8 @@ def claims(rows: list[Row]) -> list[Claim]:
 CAPTIONS = {
     "maps": "Share of seeds that solve recall (dark: all), over the deviation of the logits at the"
     " start and the learning rate. Numbers are median steps until solved. The star is the constant"
-    " of the score's paper; an arrow points to one that lies outside. The last panel has the gain of"
-    " additive's kernels in place of the rate, which is 0.003.",
+    " of the score's paper; an arrow points to one that lies outside. The last panel has the gain"
+    " of additive's kernels in place of the rate, which is 0.003.",
 }
 
 

@@ -6,7 +6,7 @@ Answer:   Dot, scaled, general, softcap and softplus learn inner products (99.5 
           above 82 % in all nine.
 Source:   chapter 38, exercise 38.6, on when additive attention is worth its price; the formulas of
           the literature, each in the docstring of its score. The rest is ours.
-Command:  .venv/bin/python -m experiments.bench.relations   # 17 minutes on 2 CPU cores
+Command:  .venv/bin/python -m experiments.bench.relations   # on an H100; hours on 2 CPU cores
 
 The model is one attention with linear projections (with bias) of queries and keys to D = 16
 features, and nothing else. It sees a query q and 8 keys k in R^4, and its loss is the cross entropy
@@ -14,9 +14,13 @@ of the attention weights against the right key (`RELATIONS`). Inputs are standar
 those of parity are two bits, -1 or 1. In predecessor at least one key is below the query.
 
 For every cell of the table, the learning rate and a constant factor on the logits are chosen by the
-accuracy of one seed on validation data. Fresh seeds with the chosen values are measured on fresh
-test data. All relations share the inputs of a step. The whole matrix is measured twice, from two
-base seeds.
+median accuracy of three seeds on validation data; ties are decided by the mean loss. Fresh seeds
+with the chosen values are measured on fresh test data. All relations share the inputs of a step.
+The whole matrix is measured twice, from two base seeds.
+
+Three scores are another one times a constant (`TWINS`): they show that the sweep does not decide.
+The scores of `controls.py`, and additive with four times the hidden units, tell which part of a
+score makes a difference. They have more parameters or fewer, as the table says.
 
 Where a relation is not learned, the score cannot express it or does not learn it: `expression.py`
 tells which.
@@ -28,7 +32,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,27 +48,19 @@ from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import score_folder
 from experiments import lab
 from experiments.bench.expression import EXPRESSION
+from experiments.bench.maps import TWINS
+from experiments.bench.one_attention import RELATIONS as RELATIONS
+from experiments.bench.one_attention import init, measure, samples
 from experiments.lab import Claim, Row, main, markdown, significant, spread_and_worst
 
 Array = jax.Array
-INPUT = 4  # features of a query and a key, before the projections
-MATRIX = np.random.default_rng(0).standard_normal((INPUT, INPUT)).astype(np.float32)
-
-# The value of each of the keys [S, 4] for a query [4]; the right key has the largest.
-RELATIONS: dict[str, Callable[[Array, Array], Array]] = {
-    "inner": lambda query, keys: keys @ query,
-    "bilinear": lambda query, keys: keys @ (query @ MATRIX.astype(query.dtype)),
-    "cosine": lambda query, keys: keys @ query / _length(keys),
-    "nearest": lambda query, keys: -_length(keys - query[None]),
-    "farthest": lambda query, keys: _length(keys - query[None]),
-    "manhattan": lambda query, keys: -jnp.abs(keys - query[None]).sum(-1),
-    "longest": lambda query, keys: _length(keys),
-    "predecessor": lambda query, keys: jnp.where(keys[:, 0] < query[0], keys[:, 0], -jnp.inf),
-    "parity": lambda query, keys: query[:2].prod() * keys[:, :2].prod(-1),
-}
 PRODUCTS = ("dot", "general", "scaled", "softcap", "softplus")
 AT_HOME = {"cosine": "cosine", "distance": "nearest", "manhattan": "manhattan", "dot": "inner"}
 LEARNED = 0.99
+CONTROLS = (
+    "additive(hidden_dim=64)",
+    *(f"experiments.bench.controls:{name}" for name in ("Projected", "Features", "WithLength")),
+)
 CAPTIONS = {
     "relations": "Per cent of the fresh test samples in which the right key has the largest weight,"
     " mean over seeds; chance is 12.5. Signs in the corners: + weights are known that express the"
@@ -82,6 +78,7 @@ class Config:
         rates: Adam's initial learning rates, which fall linearly to 0. Gradients are clipped to
             norm 1.
         factors: constant factors of the logits.
+        trials: seeds that choose rate and factor.
         seeds: trainings with the chosen rate and factor.
         steps: optimiser steps.
         batch: samples per step.
@@ -91,10 +88,11 @@ class Config:
         workdir: folder of rows by score; a score that is finished there is not trained again.
     """
 
-    scores: lab.ScoreNames = tuple(SCORES)
+    scores: lab.ScoreNames = (*SCORES, *CONTROLS)
     bases: tuple[int, ...] = (0, 1)
-    rates: tuple[float, ...] = (1e-2, 3e-2, 1e-1)
-    factors: tuple[float, ...] = (1 / 8, 1, 8)
+    rates: tuple[float, ...] = (3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
+    factors: tuple[float, ...] = tuple(4.0**k for k in range(-3, 4))
+    trials: int = 3
     seeds: int = 5
     steps: int = 1000
     batch: int = 64
@@ -104,81 +102,23 @@ class Config:
     workdir: Path = Path("runs/relations")
 
     def __post_init__(self) -> None:
-        lab.check_least(self, bases=0, rates=0, factors=0, seeds=2, steps=1, batch=1, tests=2)
-        lab.check_least(self, keys=2, dim=1)
+        lab.check_least(self, bases=0, rates=0, factors=0, trials=1, seeds=2, steps=1, batch=1)
+        lab.check_least(self, tests=2, keys=2, dim=1)
 
 
 QUICK = Config(
-    ("dot", "additive"), (0, 1), (0.01,), (1,), 2, 3, 8, 16, workdir=Path("runs/quick/relations")
+    ("dot", "additive"), (0, 1), (0.01,), (1,), 1, 2, 3, 8, 16, workdir=Path("runs/quick/relations")
 )
 
 
-# --- samples and the model ---
-
-
-def _length(x: Array) -> Array:
-    return jnp.sqrt(jnp.square(x).sum(-1))
-
-
-def sample(relation: str, normal: Array) -> tuple[Array, Array, Array]:
-    """(query [4], keys [S, 4], index of the right key []) of normal numbers [1 + S, 4]."""
-    query, keys = normal[0], normal[1:]
-    if relation == "predecessor":  # a query below all keys trades first features with the first
-        low = jnp.minimum(query[0], keys[0, 0])
-        trade = query[0] < keys[:, 0].min()
-        high = jnp.maximum(query[0], keys[0, 0])
-        query = query.at[0].set(jnp.where(trade, high, query[0]))
-        keys = keys.at[0, 0].set(jnp.where(trade, low, keys[0, 0]))
-    if relation == "parity":  # the key with the largest third feature is the right one
-        bits = jnp.where(normal[:, :2] < 0, -1, 1).astype(normal.dtype)
-        right = keys[:, 2] == keys[:, 2].max()
-        parities = jnp.where(right, 1, -1).astype(normal.dtype) * bits[0].prod()
-        keys = jnp.zeros_like(keys).at[:, 0].set(bits[1:, 0]).at[:, 1].set(bits[1:, 0] * parities)
-        query = jnp.zeros_like(query).at[:2].set(bits[0])
-    return query, keys, jnp.argmax(RELATIONS[relation](query, keys))
-
-
-def samples(rng: Array, size: int, keys: int) -> tuple[Array, Array, Array]:
-    """`size` samples of each relation [R, size, ...], all from the same normal numbers."""
-    normal = jax.random.normal(rng, (size, 1 + keys, INPUT))
-    of_each = [jax.vmap(functools.partial(sample, name))(normal) for name in RELATIONS]
-    return jax.tree.map(lambda *parts: jnp.stack(parts), *of_each)
-
-
-def init(score: Score, rng: Array, dim: int) -> Any:
-    """The parameters of an attention: two projections and those of the score."""
-    query_rng, key_rng, score_rng = jax.random.split(rng, 3)
-    params = {"score": score.init(score_rng, dim, dim)}
-    for side, side_rng in (("query", query_rng), ("key", key_rng)):
-        kernel = jax.random.normal(side_rng, (INPUT, dim)) * INPUT**-0.5
-        params[side] = {"kernel": kernel, "bias": jnp.zeros(dim)}
-    return params
-
-
-def logits_of(score: Score, params: Any, query: Array, keys: Array) -> Array:
-    """The logits [S] of a query [4] and keys [S, 4]."""
-    query, keys = (
-        x @ params[side]["kernel"] + params[side]["bias"][None]
-        for side, x in (("query", query[None]), ("key", keys))
-    )
-    return score(params["score"], query, keys)[0]
-
-
-def measure(score: Score, params: Any, factor: Array, batch: Any) -> tuple[Array, Array]:
-    """Cross entropy, and the share of right samples; a tie of n keys counts 1 / n."""
-    query, keys, right = batch
-    logits = jax.vmap(functools.partial(logits_of, score, params))(query, keys) * factor
-    is_right = jax.nn.one_hot(right, keys.shape[1], dtype=logits.dtype)
-    largest = (logits == logits.max(axis=-1, keepdims=True)).astype(logits.dtype)
-    share = (is_right * largest).sum(-1) / jnp.maximum(largest.sum(-1), 1)  # 0 for NaN
-    return -(is_right * jax.nn.log_softmax(logits)).sum(-1).mean(), share.mean()
-
-
-# --- training: one program for all relations and settings, one for all relations and seeds ---
+# --- training: all relations, settings and seeds in one program ---
 
 
 def train(score: Score, config: Config, rng: Array, rate: Array, factor: Array) -> Any:
-    """(cross entropy [R], share right [R]) on fresh samples after training R relations."""
+    """(cross entropy [R], share right [R]) on fresh samples after training R relations.
+
+    Each relation has a rate and a factor [R].
+    """
     init_rng, data_rng, test_rng = jax.random.split(rng, 3)
     adam, clip = optax.scale_by_adam(), optax.clip_by_global_norm(1.0)
 
@@ -199,20 +139,21 @@ def train(score: Score, config: Config, rng: Array, rate: Array, factor: Array) 
     one = init(score, init_rng, config.dim)
     params = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(RELATIONS)), one)
     (params, _), _ = jax.lax.scan(step, (params, adam.init(params)), jnp.arange(config.steps))
-    tests = samples(test_rng, config.tests, config.keys)
-    return jax.vmap(functools.partial(measure, score))(params, factor, tests)
+
+    def test(index: Array) -> Any:  # in small batches, as all settings and seeds do it at once
+        batch = samples(jax.random.fold_in(test_rng, index), config.batch, config.keys)
+        return jax.vmap(functools.partial(measure, score))(params, factor, batch)
+
+    tested = jax.lax.map(test, jnp.arange(-(-config.tests // config.batch)))
+    return jax.tree.map(lambda of_batches: of_batches.mean(0), tested)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def train_settings(score: Score, config: Config, rng: Array, rates: Array, factors: Array) -> Any:
-    """[settings, R]: one seed with each rate and factor [settings, R]."""
-    return jax.vmap(functools.partial(train, score, config, rng))(rates, factors)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def train_seeds(score: Score, config: Config, rngs: Array, rate: Array, factor: Array) -> Any:
-    """[seeds, R]: each seed with the chosen rates and factors [R]."""
-    return jax.vmap(lambda rng: train(score, config, rng, rate, factor))(rngs)
+def train_all(score: Score, config: Config, rngs: Array, rates: Array, factors: Array) -> Any:
+    """[settings, seeds, R]: each seed with each rate and factor [settings, R]."""
+    of_seeds = jax.vmap(functools.partial(train, score, config), (0, None, None))
+    with jax.default_matmul_precision("highest"):  # a GPU would round the inputs of a product
+        return jax.vmap(of_seeds, (None, 0, 0))(rngs, rates, factors)
 
 
 def run(config: Config) -> list[Row]:
@@ -220,34 +161,46 @@ def run(config: Config) -> list[Row]:
     cells, rows = [*itertools.product(config.bases, config.scores)], []
     settings = dataclasses.asdict(config) | {"scores": None, "bases": None, "workdir": None}
     make_folder("workdir", config.workdir)
+    files = [config.workdir / f"{score_folder(name)}_{base}.json" for base, name in cells]
+    seconds: list[float] = []  # of the cells that this process has measured
     for index, (base, name) in enumerate(cells):
-        path = config.workdir / f"{score_folder(name)}_{base}.json"
+        start, was_there = time.monotonic(), files[index].exists()
         measure = functools.partial(_rows_of, config, name, base)
         program = lab.program_of(name, config.dim)
-        found = lab.kept_rows(path, settings | {"score": program}, measure)
+        found = lab.kept_rows(files[index], settings | {"score": program}, measure, group=name)
         rows += found
-        missing = "" if found else ": missing"
-        lab.say(f"{index + 1} of {len(cells)}: {name}, base {base}{missing}")
+        seconds += [time.monotonic() - start] if found and not was_there else []
+        left = sum(not file.exists() for file in files[index:]) * np.mean(seconds or [0]) / 60
+        state = f"about {left:.1f} min left" if found else "missing"
+        lab.say(f"{index + 1} of {len(cells)}: {name}, base {base}; {state}")
     return rows
 
 
 def _rows_of(config: Config, name: str, base: int) -> list[Row]:
-    """Chooses rate and factor of each relation on the first seed, and trains fresh seeds."""
+    """Chooses rate and factor of each relation on the first seeds, and trains fresh seeds."""
     score, one_key = get_score(name), dataclasses.replace(config, scores=(), bases=(0,))
-    rngs = jax.random.split(jax.random.key(base), 1 + config.seeds)
+    rngs = jax.random.split(jax.random.key(base), config.trials + config.seeds)
     settings = np.array([*itertools.product(config.rates, config.factors)], np.float32)
     each = np.repeat(settings[:, None], len(RELATIONS), axis=1)  # [settings, R, 2]
-    swept = train_settings(score, one_key, rngs[0], each[..., 0], each[..., 1])
-    loss, right = (np.asarray(array, np.float64) for array in swept)
-    best = np.lexsort((loss, -right), axis=0)[0]  # the most right, then the lowest loss
+    swept = train_all(score, one_key, rngs[: config.trials], each[..., 0], each[..., 1])
+    loss, right = (np.asarray(array, np.float64) for array in swept)  # [settings, trials, R]
+    medians = np.median(right, axis=1)
+    best = np.lexsort((loss.mean(1), -medians), axis=0)[0]  # the most right, then the lowest loss
     rate, factor = settings[best].T
-    tested = train_seeds(score, one_key, rngs[1:], rate, factor)
-    loss, right = (np.asarray(array, np.float64) for array in tested)
+    tested = train_all(score, one_key, rngs[config.trials :], rate[None], factor[None])
+    loss, right = (np.asarray(array, np.float64)[0] for array in tested)  # [seeds, R]
+    leaves = jax.tree.leaves(init(score, rngs[0], config.dim))
     rows = []
     for i, relation in enumerate(RELATIONS):
         row = {"base": base, "score": name, "relation": relation}
+        row |= {"parameters": sum(leaf.size for leaf in leaves)}
         row |= {"rate": significant(rate[i]), "factor": significant(factor[i])}
         row |= {"right": [round(x, 4) for x in right[:, i]], "loss": significant(loss[:, i].mean())}
+        sweep = medians[:, i].reshape(len(config.rates), len(config.factors))
+        inside = [
+            0 < x < n - 1 for x, n in zip(divmod(best[i], sweep.shape[1]), sweep.shape, strict=True)
+        ]
+        row |= {"interior": all(inside), "validation": sweep.round(4).tolist()}
         rows.append(row)
     return rows
 
@@ -321,6 +274,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     longest = "cosine learns which key is longest, although it divides by the length: accuracy"
     known = "what is possible is learned: share of cells with known weights at 95 % and above"
     impossible = "a cell that is proved impossible is not learned: highest accuracy"
+    twins = "a score and its multiple learn the same: largest difference of mean accuracy over all"
     return [
         Claim("largest move between two runs over the interval", largest_move(rows), high=1),
         Claim(f"{column} accuracy over relations", gap, high=0.03),
@@ -332,17 +286,53 @@ def claims(rows: list[Row]) -> list[Claim]:
         Claim(longest, of["cosine"]["longest"], 0.97),
         Claim(impossible, max(cells_with("-", of)), high=0.95),
         Claim(known, possible, 0.75),
+        Claim(f"{twins} relations except parity", twins_apart(of), high=0.02),
+        Claim(
+            "an edge of the sweep is better than its interior: largest gain on validation data,"
+            " parity excepted",
+            max(edge_gain(row) for row in rows if row["relation"] != "parity"),
+            high=0.02,
+        ),
     ]
 
 
+def twins_apart(of: dict[str, dict[str, float]]) -> float:
+    """The largest difference between a score and its multiple over relations, parity excepted."""
+    others = [relation for relation in RELATIONS if relation != "parity"]
+    return max(abs(of[a][each] - of[b][each]) for a, b in TWINS.items() for each in others)
+
+
+def edge_gain(row: Row) -> float:
+    """How much better the best setting is than the best inside the sweep, on validation data."""
+    sweep = np.array(row["validation"])
+    inside = sweep[1:-1, 1:-1]
+    return float(sweep.max() - inside.max()) if inside.size else math.nan
+
+
 def table(rows: list[Row]) -> str:
-    """Accuracies in per cent: mean ± deviation over seeds, and the worst seed."""
+    """Accuracies in per cent: mean ± deviation over seeds (worst seed); and what a score has."""
     cells = matrix(rows)
-    lines = []
+    lines, having = [], []
     for score in in_order(cells):
-        shares = [100 * np.array(cells[score][relation]["right"]) for relation in RELATIONS]
-        lines.append([score, *(spread_and_worst([*each]) for each in shares)])
-    return markdown(["% right (worst seed)", *RELATIONS], lines)
+        of_score = [cells[score][relation] for relation in RELATIONS]
+        shares = [100 * np.array(row["right"]) for row in of_score]
+        lines.append([short(score), *(spread_and_worst([*each]) for each in shares)])
+        signs = EXPRESSION.get(score, "." * len(RELATIONS))
+        learned = sum(share.mean() >= 90 for share in shares)
+        edges = [100 * edge_gain(row) for row in of_score if not row["interior"]]
+        at_edge = f"{len(edges)}; {max(edges, default=0):.1f}"
+        counts = (of_score[0]["parameters"], learned, *(signs.count(sign) for sign in "+-."))
+        having.append([short(score), *map(str, counts), at_edge])
+    head = ["score", "parameters", f"learned at 90 %, of {len(RELATIONS)}", "weights are known"]
+    head += ["no weights can", "open", "chosen at an edge of the sweep; largest gain (points)"]
+    return "\n\n".join(
+        [markdown(["% right (worst seed)", *RELATIONS], lines), markdown(head, having)]
+    )
+
+
+def short(score: str) -> str:
+    """The name of a score without its module."""
+    return score.rpartition(":")[2]
 
 
 def in_order(cells: dict[str, dict[str, Row]]) -> list[str]:
@@ -370,7 +360,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         corner = {"+": "+", "-": "×", ".": ""}[sign]
         ax.text(j + 0.46, i - 0.06, corner, ha="right", va="bottom", color=color, fontsize=8)
     ax.set_xticks(range(len(RELATIONS)), [*RELATIONS])
-    ax.set_yticks(range(len(order)), order)
+    ax.set_yticks(range(len(order)), [*map(short, order)])
     ax.tick_params(length=0, labeltop=True, labelbottom=False, labelsize=10)
     ax.set_xticks(np.arange(len(RELATIONS) - 1) + 0.5, minor=True)
     ax.set_yticks(np.arange(len(order) - 1) + 0.5, minor=True)

@@ -64,17 +64,16 @@ def _of_task(rows: list[Row], task: str) -> list[str]:
         return [_NONE] * 3
     own = [infinite(row["solved"])[-1] for row in lab.where(maps, rate=OWN_RATE)]
     deviation, rate = best_cell(maps)
-    test = tests_of(rows, task).values()
-    if test:
-        steps = infinite([*test][0]["solved"])[0]
+    if tests := [*tests_of(rows, task).values()]:
+        steps = infinite(tests[0]["solved"])[0]
     else:
         (of_rate,) = lab.where(maps, rate=rate)
         steps = infinite(of_rate["solved"])[of_rate["deviations"].index(deviation)]
-    median = np.median(steps)
+    median = "never" if np.isinf(np.median(steps)) else f"{np.median(steps):.0f}"
     return [
         f"{np.isfinite(own[0]).sum()} of {len(own[0])}" if own else _NONE,
         f"{deviation:.3g}; {rate:g}",
-        f"{'never' if np.isinf(median) else f'{median:.0f}'} ({np.isfinite(steps).sum()} of {len(steps)})",
+        f"{median} ({np.isfinite(steps).sum()} of {len(steps)})",
     ]
 
 

@@ -1,5 +1,6 @@
 """The relations of the leaderboard, and weights by hand for what a score can express."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from attention_jax import SCORES
-from experiments.bench import relations
+from attention_jax import SCORES, get_score
+from experiments import lab
+from experiments.bench import one_attention, relations
 from experiments.bench.expression import EXPRESSION
-from experiments.bench.relations import MATRIX, RELATIONS
+from experiments.bench.one_attention import MATRIX, RELATIONS
 
 DIM, KEYS = 16, 8
 
@@ -19,7 +21,7 @@ DIM, KEYS = 16, 8
 def batches():
     """500 samples of each relation, in float64: some weights are near a limit."""
     with jax.enable_x64(True):
-        arrays = relations.samples(jax.random.key(1), 500, KEYS)
+        arrays = one_attention.samples(jax.random.key(1), 500, KEYS)
         assert arrays[0].dtype == jnp.float64
         return {name: [np.asarray(x[i]) for x in arrays] for i, name in enumerate(RELATIONS)}
 
@@ -39,12 +41,92 @@ def test_one_key_is_right(batches):
 
 def test_a_tie_counts_as_a_share_and_nan_as_wrong():
     score, query, keys = SCORES["dot"], np.ones((1, 4), np.float32), np.ones((1, 8, 4), np.float32)
-    params = relations.init(score, jax.random.key(0), DIM)
+    params = one_attention.init(score, jax.random.key(0), DIM)
     batch = query, keys, np.array([3])
-    loss, share = relations.measure(score, params, jnp.float32(1), batch)
+    loss, share = one_attention.measure(score, params, jnp.float32(1), batch)
     assert float(share) == pytest.approx(1 / 8)
     assert float(loss) == pytest.approx(np.log(8), rel=1e-5)
-    assert float(relations.measure(score, params, jnp.float32(np.nan), batch)[1]) == 0
+    assert float(one_attention.measure(score, params, jnp.float32(np.nan), batch)[1]) == 0
+
+
+# --- the sweep: one program, three seeds choose, and its edges are seen ---
+
+FEW = relations.Config(
+    ("scaled",), (0,), (0.03, 0.1), (0.25, 1.0, 4.0), 3, 2, steps=3, batch=8, tests=16
+)
+
+
+def test_all_settings_and_seeds_are_as_each_by_itself():
+    """[settings, seeds, R]; the second setting has another rate and factor in each relation."""
+    score, rngs = get_score("scaled"), jax.random.split(jax.random.key(0), 3)
+    rates, factors = np.full((2, 9), 0.03, np.float32), np.ones((2, 9), np.float32)
+    rates[1], factors[1] = np.linspace(0.01, 0.3, 9), np.linspace(0.1, 8, 9)
+    together = relations.train_all(score, FEW, rngs, rates, factors)
+    alone = relations.train(score, FEW, rngs[2], jnp.array(rates[1]), jnp.array(factors[1]))
+    for found, expected in zip(together, alone, strict=True):
+        assert found.shape == (2, 3, 9)
+        np.testing.assert_allclose(found[1, 2], expected, rtol=1e-4)
+        assert not np.allclose(found[0, 2], expected)
+
+
+def test_the_median_of_three_seeds_chooses_and_mean_losses_decide_ties(monkeypatch):
+    """The first seed and the mean would choose the second of six settings."""
+    right = np.full((6, 3, 9), 0.5)
+    right[1] = np.array([1.0, 0.6, 0.6])[:, None]
+    right[2:5] = np.array([0.7, 0.7, 0.0])[:, None]
+    loss = np.array([0.0, 0, 2, 3, 1, 0])[:, None, None] + np.zeros((6, 3, 9))
+    asked = []
+
+    def train_all(score, config, rngs, rates, factors):
+        asked.append((len(rngs), jax.random.key_data(rngs).tolist(), rates, factors))
+        return (loss, right) if len(asked) == 1 else (loss[:1, :2], right[:1, :2])
+
+    monkeypatch.setattr(relations, "train_all", train_all)
+    rows = relations._rows_of(FEW, "scaled", 0)
+    assert [count for count, *_ in asked] == [3, 2]
+    assert not any(seed in asked[0][1] for seed in asked[1][1])
+    assert {(row["rate"], row["factor"], row["interior"]) for row in rows} == {(0.1, 1.0, False)}
+    assert np.all(asked[1][3] == 1.0)
+    assert rows[0]["validation"] == [[0.5, 0.6, 0.7], [0.7, 0.7, 0.5]]
+    assert rows[0]["parameters"] == 2 * (4 * 16 + 16)
+    more = dataclasses.replace(FEW, rates=(0.01, 0.03, 0.1), factors=(1.0, 4.0))
+    asked.clear()
+    assert not relations._rows_of(more, "general", 0)[0]["interior"]  # of two factors none is
+    assert relations.edge_gain({"validation": [[0, 9, 0], [1, 3, 2], [0, 0, 4]]}) == 6
+    assert relations.edge_gain({"validation": [[0, 0, 0], [1, 3, 2], [0, 0, 0]]}) == 0
+
+
+def test_both_bases_of_a_score_are_one_part_and_rows_are_kept(tmp_path, monkeypatch):
+    config = dataclasses.replace(FEW, scores=("dot", "general"), bases=(0, 1), workdir=tmp_path)
+    measured = []
+
+    def rows_of(config, name, base):
+        measured.append((name, base))
+        return [{"score": name, "base": base}]
+
+    monkeypatch.setattr(relations, "_rows_of", rows_of)
+    rows, missing = lab.rows_of(relations, config, "2/2")
+    assert measured == [("general", 0), ("general", 1)]
+    assert (len(rows), missing) == (2, 2)
+    assert len(lab.rows_of(relations, config, None)[0]) == len(measured) == 4
+
+
+def test_the_table_tells_parameters_learned_expressed_and_edges_apart():
+    sweep = [[0.9, 0, 0], [0, 0.5, 0], [0, 0, 0]]
+    row = {"base": 0, "right": [0.95, 0.89], "interior": True, "parameters": 7, "validation": sweep}
+    names = (relations.CONTROLS[-1], "dot")
+    rows = [row | {"score": name, "relation": each} for name in names for each in RELATIONS]
+    rows[-1] |= {"right": [0.1, 0.2], "interior": False}
+    assert relations.table(rows).splitlines()[-2:] == [
+        "| WithLength | 7 | 9 | 0 | 0 | 9 | 0; 0.0 |",
+        "| dot | 7 | 8 | 2 | 7 | 0 | 1; 40.0 |",
+    ]
+
+
+def test_twins_are_compared_in_all_relations_but_parity():
+    of = {name: dict.fromkeys(RELATIONS, 0.5) for name in SCORES}
+    of["l2"] = of["l2"] | {"inner": 0.75, "parity": 1.0}
+    assert relations.twins_apart(of) == 0.25
 
 
 # --- what can be expressed: weights by hand ---
@@ -245,7 +327,7 @@ def test_weights_by_hand_express_each_relation_that_has_a_plus(batches, score):
         for relation, sign in zip(RELATIONS, EXPRESSION[score], strict=True):
             if sign == "+":
                 params, batch = by_hand(score, relation), batches[relation]
-                measured = relations.measure(SCORES[score], params, np.float64(1), batch)
+                measured = one_attention.measure(SCORES[score], params, np.float64(1), batch)
                 assert float(measured[1]) >= 0.99, relation
 
 
@@ -266,10 +348,10 @@ def logits_at(score):
     """Logits [1 + 4, 3 * 200 + 4] in float64, with fresh parameters and random biases."""
     queries, keys = (np.concatenate([each, BITS_OF_4]) for each in (QUERY[None], LINES))
     with jax.enable_x64(True):
-        params = relations.init(SCORES[score], jax.random.key(2), DIM)
+        params = one_attention.init(SCORES[score], jax.random.key(2), DIM)
         for index, name in enumerate(("query", "key")):
             params[name]["bias"] = jax.random.normal(jax.random.key(index), (DIM,))
-        return np.stack([relations.logits_of(SCORES[score], params, q, keys) for q in queries])
+        return np.stack([one_attention.logits_of(SCORES[score], params, q, keys) for q in queries])
 
 
 @pytest.mark.parametrize("score", dict.fromkeys([*NO_PEAK, *NO_DIP]))

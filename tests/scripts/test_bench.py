@@ -56,6 +56,7 @@ def test_a_users_score_has_a_row_beside_the_committed_ones(run, monkeypatch):
     def measured(config):
         asked.append(config)
         row = {"right": [1.0, 0.99], "rate": 0.01, "factor": 1.0, "loss": 0.1, "base": 0}
+        row |= {"parameters": 160, "interior": True, "validation": [[1.0]]}
         names = relations.RELATIONS
         return [{**row, "score": s, "relation": name} for s in config.scores for name in names]
 
