@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NamedTuple
@@ -90,15 +89,15 @@ class Arguments:
         config: Any
         if "relations" in parts:
             config = _relations(scores, folder / "relations", quick)
-            works.append(Work(relations, config, len(scores), 0.5 if quick else 3.0))
+            works.append(Work(relations, config, len(scores), 0.2 if quick else 3.0))
         if "cost" in parts:
             few: Any = {"most_turns": 6, "turn_seconds": 0.2} if quick else {}
             config = cost.Config(scores, workdir=folder / "cost", **few)
-            works.append(Work(cost, config, len(scores), 0.3 if quick else 1.0))
+            works.append(Work(cost, config, len(scores), 0.4 if quick else 1.0))
         if tasks := tuple(name for name in parts if name in maps.TASKS):
             config = _maps(scores, tasks, folder / "maps", quick)
             cells = sum(map(len, maps.groups_of(config)))
-            works.append(Work(maps, config, cells, 0.5 if quick else 2.5))
+            works.append(Work(maps, config, cells, 0.6 if quick else 2.5))
         return works
 
 
@@ -174,9 +173,7 @@ class Progress:
 def _others(name: str, measured: list[lab.Row]) -> list[lab.Row]:
     """The committed rows of the other scores of the library, of the same tasks."""
     committed = (lab.content_of(name) or {"rows": []})["rows"]
-    scores, tasks, kinds = (
-        {row.get(key) for row in measured} for key in ("score", "task", "kind")
-    )
+    scores, tasks, kinds = ({row.get(key) for row in measured} for key in ("score", "task", "kind"))
     return [
         row
         for row in committed
@@ -187,9 +184,7 @@ def _others(name: str, measured: list[lab.Row]) -> list[lab.Row]:
     ]
 
 
-def _page_of(
-    experiment: ModuleType, rows: list[lab.Row], measured: list[lab.Row]
-) -> list[str]:
+def _page_of(experiment: ModuleType, rows: list[lab.Row], measured: list[lab.Row]) -> list[str]:
     """Question, tables and figures of an experiment; maps are those of these and four scores."""
     parts = [html_page.heading(lab.labelled(experiment))]
     for text in filter(None, experiment.table(rows).split("\n\n")):

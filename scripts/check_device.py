@@ -44,7 +44,7 @@ class Arguments:
     additive: additive attention, -|q - k|^2 and a user's -|q - k| beside PyTorch.
     tiles: sizes of tiles, and one query for many keys.
     training: string reversal with four scores; a run that is stopped and resumed.
-    tasks: the tasks of the leaderboard, with several settings and seeds at once.
+    tasks: the tasks of the leaderboard, with all sizes of the logits and seeds at once.
 
     Each row is written to OUT/device.json as soon as it is measured. The same command measures
     what is missing. The exit status is 1 if a number is wrong. On a CPU this is a rehearsal:

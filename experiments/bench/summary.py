@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments import lab
-from experiments.bench import relations
 from experiments.bench.map_rows import best_cell, infinite, tests_of
 from experiments.lab import FOUR_SCORES, Row
 
@@ -25,11 +24,11 @@ def summary(
     `OWN_RATE`. The steps until solved are those of the test seeds; without a test, those of the
     seeds by which the best cell was chosen.
     """
-    cells = relations.means(relations.matrix([*of_relations]))
+    of_relations = [row for row in of_relations if row["base"] == of_relations[0]["base"]]
     tasks = [*dict.fromkeys(row["task"] for row in of_maps)]
     costs = {row["score"]: row for row in of_cost}
-    number = max(map(len, cells.values()), default=0)
-    head = ["score", *([f"relations of {number} learned (90 %)"] if cells else [])]
+    number = len({row["relation"] for row in of_relations})
+    head = ["score", *([f"relations of {number} learned (90 %)"] if number else [])]
     for task in tasks:
         name = task.replace("_", " ")
         head += [f"{name}: solved at its own constant (rate {OWN_RATE:g})"]
@@ -41,9 +40,10 @@ def summary(
     for score in dict.fromkeys(row["score"] for row in (*of_maps, *of_relations, *of_cost)):
         mine = lab.where(of_maps, score=score)
         line = [score]
-        if cells:
-            right = np.array([*cells.get(score, {}).values()])
-            line.append(f"{np.sum(right >= LEARNED)}" if right.size else _NONE)
+        if number:
+            right = lab.column(of_relations, "right", score=score)
+            learned = sum(float(np.mean(each)) >= LEARNED for each in right)
+            line.append(f"{learned}" if right else _NONE)
         for task in tasks:
             line += _of_task(lab.where(mine, task=task), task)
         if costs:

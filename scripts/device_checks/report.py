@@ -21,8 +21,8 @@ _ERRORS: Columns = {
 }
 _TRAINING: Columns = {
     "work": entry("work"),
-    **entries(".4g", "steps_per_second", "exact_percent", "longer_percent", "accuracy", "seconds"),
-    **entries(".4g", "process_peak_mib", "differences"),
+    **entries(".4g", "steps_per_second", "exact_percent", "longer_percent", "solved_percent"),
+    **entries(".4g", "seconds", "process_peak_mib", "differences"),
 }
 
 

@@ -13,18 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from benchmarks.measure import JSON, attempt, significant
 
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import load_states
 from device_checks.record import NOT_MEASURED, Record
-from experiments.bench import learning
-from experiments.bench.training import LOOKS, with_factor
+from experiments.bench import maps
+from experiments.bench.training import LOOK, Start, deviation_of, steps_until_solved
 from experiments.reversal import reversal_comparison
-from experiments.reversal.scale_and_dimension import AtRate
 
 _LEARNED, LEAST_PERCENT = 2000, 99  # every score has that many strings right after these steps
 
@@ -48,10 +45,10 @@ def check(record: Record) -> None:
 
 
 def tasks(record: Record) -> None:
-    """The tasks of the leaderboard with scaled dot: all settings and seeds in one `vmap`."""
-    config = learning.Config() if record.shrink == 1 else learning.QUICK
-    for name in learning.TASKS:
-        _add(record, "tasks", name, _learned, record, config, name)
+    """The tasks of the leaderboard with scaled dot: all deviations and seeds of a rate at once."""
+    config = maps.Config() if record.shrink == 1 else maps.QUICK
+    for name in maps.TASKS:
+        _add(record, "tasks", name, _solved, record, config, name)
 
 
 def _add(record: Record, part: str, work: str, function: Any, *arguments: Any) -> None:
@@ -110,25 +107,27 @@ def _stopped_and_resumed(config: reversal_comparison.Config) -> JSON:
     return {"differences": len(differing), **({"wrong": differing} if differing else {})}
 
 
-def _learned(record: Record, config: learning.Config, name: str) -> JSON:
-    """The accuracy of the best factor of the logits and rate: a mean over seeds."""
-    task, settings = config.task(name, "scaled"), [*itertools.product(config.factors, config.rates)]
-    first = initial_state(AtRate(task, 1.0))
-    states = [first._replace(params=with_factor(first.params, factor)) for factor, _ in settings]
-    state = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *states)
-    rates = jnp.repeat(jnp.array([rate for _, rate in settings]), config.seeds)
-    steps = task.train.steps // LOOKS
-    advance = jax.jit(jax.vmap(lambda state, rate: train_steps(AtRate(task, rate), steps, state)))
-    start, seconds = time.monotonic(), 0.0
-    for look in range(LOOKS):
-        if record.left() <= 0:
-            return NOT_MEASURED
-        state, metrics = jax.block_until_ready(advance(state, rates))
-        if look == 0:
-            start = time.monotonic()  # the first call has compiled
+def _solved(record: Record, config: maps.Config, name: str) -> JSON:
+    """The row of a map at the first rate: steps per second, and the seeds that solve the task."""
+    task, rate = config.task(name, "scaled"), config.rates[0]
+    own = deviation_of(task)
+    starts = [
+        Start(deviation / own, rate, seed)
+        for deviation in config.deviations
+        for seed in range(config.seeds)
+    ]
+    steps_until_solved(task, starts, LOOK)  # compiles
+    if record.left() <= 0:
+        return NOT_MEASURED
+    start = time.monotonic()
+    solved, _ = steps_until_solved(task, starts, config.steps(name))
     seconds = time.monotonic() - start
-    accuracy = np.nan_to_num(metrics["accuracy"]).reshape(len(settings), config.seeds).mean(1)
-    factor, rate = settings[int(accuracy.argmax())]
-    speed = significant(len(rates) * steps * (LOOKS - 1) / seconds)
-    best = {"accuracy": significant(accuracy.max()), "factor": factor, "rate": rate}
-    return {"steps_per_second": speed, **best, "runs": len(rates)}
+    steps = min(solved.max(), config.steps(name))  # it ends when all have solved the task
+    share = np.isfinite(solved).reshape(-1, config.seeds).mean(1)
+    return {
+        "steps_per_second": significant(len(starts) * steps / seconds),
+        "solved_percent": significant(100 * share.max()),
+        "deviation": config.deviations[int(share.argmax())],
+        "rate": rate,
+        "runs": len(starts),
+    }

@@ -1,21 +1,16 @@
 """scripts/bench.py: a score's rows stand beside the committed ones; wrong words are one line."""
 
 import csv
-import dataclasses
 import importlib
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from command_lines import call, load
 
-from attention_jax.training.task import Result, TrainConfig
 from experiments import lab
-from experiments.bench import learning, relations, training
+from experiments.bench import cost, maps, relations, summary
 
 bench = load("scripts/bench.py")
 MINE = """
@@ -35,13 +30,61 @@ class Mine(Score):
     def pair(self, params, q, k):
         return params["width"] * (q @ k.T)
 """
+SCORE = "mine_to_bench:Mine"
+
+
+def relation_rows(scores):
+    row = {"base": 0, "rate": 0.01, "factor": 1.0, "loss": 0.1, "parameters": 160}
+    row |= {"interior": True, "validation": [[0.5, 0.95, 0.5]] * 3}
+    right = {name: [1.0, 0.99] if name == "inner" else [0.2, 0.3] for name in relations.RELATIONS}
+    return [
+        {**row, "score": score, "relation": name, "right": right[name]}
+        for score in scores
+        for name in relations.RELATIONS
+    ]
+
+
+def map_rows(scores, seeds=2):
+    row = {"kind": "map", "task": "recall", "rate": 0.003, "own": 0.9, "parameters": 66498}
+    row |= {"deviations": [0.25, 1.0, 0.9], "accuracy": [0.95, 0.8, 0.8], "steps": 600}
+    solved = [[250] * seeds, [300, *[None] * (seeds - 1)], [None] * seeds]
+    return [{**row, "score": score, "solved": solved, "device": "chip"} for score in scores]
+
+
+def test_rows(scores):
+    row = {"kind": "test", "task": "recall", "rate": 0.003, "own": 0.9, "parameters": 66498}
+    row |= {"deviations": [0.25], "accuracy": [0.97], "steps": 2400, "device": "H100"}
+    return [{**row, "score": score, "solved": [[400, 200, None]]} for score in scores]
+
+
+test_rows.__test__ = False  # of pytest
+
+
+def cost_rows(scores):
+    row = {"over": [1.1, 1.2, 1.3], "again": [0.99, 1.0, 1.01], "steady": True, "turns": 6}
+    return [{**row, "score": score, "milliseconds": 2.0, "device": "chip"} for score in scores]
 
 
 @pytest.fixture
 def run(monkeypatch, capsys, tmp_path):
-    """Runs scripts/bench.py in a folder with a user's score: (exit status, output, error)."""
+    """Runs scripts/bench.py in a folder with a user's score: (exit status, output, error).
+
+    The experiments measure nothing; the committed rows are those of scaled and additive.
+    """
     (tmp_path / "mine_to_bench.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
+    committed = "scaled", "additive"
+    rows = {
+        "relations": relation_rows(committed),
+        "maps": map_rows([*committed, "experiments.bench.controls:Features"], 3)
+        + test_rows(committed)
+        + [{**row, "task": "sort"} for row in map_rows(committed)],
+        "cost": cost_rows(committed),
+    }
+    monkeypatch.setattr(lab, "content_of", lambda name: {"rows": rows[name]})
+    measure = {relations: relation_rows, maps: map_rows, cost: cost_rows}
+    for experiment, rows_of in measure.items():
+        monkeypatch.setattr(experiment, "run", lambda config, of=rows_of: of(config.scores))
 
     def run(*arguments):
         status = call(bench, *arguments, monkeypatch=monkeypatch)
@@ -50,35 +93,71 @@ def run(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_a_users_score_has_a_row_beside_the_committed_ones(run, monkeypatch):
-    asked = []
-
-    def measured(config):
-        asked.append(config)
-        row = {"right": [1.0, 0.99], "rate": 0.01, "factor": 1.0, "loss": 0.1, "base": 0}
-        row |= {"parameters": 160, "interior": True, "validation": [[1.0]]}
-        names = relations.RELATIONS
-        return [{**row, "score": s, "relation": name} for s in config.scores for name in names]
-
-    monkeypatch.setattr(relations, "run", measured)
-    status, out, _ = run("--score", "mine_to_bench:Mine", "--tasks", "relations")
+def test_a_users_score_has_a_line_beside_the_committed_ones(run):
+    status, out, _ = run("--score", SCORE)
     assert status == 0
-    assert asked[0].scores == ("mine_to_bench:Mine",)
-    rows = _table()
-    assert rows[1] == ["mine_to_bench:Mine", str(len(relations.RELATIONS))]
-    others = {row["score"] for row in lab.content_of("relations")["rows"]}
-    assert {row[0] for row in rows[2:]} == others
-    assert "mine_to_bench:Mine" in out
-    assert "data:image/png" in Path("runs/bench/bench.html").read_text()
+    _, mine, *others = _table()
+    assert mine == [
+        *(SCORE, "1", "0 of 2", "0.25; 0.003", "250 (2 of 2)"),
+        *("1.20 (1.10 to 1.30)", "66,498", "chip"),
+    ]
+    assert [line[0] for line in others] == ["scaled", "additive"]
+    assert others[0][2:5] == ["0 of 3", "0.25; 0.003", "400 (2 of 3)"]  # those of the test
+    assert others[0][-1] == "chip, H100"
+    assert SCORE in out
+    page = Path("runs/bench/bench.html").read_text()
+    assert page.count("data:image/png") == 2  # relations and maps
+
+
+def test_only_what_is_asked_for_is_in_the_table(run):
+    assert run("--score", SCORE, "--tasks", "cost")[0] == 0
+    head, _, *others = _table()
+    assert head == ["score", "time of a step / scaled dot's (95 % interval)", "device"]
+    assert [line[0] for line in others] == ["scaled", "additive"]
 
 
 def test_quick_measures_scaled_dot_as_quickly(run, monkeypatch):
-    monkeypatch.setattr(learning, "run", lambda config: [_row(s, "recall") for s in config.scores])
-    status, _, _ = run("--score", "dot", "--tasks", "recall", "--quick")
-    rows = _table()
-    assert status == 0
-    assert [row[0] for row in rows[1:3]] == ["dot (quick)", "scaled (quick)"]
-    assert {row["score"] for row in lab.content_of("learning")["rows"]} == {r[0] for r in rows[3:]}
+    asked = []
+    monkeypatch.setattr(maps, "run", lambda config: asked.append(config) or map_rows(config.scores))
+    assert run("--score", "dot", "--quick")[0] == 0
+    assert [line[0] for line in _table()[1:]] == [
+        "dot (quick)",
+        "scaled (quick)",
+        "scaled",
+        "additive",
+    ]
+    (config,) = asked
+    whole = bench.Arguments(("dot",)).works()[-1].config
+    assert (config.rates, len(config.deviations), config.seeds, config.tests) == ((3e-3,), 4, 2, 0)
+    assert (whole.rates, whole.deviations) == (maps.Config().rates, maps.Config().deviations)
+    assert (whole.tasks, whole.seeds, whole.tests) == (("recall",), 4, 10)
+    assert (whole.extra, whole.gains, whole.again) == ((), (), ())
+    assert config.workdir != whole.workdir  # neither replaces what the other has measured
+
+
+def test_a_step_whose_time_is_not_steady_says_so():
+    (row,) = cost_rows(["dot"])
+    assert summary.time_of_step(row) == "1.20 (1.10 to 1.30)"
+    assert summary.time_of_step({**row, "steady": False}) == "1.20 (1.10 to 1.30), not steady"
+    assert "1.20 (1.10 to 1.30), not steady" in cost.table([{**row, "steady": False}])
+
+
+def test_progress_is_over_the_whole_and_knows_the_time_left(run, monkeypatch, tmp_path):
+    def measured(config):
+        cells = [(tmp_path / f"{score}.json", score) for score in config.scores]
+        return [row for path, s in cells for row in lab.kept_rows(path, s, lambda s=s: [s])]
+
+    monkeypatch.setattr(relations, "run", lambda c: measured(c) and relation_rows(c.scores))
+    monkeypatch.setattr(cost, "run", lambda c: measured(c) and cost_rows(c.scores))
+    monkeypatch.setattr(lab.time, "monotonic", iter(range(0, 10_000, 60)).__next__)  # 1 minute each
+    _, _, err = run("--score", "dot", "general", "--tasks", "relations", "cost")
+    lines = [line for line in err.splitlines() if " cells: " in line]
+    assert lines == [
+        "1 of 4 cells: relations, dot; 1.0 min, about 2 left",
+        "2 of 4 cells: relations, general; 2.0 min, about 1 left",
+        "3 of 4 cells: cost, dot; 3.0 min, about 0 left",
+        "4 of 4 cells: cost, general; 4.0 min, about 0 left",
+    ]
 
 
 def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
@@ -104,6 +183,30 @@ def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
         rows(MINE, 6)
 
 
+def test_the_maps_of_an_edited_score_and_its_cost_are_measured_again(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    score, count = "edited_map:Mine", [0]
+
+    def measured(*arguments):
+        count[0] += 1
+        return [{"count": count[0]}]
+
+    def rows(text):
+        (tmp_path / "edited_map.py").write_text(text)
+        sys.modules.pop("edited_map", None)
+        importlib.invalidate_caches()
+        few = {"tasks": ("recall",), "rates": (3e-3,), "extra": (), "gains": (), "again": ()}
+        of_maps = maps.run(maps.Config((score,), tests=0, workdir=tmp_path / "maps", **few))
+        return of_maps + cost.run(cost.Config((score,), workdir=tmp_path / "cost"))
+
+    for experiment in (maps, cost):
+        monkeypatch.setattr(experiment, "_measured", measured)
+    assert rows(MINE) == rows(MINE) == [{"count": 1}, {"count": 2}]
+    assert rows(WITH_INIT) == [{"count": 3}, {"count": 4}]
+    assert rows(WITH_INIT.replace("ones", "zeros")) == [{"count": 5}, {"count": 6}]
+
+
 def test_parts_share_the_files_of_cells(tmp_path):
     def run(part):
         cells = [(tmp_path / f"{name}.json", name) for name in "abcde"]
@@ -118,50 +221,17 @@ def test_parts_share_the_files_of_cells(tmp_path):
     assert lab.rows_of(experiment, "0", None) == lab.rows_of(experiment, "3", "3/3")
 
 
-class Trained(NamedTuple):
-    params: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Chosen:
-    """A task whose loss is (factor - seed)^2 + (rate - seed)^2."""
-
-    name: ClassVar[str] = "chosen"
-    train: TrainConfig = TrainConfig(seeds=2, steps=40)
-
-    def evaluate(self, params):
-        return {"loss": Result(params["params"]["factor"].tolist(), False)}
-
-
-def test_one_more_seed_chooses_factor_and_rate_for_all(monkeypatch):
-    def initial_state(task):
-        seeds = jnp.arange(task.train.seeds, dtype=jnp.float32)
-        return Trained({"seed": seeds, "params": {"factor": jnp.ones_like(seeds)}})
-
-    def train_steps(task, steps, state):
-        assert steps == 2
-        seed, factor = state.params["seed"], state.params["params"]["factor"]
-        return state, {"loss": (factor - seed) ** 2 + (task.rate - seed) ** 2}
-
-    def at_rate(task, rate):
-        return SimpleNamespace(train=task.train, rate=rate)
-
-    for function in (initial_state, train_steps):
-        monkeypatch.setattr(training, function.__name__, function)
-    monkeypatch.setattr(training, "AtRate", at_rate)
-    row = training.learned(Chosen(), (0.0, 1.0, 2.0), (0.0, 1.0, 2.0))
-    assert (row["factor"], row["rate"], row["by_seed"]) == (2.0, 2.0, [2.0, 2.0])
-    # The middle rate for each factor, then each rate for the best of them.
-    assert row["trials"] == [[0, 1, 5], [1, 1, 2], [2, 1, 1], [2, 0, 4], [2, 2, 0]]
-    assert np.all(np.array(row["curve"]) == [8, 2])  # of the seeds 0 and 1
+def test_a_group_of_cells_belongs_to_one_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(maps, "_measured", lambda config, cells, rows: [{"rows": len(rows)}])
+    monkeypatch.setattr(maps, "_known_by", lambda config, cells, rows: [cells, len(rows)])
+    few = {"tasks": ("recall",), "rates": (3e-3, 1e-3), "extra": (), "gains": (), "again": ()}
+    config = maps.Config(("dot", "general", "cosine"), workdir=tmp_path, **few)
+    group = [{"rows": 0}, {"rows": 1}, {"rows": 2}]  # two maps, and the test of their best cell
+    assert lab.rows_of(maps, config, "2/3") == (group, 6)
+    assert {path.name.partition(",")[0] for path in tmp_path.iterdir()} == {"general"}
+    assert lab.rows_of(maps, config, "1/3") == (group * 2, 3)
+    assert lab.rows_of(maps, config, "3/3") == (group * 3, 0)
 
 
 def _table():
     return [*csv.reader(Path("runs/bench/bench.csv").read_text().splitlines())]
-
-
-def _row(score, task):
-    curve = [[0.1 * i, 0.1 * i] for i in range(training.LOOKS)]
-    row = {"metric": "accuracy (%)", "larger_is_better": True, "by_seed": [90.0, 80.0]}
-    row |= {"factor": 1.0, "rate": 0.01, "every": 5, "curve_of": "accuracy", "curve": curve}
-    return {**row, "score": score, "task": task}
