@@ -108,10 +108,10 @@ def _relations(scores: tuple[str, ...], workdir: Path, quick: bool) -> Any:
 
 def _maps(scores: tuple[str, ...], tasks: tuple[str, ...], workdir: Path, quick: bool) -> Any:
     few: Any = {"rates": maps.Config().rates[:1], "deviations": (1 / 16, 1 / 4, 1, 4)}
-    few |= {"seeds": 2, "tests": 0, "budget": 0.4}
-    of_others: Any = {"extra": (), "gains": (), "again": ()}
-    settings = of_others | (few if quick else {"seeds": 4})
-    return maps.Config(scores, tasks=tasks, workdir=workdir, **settings)
+    few |= {"at_fast": (), "seeds": 2, "tests": 0, "budget": 0.4}
+    many: Any = {"at_fast": scores, "seeds": 4}
+    of_others: Any = {"extra": (), "gains": (), "again": (), "workdir": workdir}
+    return maps.Config(scores, tasks=tasks, **of_others, **(few if quick else many))
 
 
 def main(arguments: Arguments) -> int:

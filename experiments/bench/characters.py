@@ -22,7 +22,7 @@ from experiments.reversal.scale_and_dimension import AtRate
 
 SMALL: Any = {
     "model": dataclasses.replace(MODEL, dim=64, hidden_dim=128, num_heads=2, dropout_rate=0.0),
-    "train": TrainConfig(steps=1500, batch_size=16),
+    "train": TrainConfig(steps=600, batch_size=8),
     "length": 64,
 }
 WORST = 8.0  # bits of a uniform guess of a byte

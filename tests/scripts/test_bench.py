@@ -130,6 +130,7 @@ def test_quick_measures_scaled_dot_as_quickly(run, monkeypatch):
     whole = bench.Arguments(("dot",)).works()[-1].config
     assert (config.rates, len(config.deviations), config.seeds, config.tests) == ((3e-3,), 4, 2, 0)
     assert (whole.rates, whole.deviations) == (maps.Config().rates, maps.Config().deviations)
+    assert whole.at_fast == ("dot",)
     assert (whole.tasks, whole.seeds, whole.tests) == (("recall",), 4, 10)
     assert (whole.extra, whole.gains, whole.again) == ((), (), ())
     assert config.workdir != whole.workdir  # neither replaces what the other has measured
@@ -197,6 +198,7 @@ def test_the_maps_of_an_edited_score_and_its_cost_are_measured_again(tmp_path, m
         sys.modules.pop("edited_map", None)
         importlib.invalidate_caches()
         few = {"tasks": ("recall",), "rates": (3e-3,), "extra": (), "gains": (), "again": ()}
+        few["at_fast"] = ()
         of_maps = maps.run(maps.Config((score,), tests=0, workdir=tmp_path / "maps", **few))
         return of_maps + cost.run(cost.Config((score,), workdir=tmp_path / "cost"))
 
@@ -225,7 +227,8 @@ def test_a_group_of_cells_belongs_to_one_part(tmp_path, monkeypatch):
     monkeypatch.setattr(maps, "_measured", lambda config, cells, rows: [{"rows": len(rows)}])
     monkeypatch.setattr(maps, "_known_by", lambda config, cells, rows: [cells, len(rows)])
     few = {"tasks": ("recall",), "rates": (3e-3, 1e-3), "extra": (), "gains": (), "again": ()}
-    config = maps.Config(("dot", "general", "cosine"), workdir=tmp_path, **few)
+    few["at_fast"] = ()
+    config = maps.Config(("l2", "general", "cosine"), workdir=tmp_path, **few)
     group = [{"rows": 0}, {"rows": 1}, {"rows": 2}]  # two maps, and the test of their best cell
     assert lab.rows_of(maps, config, "2/3") == (group, 6)
     assert {path.name.partition(",")[0] for path in tmp_path.iterdir()} == {"general"}
