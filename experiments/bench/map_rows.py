@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments import lab
+from experiments.bench.prediction import rank_correlation
 from experiments.bench.significance import differ, holm, interval, p_value
 from experiments.lab import Row
 
@@ -101,3 +102,32 @@ def cells_between(rows: Sequence[Row], twin: str, score: str) -> list[bool]:
             low, high = min(x for x, _ in beside), max(x for _, x in beside)
             inside.append(low <= np.mean(solved) <= high)
     return inside
+
+
+def correlation(rows: Sequence[Row], number: str) -> float:
+    """Spearman's correlation of a number at initialisation with the share of a map that is solved.
+
+    It is over the scores that have a prediction and a map of all deviations; the share is over
+    deviations, seeds and the rates that all these scores have.
+    """
+    predicted = {row["score"]: row[number] for row in lab.where(rows, kind="prediction")}
+    cells = shares(rows, kind="map")
+    rates_of = {name: {rate for score, rate, _ in cells if score == name} for name, *_ in cells}
+    most = max(len({x for score, _, x in cells if score == name}) for name in rates_of)
+    scores = [
+        name for name in predicted if len({x for score, _, x in cells if score == name}) == most
+    ]
+    rates = set.intersection(*(rates_of[name] for name in scores))
+    solved = [
+        float(
+            np.mean(
+                [
+                    each.mean()
+                    for (score, rate, x), each in cells.items()
+                    if score == name and rate in rates and x
+                ]
+            )
+        )
+        for name in scores
+    ]
+    return rank_correlation([predicted[name] for name in scores], solved)

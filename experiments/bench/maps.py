@@ -40,11 +40,12 @@ from attention_jax.tasks.selective_copy import SelectiveCopy
 from attention_jax.tasks.sort import Sort
 from attention_jax.training.task import Task, TrainConfig
 from experiments import lab
-from experiments.bench import map_figure
+from experiments.bench import map_figure, prediction
 from experiments.bench.map_rows import (
     against_scaled,
     best_cell,
     cells_between,
+    correlation,
     infinite,
     pairs_that_differ,
     ranked,
@@ -67,7 +68,9 @@ from experiments.lab import Claim, Row, ScoreNames
 SMALL = TrainConfig(steps=1500, batch_size=16, schedule="constant")
 TASKS: dict[str, Task] = {
     "recall": Recall(train=SMALL, length=20),
-    "selective_copy": SelectiveCopy(train=SMALL, length=32, copied=8),
+    "selective_copy": SelectiveCopy(
+        train=dataclasses.replace(SMALL, steps=1000), length=32, copied=8
+    ),
     "noisy_recall": NoisyRecall(train=SMALL, length=32),
     "sort": Sort(train=SMALL),
 }
@@ -92,13 +95,14 @@ class Config:
         scores: scores of every map.
         extra: scores of the first task alone. The deviations of `TWINS` lie between the others'.
         tasks: tasks to learn.
-        rates: Adam's learning rates. A coarse map has the first of them, those of controls all.
+        rates: Adam's learning rates. A coarse map has the first of them.
         fast: one more rate of the first task, for the scores `at_fast`.
         deviations: of the logits at the start; each score's own constant is measured, too.
         gains: of additive's kernels at the start: a second map, on the first task, at the first
             rate. Gain 1 is in the first map.
         seeds: trainings of each cell; of a coarse map half as many.
         again: scores that are measured a second time, at the first rate, from other seeds.
+        predicted: scores for which numbers at initialisation are computed, see `prediction.py`.
         tests: trainings at the best cell, from other seeds, with four times the steps.
         budget: the steps of every task are multiplied by this.
         workdir: folder of what is finished; an unchanged task and score is not trained again.
@@ -114,6 +118,7 @@ class Config:
     gains: tuple[float, ...] = (1 / 8, 1 / 4, 1 / 2)
     seeds: int = 8
     again: ScoreNames = ("scaled", "l2", "cosine")
+    predicted: ScoreNames = (*DIFFERENT, *CONTROLS[:2])
     tests: int = 10
     budget: float = 1.0
     workdir: Path = Path("runs/maps")
@@ -145,6 +150,7 @@ QUICK = Config(
     gains=(),
     seeds=2,
     again=(),
+    predicted=(),
     tests=2,
     budget=0.1,
     workdir=Path("runs/quick/maps"),
@@ -155,7 +161,8 @@ class Cells(NamedTuple):
     """Trainings that are one call of one program, and one row: all deviations and seeds.
 
     Attributes:
-        kind: "map"; "again", from other seeds; "gain"; or "test", at the best cell.
+        kind: "map"; "again", from other seeds; "gain"; "test", at the best cell; or "prediction",
+            numbers of an attention alone, without any training.
     """
 
     kind: str
@@ -170,8 +177,9 @@ def groups_of(config: Config) -> Iterator[tuple[Cells, ...]]:
     first, *others = config.tasks
     for score in (*config.scores, *config.extra):
         rates = [*config.rates, *([config.fast] if score in config.at_fast else [])]
+        rates = rates[:1] if score in CONTROLS else rates
         maps = [Cells("map", first, score, rate) for rate in rates]
-        has_test = config.tests and score not in TWINS
+        has_test = config.tests and score not in (*TWINS, *CONTROLS[:2])
         yield *maps, *([Cells("test", first, score)] if has_test else [])
     for gain in config.gains:
         yield (Cells("gain", first, "additive", config.rates[0], gain),)
@@ -179,6 +187,8 @@ def groups_of(config: Config) -> Iterator[tuple[Cells, ...]]:
         yield (Cells("again", first, score, config.rates[0]),)
     for task, score in itertools.product(others, config.scores):
         yield (Cells("map", task, score, config.rates[0]),)
+    for score in config.predicted:
+        yield (Cells("prediction", first, score),)
 
 
 def run(config: Config) -> list[Row]:
@@ -227,6 +237,9 @@ def _sizes(config: Config, cells: Cells) -> tuple[tuple[float, ...], int]:
 
 def _measured(config: Config, cells: Cells, maps: Sequence[Row]) -> list[Row]:
     """Trains the seeds of all deviations, or those of the test at the best cell of these rows."""
+    if cells.kind == "prediction":
+        names = {key: getattr(cells, key) for key in ("kind", "task", "score")}
+        return [names | prediction.at_initialisation(cells.score)]
     task = config.task(cells.task, cells.score)
     row: Row = {key: value for key, value in cells._asdict().items() if key != "gain" or value != 1}
     steps, start = config.steps(cells.task), time.monotonic()
@@ -292,6 +305,9 @@ def claims(rows: list[Row]) -> list[Claim]:
         for other in ("l2", "hyperbolic")
         if score == "scaled" and deviation
     ]
+    for each in prediction.PREDICTIONS:
+        text = f"{each.number} at initialisation: rank correlation with the solved share of the map"
+        found.append(Claim(text, correlation(of_first, each.number) * each.sign, each.low))
     text = "scaled dot beside l2 and hyperbolic at equal deviation: share of cells that differ"
     found.append(Claim(text, float(np.mean(three)), high=0.15))
     slower = np.median(ranked(tests["additive"])) / np.median(ranked(tests["scaled"]))

@@ -158,7 +158,12 @@ def train_all(score: Score, config: Config, rngs: Array, rates: Array, factors: 
 
 def run(config: Config) -> list[Row]:
     """A row per base seed, score and relation."""
-    cells, rows = [*itertools.product(config.bases, config.scores)], []
+    cells = [
+        (base, score)
+        for base, score in itertools.product(config.bases, config.scores)
+        if base == config.bases[0] or score in SCORES  # a control is measured once
+    ]
+    rows: list[Row] = []
     settings = dataclasses.asdict(config) | {"scores": None, "bases": None, "workdir": None}
     make_folder("workdir", config.workdir)
     files = [config.workdir / f"{score_folder(name)}_{base}.json" for base, name in cells]

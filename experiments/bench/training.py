@@ -63,7 +63,7 @@ def deviation_of(task: Any, gain: float = 1.0) -> float:
     return float(np.sqrt(np.mean(squares(params))))
 
 
-def _square_within_rows(logits: Array) -> Array:
+def _square_within_rows(logits: Any) -> Array:
     queries, keys = logits.shape[-2:]
     block = logits[..., queries // 2 :, : keys // 2]
     return jnp.mean(jnp.square(block - block.mean(-1, keepdims=True)))
@@ -75,7 +75,7 @@ def states(task: Any, seeds: Sequence[int]) -> TrainState:
     return initial_state(AtRate(dataclasses.replace(task, train=train), 1.0))
 
 
-def changed(params: Any, factor: float | Array, gain: float | Array = 1.0) -> Any:
+def changed(params: Any, factor: Any, gain: Any = 1.0) -> Any:
     """Parameters in which each score's factor is `factor`, and its own kernels times `gain`."""
 
     def change(path: Any, leaf: Array) -> Array:
