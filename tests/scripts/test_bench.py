@@ -198,7 +198,7 @@ def test_the_maps_of_an_edited_score_and_its_cost_are_measured_again(tmp_path, m
         sys.modules.pop("edited_map", None)
         importlib.invalidate_caches()
         few = {"tasks": ("recall",), "rates": (3e-3,), "extra": (), "gains": (), "again": ()}
-        few["at_fast"] = ()
+        few |= {"at_fast": (), "predicted": ()}
         of_maps = maps.run(maps.Config((score,), tests=0, workdir=tmp_path / "maps", **few))
         return of_maps + cost.run(cost.Config((score,), workdir=tmp_path / "cost"))
 
@@ -227,7 +227,7 @@ def test_a_group_of_cells_belongs_to_one_part(tmp_path, monkeypatch):
     monkeypatch.setattr(maps, "_measured", lambda config, cells, rows: [{"rows": len(rows)}])
     monkeypatch.setattr(maps, "_known_by", lambda config, cells, rows: [cells, len(rows)])
     few = {"tasks": ("recall",), "rates": (3e-3, 1e-3), "extra": (), "gains": (), "again": ()}
-    few["at_fast"] = ()
+    few |= {"at_fast": (), "predicted": ()}
     config = maps.Config(("l2", "general", "cosine"), workdir=tmp_path, **few)
     group = [{"rows": 0}, {"rows": 1}, {"rows": 2}]  # two maps, and the test of their best cell
     assert lab.rows_of(maps, config, "2/3") == (group, 6)

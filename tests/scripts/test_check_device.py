@@ -1,5 +1,6 @@
 """scripts/check_device.py: what it writes, what it skips, and what it calls wrong."""
 
+import dataclasses
 import functools
 import json
 import os
@@ -11,9 +12,13 @@ from benchmarks import measure
 from benchmarks.measure import Contestant, Race, compiled
 from benchmarks.targets import TARGETS
 from command_lines import check_error, load
-from device_checks import right, speed
+from device_checks import right, speed, training
 from device_checks.record import Record
 from device_checks.report import judged_rows
+
+from attention_jax.tasks.recall import Recall
+from attention_jax.training.task import TrainConfig
+from experiments.bench import training as bench_training
 
 load("scripts/check_device.py")  # it puts experiments/ on the path
 
@@ -117,6 +122,24 @@ def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch, one_score):
     status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "right", "scaled")
     assert status == 130
     assert "stopped, not finished: right, scaled;" in printed
+
+
+def test_tasks_of_the_leaderboard_train_together(command, tmp_path, monkeypatch):
+    small = dataclasses.replace(
+        Recall.model, decoder_layers=1, dim=8, hidden_dim=8, num_heads=1, position_limit=8
+    )
+    few = TrainConfig(steps=1000, batch_size=4, schedule="constant")  # a tenth in a rehearsal
+    monkeypatch.setattr(training.maps, "TASKS", {"recall": Recall(small, few, 8, 4, pairs=1)})
+    monkeypatch.setattr(bench_training, "SOLVED", 0.3)
+    status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "tasks")
+    assert status == 0
+    ((_, row),) = rows_in(tmp_path).items()
+    quick = training.maps.QUICK
+    assert (row["runs"], row["rate"]) == (len(quick.deviations) * quick.seeds, quick.rates[0])
+    assert row["solved_percent"] == 100
+    assert row["deviation"] in quick.deviations
+    assert row["steps_per_second"] > 0
+    assert "| recall | " in printed
 
 
 def test_every_target_reads_a_row_that_is_measured(monkeypatch):
