@@ -303,7 +303,7 @@ def claims(rows: list[Row]) -> list[Claim]:
         differ(solved, cells[other, rate, deviation])
         for (score, rate, deviation), solved in cells.items()
         for other in ("l2", "hyperbolic")
-        if score == "scaled" and deviation
+        if score == "scaled" and deviation and (other, rate, deviation) in cells
     ]
     for each in prediction.PREDICTIONS:
         text = f"{each.number} at initialisation: rank correlation with the solved share of the map"
@@ -351,7 +351,7 @@ CAPTIONS = {
 
 
 def table(rows: list[Row]) -> str:
-    """The tests at the best cells; then the shares of each map."""
+    """The tests at the best cells, of each task that has them."""
     parts = []
     for task in dict.fromkeys(row["task"] for row in lab.where(rows, kind="test")):
         tests, p_values = tests_of(rows, task), against_scaled(rows, task)
