@@ -13,13 +13,13 @@ from pathlib import Path
 import jax
 from command_line import check_names, keep_compiled_programs, run_command
 
-from attention_jax.runs.progress import say
+from attention_jax.runs.progress import end_of_output, say
 from attention_jax.runs.run_folder import make_folder
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for experiments/
 
 from device_checks import report, right, speed, training
-from device_checks.record import Record
+from device_checks.record import OutOfTimeError, Record
 
 # The parts in order of value, each with its share of the time that is left when it begins.
 PARTS: dict[str, tuple[Callable[[Record], None], float]] = {
@@ -53,7 +53,8 @@ class Arguments:
 
     Attributes:
         out: folder of device.json, compiled programs and training runs; made if missing.
-        minutes: for all parts. A program that has begun to compile is waited for.
+        minutes: for all parts. A part waits for its programs that have begun to compile, until all
+            minutes are over.
         parts: which parts to measure.
     """
 
@@ -88,6 +89,8 @@ def main(arguments: Arguments) -> int:
             record.begin(left[0], share)
             try:
                 check(record)
+            except OutOfTimeError:
+                break
             except Exception:  # a bug; the other parts go on
                 traceback.print_exc()
                 status = 1
@@ -96,10 +99,15 @@ def main(arguments: Arguments) -> int:
         status = 130
     record.close()
     wrong = report.print_report(record)
-    if status == 130:
-        say(f"stopped, not finished: {', '.join(left)}; the same command goes on from there")
+    if left:
+        reason = "stopped" if status == 130 else "no time is left"
+        say(f"{reason}, not finished: {', '.join(left)}; the same command goes on from there")
     say(str(arguments.out / "device.json"))
-    return status or wrong
+    status = status or wrong
+    if record.leaves_threads:  # Python would wait until their programs are compiled
+        end_of_output()
+        os._exit(status)
+    return status
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,16 @@ from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import read_json, write_json
 
 SCHEMA = 1  # of device.json
+_GRACE_SECONDS = 3.0  # after the end, for threads that stop as soon as they see it
 NOT_MEASURED: JSON = {"not measured": "no time left"}  # the next call measures it
 
 _PACKAGES = "jax-cuda12-plugin jax-cuda13-plugin nvidia-cudnn-cu12 nvidia-cudnn-cu13 libtpu torch"
 # Rows of other values of these are never in one file.
 _FIXED = ("device", "devices", "driver", "python", "packages", "sources", "shrink")
+
+
+class OutOfTimeError(Exception):
+    """No time is left, and programs still compile."""
 
 
 class Record:
@@ -36,6 +41,7 @@ class Record:
 
     Attributes:
         about: device, versions and commit.
+        leaves_threads: whether threads of `in_threads` still work.
 
     Raises:
         ValueError: the file is damaged, or its rows are of another device, version or source.
@@ -43,6 +49,7 @@ class Record:
 
     def __init__(self, folder: Path, seconds: float, shrink: int) -> None:
         self.folder, self.shrink, self.about = folder, shrink, _about(shrink)
+        self.leaves_threads = False
         self._path, self._lock, self._closed = folder / "device.json", threading.Lock(), False
         self._start = time.monotonic()
         self._end = self._deadline = self._start + seconds
@@ -97,15 +104,25 @@ class Record:
         now = time.monotonic()
         say(f"[{now - self._start:.0f} s, {self._end - now:.0f} s left] {text}", error=True)
 
-    def in_threads(self, function: Callable[..., Any], cases: Iterable[Sequence]) -> Iterator[Any]:
-        """The function's result for each case. Ctrl-C closes the record."""
-        with ThreadPoolExecutor(max(2, min(12, os.cpu_count() or 1))) as pool:
-            try:
-                yield from pool.map(function, *zip(*cases, strict=True))
-            except KeyboardInterrupt:
-                self.close()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    def in_threads(self, function: Callable[..., Any], cases: Iterable[Sequence]) -> list[Any]:
+        """The function's result for each case.
+
+        Ctrl-C and the end of all time leave the threads behind, see `leaves_threads`: a program
+        that compiles cannot be stopped.
+
+        Raises:
+            OutOfTimeError: some threads still work when no time is left.
+        """
+        pool = ThreadPoolExecutor(max(2, min(12, os.cpu_count() or 1)))
+        futures = [pool.submit(function, *case) for case in cases]
+        try:
+            end = max(self._end, time.monotonic()) + _GRACE_SECONDS
+            return [future.result(max(0.0, end - time.monotonic())) for future in futures]
+        except TimeoutError:
+            raise OutOfTimeError from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            self.leaves_threads |= not all(future.done() for future in futures)
 
 
 def _about(shrink: int) -> JSON:

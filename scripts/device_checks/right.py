@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,32 +39,60 @@ BOUNDS = {
 }
 
 
+class Program(NamedTuple):
+    """A compiled program: `run` waits for its results, which are arrays on the host."""
+
+    run: Callable[[], JSON]
+    has_statistics: bool
+
+
+# What was prepared for a case: the inputs' pairs that may attend, the program of each
+# implementation or why there is none, and the true results, without and with statistics.
+Prepared = tuple[np.ndarray, dict[str, tuple[Program | None, JSON]], dict[bool, JSON]]
+
+
 def check(record: Record) -> None:
-    """Rows of all masks, dtypes, scores and implementations."""
-    cases = itertools.product([record], MASKS, BOUNDS, SCORES)
-    [*record.in_threads(_check_case, [*cases])]
+    """Rows of all masks, dtypes, scores and implementations, mask after mask.
+
+    The programs of a mask compile in several threads. They run afterwards, one after the other and
+    beside nothing else: cuDNN captures a CUDA graph when its program first runs, and the capture
+    fails if another thread uses the GPU meanwhile.
+    """
+    for mask in MASKS:
+        cases = [*itertools.product([record], [mask], BOUNDS, SCORES)]
+        prepared = [*record.in_threads(_prepared, cases)]
+        for (_, _, dtype, score), (allowed, programs, true) in zip(cases, prepared, strict=True):
+            for name, (program, entries) in programs.items():
+                if program is not None:
+                    found, entries = attempt(program.run)
+                    entries = entries or _errors(
+                        found, true[program.has_statistics], allowed, dtype
+                    )
+                if name not in IMPLEMENTATIONS and "wrong" in entries:  # at the default precision
+                    entries["for information"] = entries.pop("wrong")
+                work = f"{score}, {mask}, {dtype}"
+                record.add("right", work, name, score=score, dtype=dtype, **entries)
 
 
-def _check_case(record: Record, mask: str, dtype: str, score: str) -> None:
+def _prepared(record: Record, mask: str, dtype: str, score: str) -> Prepared:
+    """Compiles the programs without a row, and computes what they are compared with."""
     work, names = f"{score}, {mask}, {dtype}", [*IMPLEMENTATIONS]
     if dtype == "float32" and mask == "causal" and jax.default_backend() != "cpu":
         # A GPU rounds factors to 10 bits, and a TPU to 7, unless the precision is "highest".
         names += [f"{name}, default precision" for name in IMPLEMENTATIONS]
-    names = [name for name in names if not record.has("right", work, name)]
-    if names and record.left() > 0:
-        inputs, allowed = _inputs(record.shrink, score, mask, dtype)
-        true = _true_results(score, mask, inputs)
+    inputs, allowed = _inputs(record.shrink, score, mask, dtype)
+    programs: dict[str, tuple[Program | None, JSON]] = {}
     for name in names:
-        entries: JSON = NOT_MEASURED
+        if record.has("right", work, name):
+            continue
+        programs[name] = None, NOT_MEASURED
         if record.left() > 0:
             implementation, _, by_default = name.partition(", ")
             precision = "highest" if dtype == "float32" and not by_default else None
             with jax.default_matmul_precision(precision):
-                found, refusal = attempt(_results, score, mask, implementation, inputs, allowed)
-            entries = refusal or _errors(found, true, allowed, dtype)
-            if by_default and "wrong" in entries:
-                entries["for information"] = entries.pop("wrong")
-        record.add("right", work, name, score=score, dtype=dtype, **entries)
+                programs[name] = attempt(_program, score, mask, implementation, inputs, allowed)
+    kinds = {program.has_statistics for program, _ in programs.values() if program is not None}
+    return allowed, programs, {kind: _true_results(score, mask, inputs, kind) for kind in kinds}
 
 
 def _inputs(shrink: int, score: str, mask: str, dtype: str) -> tuple[JSON, np.ndarray]:
@@ -85,28 +114,30 @@ def _inputs(shrink: int, score: str, mask: str, dtype: str) -> tuple[JSON, np.nd
     return inputs, np.broadcast_to(allowed, (batch, target, source))
 
 
-def _results(score: str, mask: str, name: str, inputs: JSON, allowed: np.ndarray) -> JSON:
+def _program(score: str, mask: str, name: str, inputs: JSON, allowed: np.ndarray) -> Program:
     """Output, statistics and gradients by an implementation, with NaN in the padding."""
     poison = np.where(allowed.any(1), 0, np.nan)[:, :, None].astype(inputs["key"].dtype)
     blocks = BlockSizes(*(8 * -(-length // 24) for length in allowed.shape[1:]))  # three each way
     inputs = inputs | {token: inputs[token] + poison for token in ("key", "value")}
     options = {"implementation": name, "block_sizes": blocks if name == "tiled" else None}
     try:
-        return _computed(score, mask, inputs, return_statistics=True, **options)
+        return _compiled(score, mask, inputs, True, **options)
     except NotImplementedError:  # perhaps without statistics
-        return _computed(score, mask, inputs, **options)
+        return _compiled(score, mask, inputs, False, **options)
 
 
-def _true_results(score: str, mask: str, inputs: JSON) -> JSON:
+def _true_results(score: str, mask: str, inputs: JSON, statistics: bool) -> JSON:
     """The same in float64 on the host: all pairs at once, by automatic differentiation."""
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         wide = jax.tree.map(lambda x: x.astype(np.float64), inputs) | {"lengths": inputs["lengths"]}
-        options = {"implementation": "reference", "return_statistics": True}
-        return jax.device_get(_computed(score, mask, wide, **options))
+        return _compiled(score, mask, wide, statistics, implementation="reference").run()
 
 
-def _computed(score: str, mask: str, inputs: JSON, **options: Any) -> JSON:
-    """{"output", "gradients"}, and "logsumexp" and "entropy" if it returns statistics."""
+def _compiled(score: str, mask: str, inputs: JSON, statistics: bool, **options: Any) -> Program:
+    """The program of {"output", "gradients"}, and "logsumexp" and "entropy" with statistics.
+
+    The gradients are those of all that it returns: without statistics, those of the output alone.
+    """
 
     @jax.jit
     def results(inputs: JSON) -> JSON:
@@ -115,18 +146,18 @@ def _computed(score: str, mask: str, inputs: JSON, **options: Any) -> JSON:
         tokens = {name: inputs[name] for name in names if name in inputs}
 
         def forward(tokens: JSON) -> JSON:
-            found: Any = attention(**tokens, score=SCORES[score], mask=masks[mask], **options)
-            if "return_statistics" not in options:
+            arguments = {"score": SCORES[score], "mask": masks[mask], **options}
+            found: Any = attention(**tokens, **arguments, return_statistics=statistics)
+            if not statistics:
                 return {"output": found}
-            output, statistics = found
-            names = ("logsumexp", "entropy")
-            return {"output": output, **{name: getattr(statistics, name) for name in names}}
+            output, measured = found
+            return {"output": output, **{x: getattr(measured, x) for x in ("logsumexp", "entropy")}}
 
         found, pull_back = jax.vjp(forward, tokens)
         return {**found, "gradients": pull_back({x: inputs[f"d{x}"] for x in found})[0]}
 
-    computed: JSON = results(inputs)
-    return computed
+    program = results.lower(inputs).compile()
+    return Program(lambda: jax.device_get(program(inputs)), statistics)
 
 
 def _errors(found: JSON, true: JSON, allowed: np.ndarray, dtype: str) -> JSON:

@@ -4,6 +4,11 @@ import dataclasses
 import functools
 import json
 import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +21,13 @@ from device_checks import right, speed, training
 from device_checks.record import Record
 from device_checks.report import judged_rows
 
+from attention_jax.implementations import reference
+from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.tasks.recall import Recall
 from attention_jax.training.task import TrainConfig
 from experiments.bench import training as bench_training
+
+REPOSITORY = Path(__file__).parents[2]
 
 load("scripts/check_device.py")  # it puts experiments/ on the path
 
@@ -73,24 +82,107 @@ def test_rows_are_written_and_a_second_call_measures_only_what_is_missing(
     assert rows["machine", "matrix product", "bfloat16"]["tflops"] > 0
     assert "wrong: 0 of 7 rows" in printed
     assert "s left] right: scaled, padding, bfloat16, tiled: " in progress
-    monkeypatch.setattr(right, "_results", None)  # is not called again
+    monkeypatch.setattr(right, "_program", None)  # is not called again
     monkeypatch.setattr(measure, "compiled", pytest.fail)
     assert command("check_device", "--out", out, *PARTS)[0] == 0
     assert rows_in(out) == rows
 
 
 def test_a_wrong_number_is_named_and_the_status_is_1(command, tmp_path, monkeypatch, one_score):
-    computed = right._computed
+    program = right._program
 
-    def wrong(score, mask, inputs, **options):
-        factor = 1.1 if options["implementation"] == "tiled" else 1.0
-        return jax.tree.map(lambda x: factor * x, computed(score, mask, inputs, **options))
+    def wrong(score, mask, name, *arguments):
+        factor = 1.1 if name == "tiled" else 1.0
+        prepared = program(score, mask, name, *arguments)
+        return prepared._replace(run=lambda: jax.tree.map(lambda x: factor * x, prepared.run()))
 
-    monkeypatch.setattr(right, "_computed", wrong)
+    monkeypatch.setattr(right, "_program", wrong)
     status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "right")
     assert status == 1
     assert "  right: scaled, padding, bfloat16, tiled: ['output', 'statistics', " in printed
     assert "wrong: 1 of 5 rows" in printed
+
+
+def test_gradients_without_statistics_are_compared_with_their_own(
+    command, tmp_path, monkeypatch, one_score
+):
+    def without_statistics(options, inputs):
+        if options.return_statistics:
+            raise NotImplementedError("returns no statistics")
+        return reference.attend(options, inputs)
+
+    monkeypatch.setitem(IMPLEMENTATIONS, "mosaic_gpu", without_statistics)
+    status, _, _ = command("check_device", "--out", tmp_path, "--parts", "right")
+    assert status == 0
+    row = rows_in(tmp_path)[*WORK, "mosaic_gpu"]
+    assert {*row["shares"]} == {"output", "gradients", "must be 0"}
+    assert 0 < row["worst"] < 1
+
+
+def test_what_fails_when_it_runs_is_a_row_and_the_others_go_on(
+    command, tmp_path, monkeypatch, one_score
+):
+    program, running = right._program, []
+
+    def fails(score, mask, name, *arguments):
+        def run():
+            assert not running, "two programs run at once"
+            running.append(name)
+            time.sleep(0.05)
+            running.clear()
+            if name == "tiled":
+                raise RuntimeError("the capture failed")
+            return prepared.run()
+
+        prepared = program(score, mask, name, *arguments)
+        return prepared._replace(run=run)
+
+    monkeypatch.setattr(right, "_program", fails)
+    monkeypatch.setattr(right, "SCORES", {"scaled": "scaled", "general": "general"})
+    status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "right")
+    assert status == 1
+    rows = rows_in(tmp_path)
+    assert rows[*WORK, "tiled"]["error"] == "RuntimeError: the capture failed"
+    assert rows[*WORK, "reference"]["worst"] < 1
+    assert "error: 2 of 10 rows" in printed
+
+
+COMPILES_FOR_MINUTES = """
+import sys, time
+sys.path[:0] = {paths}
+import check_device
+from command_line import run_command
+from device_checks import right
+program = right._program
+def slow(score, mask, name, *arguments):
+    if (score, name) == ("scaled", "tiled"):
+        print("compiles", flush=True)
+        time.sleep(300)
+    return program(score, mask, name, *arguments)
+right._program = slow
+right.SCORES = {{"scaled": "scaled"}}
+right.BOUNDS = {{"bfloat16": right.BOUNDS["bfloat16"]}}
+run_command(check_device.Arguments, check_device.main)
+"""
+
+
+@pytest.mark.parametrize(("minutes", "status"), [(8.0, 130), (0.2, 0)])
+def test_a_program_that_compiles_for_minutes_does_not_hold_the_end(tmp_path, minutes, status):
+    paths = [str(REPOSITORY / "scripts"), str(REPOSITORY)]
+    code = COMPILES_FOR_MINUTES.format(paths=paths)
+    options = ["--out", str(tmp_path), "--minutes", str(minutes), "--parts", "machine", "right"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *options], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "compiles\n"
+    if status == 130:
+        process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert "not finished: right;" in printed
+    assert printed.endswith("device.json\n")
+    assert ("machine", "copy", "float32") in rows_in(tmp_path)
 
 
 def test_a_program_that_fails_is_a_row_and_the_others_go_on(command, tmp_path, monkeypatch):
