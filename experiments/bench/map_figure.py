@@ -27,8 +27,9 @@ def draw(panels: Mapping[str, list[Row]]) -> Any:
     for ax, (title, rows) in zip(axes, panels.items(), strict=False):
         vertical = "rate" if len({row["rate"] for row in rows}) == len(rows) else "gain"
         _draw_map(ax, sorted(rows, key=lambda row: row.get(vertical, 1)), vertical)
-        ax.set_title(title, fontsize=9, pad=3)
-    figure.supxlabel("deviation of the logits at the start, within rows", fontsize=9)
+        ax.set_title(title, fontsize=9, pad=5)
+    label = "deviation of the logits at the start, within rows"
+    figure.supxlabel(f"{label};  ★ the constant of the paper", fontsize=9)
     figure.supylabel("learning rate", fontsize=9)
     return figure
 
@@ -44,11 +45,13 @@ def _draw_map(ax: Any, rows: list[Row], vertical: str) -> None:
             ax.text(j, i, f"{steps:.0f}", ha="center", va="center", fontsize=6, color=color)
     first, last = np.log2(deviations[0]), np.log2(deviations[-1])
     per_octave = (len(deviations) - 1) / (last - first) if last > first else 1.0
-    for i, row in enumerate(rows):
-        place = (np.log2(row["own"]) - first) * per_octave
-        inside = np.clip(place, -0.4, len(deviations) - 0.6)
-        marker = "*" if inside == place else ("<" if place < inside else ">")
-        ax.plot(inside, i, marker, ms=9, color=_STAR, mec="white", mew=0.7)
+    places = (np.log2([row["own"] for row in rows]) - first) * per_octave
+    heights = np.arange(len(rows))
+    if np.ptp(places) == 0:  # the same constant at all rates
+        ax.axvline(places[0], color=_STAR, lw=1, ls="--")
+        places, heights = places[:1], heights[-1:] + 0.5
+    ax.plot(places, heights, "*", ms=10, color=_STAR, mec="white", mew=0.7, clip_on=False)
+    ax.set_xlim(-0.5, len(deviations) - 0.5)
     ticks = range(0, len(deviations), 2)
     ax.set_xticks(ticks, [_power(deviations[i]) for i in ticks], fontsize=7)
     ax.set_yticks(range(len(rows)), [f"{row.get(vertical, 1):g}" for row in rows], fontsize=7)

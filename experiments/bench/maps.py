@@ -1,8 +1,11 @@
 """At which size of its logits, and at which learning rate, does a model learn with each score?
 
-Answer: (after the run)
+Answer: At a deviation of the logits of 1/4 and rate 0.003, scaled dot and seven other scores solve
+    recall with all seeds, after 250 to 450 steps. The constants of the papers decide most
+    comparisons: dot's lies far outside of the region that it shares with scaled dot. Additive takes
+    4,075 steps where it is best.
 Source: ours. The tasks and their sources are in `attention_jax/tasks`.
-Command: .venv/bin/python -m experiments.bench.maps  # on an H100
+Command: .venv/bin/python -m experiments.bench.maps  # minutes on an H100, a day on 2 CPU cores
 
 A model learns a task with a score whose logits are multiplied by a constant, so that they have a
 chosen deviation within rows at the start; `deviation_of` in `training.py` measures it in the model
@@ -14,9 +17,9 @@ A training has *solved* a task after the first 50 steps whose batches have 90 % 
 batch before it is learned. The rate is constant (Adam, gradients clipped to norm 1), so that the
 number of steps does not depend on when a training would end.
 
-The best cell of a score on a task has the fewest steps, as a median over the seeds of the map;
-trainings that never solve it count as infinite. Ties are decided by the number of seeds that solve
-it, then by the mean accuracy in the end. Ten other seeds train there for four times the steps.
+The best cell of a map has the fewest steps, a median over seeds; never counts as infinite. Ties are
+decided by how many seeds solve it, then by the accuracy. Other seeds train there, for four times
+the steps.
 """
 
 from __future__ import annotations
@@ -196,7 +199,7 @@ def run(config: Config) -> list[Row]:
     rows: list[Row] = []
     make_folder("workdir", config.workdir)
     groups = [*groups_of(config)]
-    start, done = time.monotonic(), 0
+    start = time.monotonic()
     for index, group in enumerate(groups):
         mine: list[Row] = []
         for cells in group:
@@ -205,15 +208,11 @@ def run(config: Config) -> list[Row]:
             measure = functools.partial(_measured, config, cells, [*mine])
             mine += lab.kept_rows(path, _known_by(config, cells, mine), measure, group=index)
         rows += mine
-        done += len(mine)
         minutes = (time.monotonic() - start) / 60
         left = minutes / (index + 1) * (len(groups) - index - 1)
-        text = f"{group[0].score}, {group[0].task}, {group[0].kind}"
-        lab.say(
-            f"{index + 1} of {len(groups)}: {text}: {len(mine)} of {len(group)} rows;"
-            f" {minutes:.1f} min, about {left:.0f} left",
-            error=True,
-        )
+        text = f"{group[0].score}, {group[0].task}, {len(mine)} of {len(group)} rows"
+        text = f"{index + 1} of {len(groups)}: {text}; {minutes:.1f} min, about {left:.0f} left"
+        lab.say(text, error=True)
     return rows
 
 
@@ -343,10 +342,9 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 CAPTIONS = {
-    "maps": "Share of seeds that solve recall (dark: all), over the deviation of the logits at the"
-    " start and the learning rate. Numbers are median steps until solved. The star is the constant"
-    " of the score's paper. The last panel has the gain of additive's kernels in place of the rate,"
-    " which is 0.003.",
+    "maps": "Share of seeds that solve recall (black: all) over deviation and learning rate, and"
+    " median steps. The star is the constant of the score's paper. The last panel has gains of"
+    " additive's kernels, at rate 0.003.",
 }
 
 
@@ -386,10 +384,10 @@ def _steps(solved: np.ndarray) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """A panel for each map of the first task."""
+    """A panel for each map of the first task, except those of controls, which are coarse."""
     first = lab.where(rows, task=rows[0]["task"])
     maps = lab.where(first, kind="map")
-    scores = dict.fromkeys(row["score"] for row in maps)
+    scores = dict.fromkeys(row["score"] for row in maps if row["score"] not in CONTROLS)
     panels = {label(score): lab.where(maps, score=score) for score in scores}
     gains = lab.where(first, kind="gain")
     return {"maps": map_figure.draw(panels | ({"additive, gains": gains} if gains else {}))}
