@@ -54,6 +54,7 @@ def test_wilsons_interval():
         ([1, 2, -3], 1.0),  # ranks 1 + 2 - 3
         ([1, 3, 4, -2], 6 / 16),  # a sum of 6; of 16 sums 10, 8, 6 and their negatives reach it
         ([0, 5, 5], 2 / 4),  # the difference of 0 has no sign
+        ([0, 1, -1, 2], 6 / 8),  # ranks 2.5 - 2.5 + 4; of 8 sums 9, 4, 4 and their negatives
         ([*range(1, 11)], 2 / 1024),
         ([0, 0], 1.0),
     ],
@@ -112,6 +113,8 @@ def test_shares_join_sets_of_seeds_and_a_twin_lies_between_the_cells_beside_it()
     twin = row([[100] * 8, [None] * 8, [100] * 8], [1, 0, 1], score="twin", deviations=grid)
     score = row([[100] * 8, [100] * 8, [100] * 8, [100] * 8], [1, 1, 1, 1])
     assert cells_between([twin, score], "twin", "dot") == [True, False]
+    gain = row([[None] * 24] * 4, [0] * 4, kind="gain")  # another map of the same score
+    assert cells_between([twin, score, gain], "twin", "dot") == [True, False]
 
 
 def test_scores_are_compared_with_scaled_dot_by_seed_and_corrected():
@@ -157,6 +160,8 @@ def test_the_deviation_is_proportional_to_a_factor_of_the_score():
     np.testing.assert_allclose(dot / scaled, 8**0.5, rtol=1e-5)  # of a model of one layer
     additive = with_score(TINY, "additive")
     assert deviation_of(additive, 0.25) < 0.5 * deviation_of(additive)
+    with pytest.raises(ValueError, match=r"^score .*additive.* must give .* deviation of 0\.0$"):
+        deviation_of(additive, 0.0)
 
 
 def test_a_gain_multiplies_the_kernels_of_the_score_alone():
