@@ -84,7 +84,7 @@ class Arguments:
     def works(self) -> list[Work]:
         """What to run, with its settings."""
         scores = (*dict.fromkeys([*self.score, *(["scaled"] if self.quick else [])]),)
-        parts, quick = self.tasks or _DEFAULT, self.quick
+        parts, quick = dict.fromkeys(self.tasks or _DEFAULT), self.quick
         folder = self.workdir / "quick" if quick else self.workdir
         works: list[Work] = []
         config: Any

@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments import lab
 from experiments.bench.prediction import rank_correlation
-from experiments.bench.significance import differ, holm, interval, p_value
+from experiments.bench.significance import differ, holm, p_value, share_interval
 from experiments.lab import Row
 
 
@@ -101,7 +101,7 @@ def cells_between(rows: Sequence[Row], twin: str, score: str) -> list[bool]:
     for (name, rate, deviation), solved in cells.items():
         if name == twin and deviation:
             beside = [
-                interval(of)
+                share_interval(of)
                 for (other, at, x), of in cells.items()
                 if other == score and at == rate and 0.6 < x / deviation < 1.6
             ]

@@ -16,7 +16,7 @@ def differ(first: np.ndarray, second: np.ndarray) -> bool:
     return sum(way for way in ways if way <= ways[a]) < 0.05 * math.comb(n + m, a + b)
 
 
-def interval(solved: np.ndarray) -> tuple[float, float]:
+def share_interval(solved: np.ndarray) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
     n, share, z = len(solved), float(np.mean(solved)), 1.96
     middle, half = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + (z / 2 / n) ** 2)

@@ -41,9 +41,11 @@ def test_fishers_exact_test():
 
 
 def test_wilsons_interval():
-    np.testing.assert_allclose(significance.interval(seeds(4, 8)), (0.2152, 0.7848), atol=1e-4)
-    np.testing.assert_allclose(significance.interval(seeds(8, 8)), (0.6756, 1.0), atol=1e-4)
-    np.testing.assert_allclose(significance.interval(seeds(0, 8)), (0.0, 0.3244), atol=1e-4)
+    np.testing.assert_allclose(
+        significance.share_interval(seeds(4, 8)), (0.2152, 0.7848), atol=1e-4
+    )
+    np.testing.assert_allclose(significance.share_interval(seeds(8, 8)), (0.6756, 1.0), atol=1e-4)
+    np.testing.assert_allclose(significance.share_interval(seeds(0, 8)), (0.0, 0.3244), atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,8 @@ def test_quick_measures_scaled_dot_as_quickly(run, monkeypatch):
     assert whole.at_fast == ("dot",)
     assert (whole.tasks, whole.seeds, whole.tests) == (("recall",), 4, 10)
     assert (whole.extra, whole.gains, whole.again) == ((), (), ())
+    twice = bench.Arguments(("dot",), tasks=("sort", "sort")).works()
+    assert [work.config.tasks for work in twice] == [("sort",)]
     assert config.workdir != whole.workdir  # neither replaces what the other has measured
 
 
