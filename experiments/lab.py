@@ -49,7 +49,6 @@ from attention_jax.training.metrics import mean_and_deviation
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from benchmarks.measure import FOUR_SCORES as FOUR_SCORES
 from benchmarks.measure import interleaved as interleaved
-from benchmarks.measure import ratio as ratio
 from benchmarks.tables import markdown as markdown
 from command_line import ScoreNames as ScoreNames
 from command_line import check_names as check_names
@@ -234,12 +233,15 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
         1 if a claim is missed with the default settings; else 0.
 
     Raises:
-        ValueError: data is missing; a score is not known; the folder cannot be written; or it
-            holds the results of the default settings and these are others.
+        ValueError: data is missing; there are no scores, or one is not known; the folder cannot be
+            written; or it holds the results of the default settings and these are others.
     """
     if hasattr(experiment, "missing") and (reason := experiment.missing(config)):
         raise ValueError(reason)
-    for score in getattr(config, "scores", ()):
+    scores = getattr(config, "scores", None)
+    if scores == ():
+        raise ValueError("scores must be one or more; got none")
+    for score in scores or ():
         get_score(score)  # a wrong name is found before the first training
     beside, name = Path(str(experiment.__file__)).parent, name_of(experiment)
     default = _settings(config) == _settings(experiment.Config())

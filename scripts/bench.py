@@ -48,9 +48,10 @@ class Arguments:
 
     "relations" trains one attention on nine relations between a query and a key. "cost" times a
     training step, beside scaled dot in turns. Every other part trains a small model on a task, over
-    the deviation of the logits at the start and the learning rate: the map of the score. Fresh
-    seeds train at its best cell. experiments/bench/README.md has the rules. Ctrl-C stops, and the
-    same command goes on.
+    the deviation of the logits at the start and the learning rate: the map of the score. Recall has
+    a full map, the other tasks have a coarse one. On the first of these tasks, fresh seeds train at
+    the best cell of the map. experiments/bench/README.md has the rules. Ctrl-C stops, and the same
+    command goes on.
 
     The rows of the other scores stand beside; the last column has the device of each row.
 
@@ -83,7 +84,7 @@ class Arguments:
     def works(self) -> list[Work]:
         """What to run, with its settings."""
         scores = (*dict.fromkeys([*self.score, *(["scaled"] if self.quick else [])]),)
-        parts, quick = self.tasks or _DEFAULT, self.quick
+        parts, quick = dict.fromkeys(self.tasks or _DEFAULT), self.quick
         folder = self.workdir / "quick" if quick else self.workdir
         works: list[Work] = []
         config: Any
@@ -192,8 +193,11 @@ def _page_of(experiment: ModuleType, rows: list[lab.Row], measured: list[lab.Row
         parts.append(html_page.table(lines[0], lines[2:]))
     shown = {*lab.FOUR_SCORES, *(row["score"] for row in measured)}
     drawn = [row for row in rows if experiment is not maps or row["score"] in shown]
-    for stem, figure in experiment.plot(drawn).items():
-        parts.append(html_page.figure(figure, experiment.CAPTIONS[stem]))
+    for task in dict.fromkeys(row.get("task") for row in drawn):
+        of_task = [row for row in drawn if row.get("task") == task]
+        for stem, figure in experiment.plot(of_task).items():
+            caption = experiment.CAPTIONS[stem]
+            parts.append(html_page.figure(figure, f"{task}: {caption}" if task else caption))
     return parts
 
 

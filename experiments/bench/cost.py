@@ -61,8 +61,6 @@ class Config:
 
     def __post_init__(self) -> None:
         lab.check_least(self, seeds=1, most_turns=LEAST, turn_seconds=0)
-        if not self.scores:
-            raise ValueError("scores must be one or more; got none")
         for score in self.scores:
             self.task(score)
 

@@ -46,7 +46,7 @@ def _draw_map(ax: Any, rows: list[Row], vertical: str) -> None:
     first, last = np.log2(deviations[0]), np.log2(deviations[-1])
     per_octave = (len(deviations) - 1) / (last - first) if last > first else 1.0
     places = (np.log2([row["own"] for row in rows]) - first) * per_octave
-    heights = np.arange(len(rows))
+    heights = np.arange(float(len(rows)))
     if np.ptp(places) == 0:  # the same constant at all rates
         ax.axvline(places[0], color=_STAR, lw=1, ls="--")
         places, heights = places[:1], heights[-1:] + 0.5

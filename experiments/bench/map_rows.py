@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments import lab
 from experiments.bench.prediction import rank_correlation
-from experiments.bench.significance import differ, holm, interval, p_value
+from experiments.bench.significance import differ, holm, p_value, share_interval
 from experiments.lab import Row
 
 
@@ -55,8 +55,8 @@ def share(row: Row) -> float:
     return float(np.mean(np.isfinite(infinite(row["solved"]))))
 
 
-def ranked(row: Row) -> np.ndarray:
-    """Steps until solved of the test seeds; those that never solve it come after all others."""
+def censored(row: Row) -> np.ndarray:
+    """Steps until solved of the test seeds; never is twice the limit, beyond all others."""
     return np.minimum(infinite(row["solved"])[0], 2.0 * row["steps"])
 
 
@@ -67,7 +67,9 @@ def against_scaled(rows: Sequence[Row], task: str) -> dict[str, float]:
     """
     tests = tests_of(rows, task)
     others = [score for score in tests if score != "scaled" and "scaled" in tests]
-    return holm({name: p_value(ranked(tests[name]), ranked(tests["scaled"])) for name in others})
+    return holm(
+        {name: p_value(censored(tests[name]), censored(tests["scaled"])) for name in others}
+    )
 
 
 def pairs_that_differ(
@@ -90,12 +92,16 @@ def pairs_that_differ(
 
 
 def cells_between(rows: Sequence[Row], twin: str, score: str) -> list[bool]:
-    """Whether each cell of a twin lies between the intervals of the score's cells beside it."""
-    cells, inside = shares(rows), []
+    """Whether each cell of a twin lies between the intervals of the score's cells beside it.
+
+    The score may have been measured again, from other seeds; maps of other gains do not count.
+    """
+    cells = shares([row for row in rows if row["kind"] in ("map", "again")])
+    inside = []
     for (name, rate, deviation), solved in cells.items():
         if name == twin and deviation:
             beside = [
-                interval(of)
+                share_interval(of)
                 for (other, at, x), of in cells.items()
                 if other == score and at == rate and 0.6 < x / deviation < 1.6
             ]
@@ -111,23 +117,13 @@ def correlation(rows: Sequence[Row], number: str) -> float:
     deviations, seeds and the rates that all these scores have.
     """
     predicted = {row["score"]: row[number] for row in lab.where(rows, kind="prediction")}
-    cells = shares(rows, kind="map")
-    rates_of = {name: {rate for score, rate, _ in cells if score == name} for name, *_ in cells}
-    most = max(len({x for score, _, x in cells if score == name}) for name in rates_of)
-    scores = [
-        name for name in predicted if len({x for score, _, x in cells if score == name}) == most
-    ]
-    rates = set.intersection(*(rates_of[name] for name in scores))
-    solved = [
-        float(
-            np.mean(
-                [
-                    each.mean()
-                    for (score, rate, x), each in cells.items()
-                    if score == name and rate in rates and x
-                ]
-            )
-        )
-        for name in scores
-    ]
-    return rank_correlation([predicted[name] for name in scores], solved)
+    maps = [row for row in lab.where(rows, kind="map") if row["score"] in predicted]
+    most = max(len(row["deviations"]) for row in maps)
+    solved: dict[str, dict[float, float]] = {}  # the share by score and rate
+    for row in maps:
+        if len(row["deviations"]) == most:
+            of_rate = float(np.isfinite(infinite(row["solved"][:-1])).mean())
+            solved.setdefault(row["score"], {})[row["rate"]] = of_rate
+    rates = set.intersection(*map(set, solved.values()))
+    area = [float(np.mean([of_rate[rate] for rate in rates])) for of_rate in solved.values()]
+    return rank_correlation([predicted[score] for score in solved], area)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -17,7 +16,7 @@ def differ(first: np.ndarray, second: np.ndarray) -> bool:
     return sum(way for way in ways if way <= ways[a]) < 0.05 * math.comb(n + m, a + b)
 
 
-def interval(solved: np.ndarray) -> tuple[float, float]:
+def share_interval(solved: np.ndarray) -> tuple[float, float]:
     """Wilson's 95 % interval of a share."""
     n, share, z = len(solved), float(np.mean(solved)), 1.96
     middle, half = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + (z / 2 / n) ** 2)
@@ -25,15 +24,21 @@ def interval(solved: np.ndarray) -> tuple[float, float]:
 
 
 def p_value(first: np.ndarray, second: np.ndarray) -> float:
-    """Wilcoxon's signed-rank test of pairs, two-sided, exact: over all signs of the differences."""
+    """Wilcoxon's signed-rank test of pairs, two-sided, exact: over all signs of the differences.
+
+    Equal sizes share their mean rank. A difference of 0 has a rank, but no sign (Pratt).
+    """
     difference = first - second
     sizes = np.abs(difference)
-    ranks = np.array([(np.sum(sizes < x) + np.sum(sizes <= x) + 1) / 2 for x in sizes]) * (
-        sizes > 0
-    )
-    signs = np.array([*itertools.product((-1, 1), repeat=len(ranks))])
-    sums = np.abs(signs @ ranks)
-    return float(np.mean(sums >= abs(np.sign(difference) @ ranks) - 1e-9))
+    ranks = [int(np.sum(sizes < x) + np.sum(sizes <= x) + 1) if x else 0 for x in sizes]  # times 2
+    chances = np.ones(1)  # of each sum of signed ranks, from -sum(ranks) to sum(ranks)
+    for rank in ranks:
+        signs = np.zeros(2 * rank + 1)
+        signs[0] += 0.5
+        signs[-1] += 0.5
+        chances = np.convolve(chances, signs)
+    sums = np.abs(np.arange(len(chances)) - sum(ranks))
+    return float(chances[sums >= abs(np.sign(difference) @ ranks)].sum())
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:

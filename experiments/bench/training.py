@@ -50,6 +50,10 @@ def deviation_of(task: Any, gain: float = 1.0) -> float:
     It is the root of the mean square of e_ij - mean_j e_ij over all attentions, 4 seeds and a batch
     of 64 examples; i are the queries of the second half of the tokens, j the keys of the first
     half, so that a causal mask hides no pair.
+
+    Raises:
+        ValueError: the logits of a row are all equal, or not finite; no factor gives them another
+            deviation.
     """
     params = changed(states(task, range(_SEEDS)).params, 1.0, gain)
     batch = task.batch(jax.random.key(0), size=_EXAMPLES)
@@ -60,7 +64,11 @@ def deviation_of(task: Any, gain: float = 1.0) -> float:
         attentions = capture(task.bind(params), *batch.inputs).attentions
         return [_square_within_rows(each.logits) for each in attentions.values()]
 
-    return float(np.sqrt(np.mean(squares(params))))
+    deviation = float(np.sqrt(np.mean(squares(params))))
+    if not 0 < deviation < np.inf:  # also NaN
+        text = f"score {task.model.score} must give the keys different, finite logits at the start"
+        raise ValueError(f"{text}; got a deviation of {deviation}")
+    return deviation
 
 
 def _square_within_rows(logits: Any) -> Array:

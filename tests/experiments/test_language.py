@@ -81,8 +81,8 @@ def test_the_parts_are_tenths_and_in_order(config):
     assert b"".join(parts).decode() == text
     for part in parts[1:]:
         assert len(part.decode()) == pytest.approx(len(text) / 10, abs=2)
-    config.text.write_text(text[:5000])
-    with pytest.raises(ValueError, match=r"^each tenth of .* must have 1025 bytes; got \d+$"):
+    config.text.write_text(text[:4000])
+    with pytest.raises(ValueError, match=r"^each tenth of .* must have 513 bytes; got \d+$"):
         config.task("scaled").tenths()
 
 
@@ -98,9 +98,10 @@ def row(score, by_seed, deviation=1.0):
 
 def test_claims_and_table_say_what_rows_say():
     rows = [{"order": 3, "bits": 3.1, "parameters": 7}, row("scaled", [2.5, 2.7])]
-    rows += [row("dot", [2.51, 2.71]), row("additive", [2.7, 2.9], deviation=4.0)]
+    rows += [row("dot", [2.51, 2.71], deviation=0.25), row("additive", [2.7, 2.9], deviation=4.0)]
+    rows[2]["sweep"] = [[[2.9]] * 3, [[3.0], [3.04], [3.0]], [[2.9]] * 3]  # at scaled dot's cell
     measured = {claim.text: claim.measured for claim in language.claims(rows)}
-    assert [*measured.values()] == pytest.approx([2.6, 0.01, 0.2, 0.01, 0.2, -0.5, 1])
+    assert [*measured.values()] == pytest.approx([2.6, 0.01, 0.2, 0.04, 0.2, -0.5, 2])
     lines = language.table(rows).splitlines()[2:]
     assert [line.split(" | ")[0] for line in lines] == [
         "| scaled",
@@ -109,7 +110,7 @@ def test_claims_and_table_say_what_rows_say():
         "| 3-grams",
     ]
     assert "+0.200 ± 0.000" in lines[2]
-    assert ["*" in line for line in lines] == [False, False, True, False]
+    assert ["*" in line for line in lines] == [False, True, True, False]
 
 
 def test_parts_of_a_run_fill_one_folder(config, monkeypatch):

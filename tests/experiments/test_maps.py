@@ -41,9 +41,11 @@ def test_fishers_exact_test():
 
 
 def test_wilsons_interval():
-    np.testing.assert_allclose(significance.interval(seeds(4, 8)), (0.2152, 0.7848), atol=1e-4)
-    np.testing.assert_allclose(significance.interval(seeds(8, 8)), (0.6756, 1.0), atol=1e-4)
-    np.testing.assert_allclose(significance.interval(seeds(0, 8)), (0.0, 0.3244), atol=1e-4)
+    np.testing.assert_allclose(
+        significance.share_interval(seeds(4, 8)), (0.2152, 0.7848), atol=1e-4
+    )
+    np.testing.assert_allclose(significance.share_interval(seeds(8, 8)), (0.6756, 1.0), atol=1e-4)
+    np.testing.assert_allclose(significance.share_interval(seeds(0, 8)), (0.0, 0.3244), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +56,7 @@ def test_wilsons_interval():
         ([1, 2, -3], 1.0),  # ranks 1 + 2 - 3
         ([1, 3, 4, -2], 6 / 16),  # a sum of 6; of 16 sums 10, 8, 6 and their negatives reach it
         ([0, 5, 5], 2 / 4),  # the difference of 0 has no sign
+        ([0, 1, -1, 2], 6 / 8),  # ranks 2.5 - 2.5 + 4; of 8 sums 9, 4, 4 and their negatives
         ([*range(1, 11)], 2 / 1024),
         ([0, 0], 1.0),
     ],
@@ -112,6 +115,8 @@ def test_shares_join_sets_of_seeds_and_a_twin_lies_between_the_cells_beside_it()
     twin = row([[100] * 8, [None] * 8, [100] * 8], [1, 0, 1], score="twin", deviations=grid)
     score = row([[100] * 8, [100] * 8, [100] * 8, [100] * 8], [1, 1, 1, 1])
     assert cells_between([twin, score], "twin", "dot") == [True, False]
+    gain = row([[None] * 24] * 4, [0] * 4, kind="gain")  # another map of the same score
+    assert cells_between([twin, score, gain], "twin", "dot") == [True, False]
 
 
 def test_scores_are_compared_with_scaled_dot_by_seed_and_corrected():
@@ -157,6 +162,8 @@ def test_the_deviation_is_proportional_to_a_factor_of_the_score():
     np.testing.assert_allclose(dot / scaled, 8**0.5, rtol=1e-5)  # of a model of one layer
     additive = with_score(TINY, "additive")
     assert deviation_of(additive, 0.25) < 0.5 * deviation_of(additive)
+    with pytest.raises(ValueError, match=r"^score .*additive.* must give .* deviation of 0\.0$"):
+        deviation_of(additive, 0.0)
 
 
 def test_a_gain_multiplies_the_kernels_of_the_score_alone():

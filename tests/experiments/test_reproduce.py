@@ -161,6 +161,8 @@ def test_results_that_cannot_be_written_are_an_error_before_the_run(tmp_path):
         lab.conduct(experiment, Config(), tmp_path / "file" / "results")
     with pytest.raises(ValueError, match="results must not be"):
         lab.conduct(experiment, Config(size=4), lab.FOLDER)
+    with pytest.raises(ValueError, match="scores must be one or more; got none"):
+        lab.conduct(experiment, types.SimpleNamespace(scores=()), tmp_path)
     assert calls == []
 
 

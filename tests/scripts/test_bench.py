@@ -44,20 +44,17 @@ def relation_rows(scores):
     ]
 
 
-def map_rows(scores, seeds=2):
-    row = {"kind": "map", "task": "recall", "rate": 0.003, "own": 0.9, "parameters": 66498}
+def map_rows(scores, seeds=2, task="recall"):
+    row = {"kind": "map", "task": task, "rate": 0.003, "own": 0.9, "parameters": 66498}
     row |= {"deviations": [0.25, 1.0, 0.9], "accuracy": [0.95, 0.8, 0.8], "steps": 600}
     solved = [[250] * seeds, [300, *[None] * (seeds - 1)], [None] * seeds]
     return [{**row, "score": score, "solved": solved, "device": "chip"} for score in scores]
 
 
-def test_rows(scores):
+def rows_of_tests(scores):
     row = {"kind": "test", "task": "recall", "rate": 0.003, "own": 0.9, "parameters": 66498}
     row |= {"deviations": [0.25], "accuracy": [0.97], "steps": 2400, "device": "H100"}
     return [{**row, "score": score, "solved": [[400, 200, None]]} for score in scores]
-
-
-test_rows.__test__ = False  # of pytest
 
 
 def cost_rows(scores):
@@ -77,8 +74,8 @@ def run(monkeypatch, capsys, tmp_path):
     rows = {
         "relations": relation_rows(committed),
         "maps": map_rows([*committed, "experiments.bench.controls:Features"], 3)
-        + test_rows(committed)
-        + [{**row, "task": "sort"} for row in map_rows(committed)],
+        + rows_of_tests(committed)
+        + map_rows(committed, task="sort"),
         "cost": cost_rows(committed),
     }
     monkeypatch.setattr(lab, "content_of", lambda name: {"rows": rows[name]})
@@ -109,6 +106,17 @@ def test_a_users_score_has_a_line_beside_the_committed_ones(run):
     assert page.count("data:image/png") == 2  # relations and maps
 
 
+def test_each_task_has_a_figure_of_its_maps(run, monkeypatch):
+    def measured(config):
+        return [row for task in config.tasks for row in map_rows(config.scores, task=task)]
+
+    monkeypatch.setattr(maps, "run", measured)
+    assert run("--score", SCORE, "--tasks", "sort", "recall")[0] == 0
+    page = Path("runs/bench/bench.html").read_text()
+    assert page.count("data:image/png") == 2
+    assert ["recall: Share" in page, "sort: Share" in page] == [True, True]
+
+
 def test_only_what_is_asked_for_is_in_the_table(run):
     assert run("--score", SCORE, "--tasks", "cost")[0] == 0
     head, _, *others = _table()
@@ -133,6 +141,8 @@ def test_quick_measures_scaled_dot_as_quickly(run, monkeypatch):
     assert whole.at_fast == ("dot",)
     assert (whole.tasks, whole.seeds, whole.tests) == (("recall",), 4, 10)
     assert (whole.extra, whole.gains, whole.again) == ((), (), ())
+    twice = bench.Arguments(("dot",), tasks=("sort", "sort")).works()
+    assert [work.config.tasks for work in twice] == [("sort",)]
     assert config.workdir != whole.workdir  # neither replaces what the other has measured
 
 
