@@ -55,8 +55,8 @@ class Config:
 
     scores: ScoreNames = (*maps.DIFFERENT, *maps.TWINS)
     seeds: int = 3
-    most_turns: int = 60
-    turn_seconds: float = 0.5
+    most_turns: int = 24
+    turn_seconds: float = 0.3
     workdir: Path = Path("runs/cost")
 
     def __post_init__(self) -> None:

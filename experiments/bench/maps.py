@@ -77,7 +77,7 @@ TASKS: dict[str, Task] = {
     "noisy_recall": NoisyRecall(train=SMALL, length=32),
     "sort": Sort(train=SMALL),
 }
-FULL = ("recall",)  # the others, and the controls, have coarse maps: see `_sizes`
+FULL = ("recall",)  # the others, and most controls, have coarse maps: see `_sizes`
 DIFFERENT = (
     *("scaled", "general", "softcap", "softplus", "cosine", "ngpt", "l2", "elliptical"),
     *("hyperbolic", "manhattan", "tropical", "yat", "power", "indexer", "neural", "additive"),
@@ -98,6 +98,7 @@ class Config:
         scores: scores of every map.
         extra: scores of the first task alone. The deviations of `TWINS` lie between the others'.
         tasks: tasks to learn.
+        others: scores of the maps of the other tasks than the first.
         rates: Adam's learning rates. A coarse map has the first of them.
         fast: one more rate of the first task, for the scores `at_fast`.
         deviations: of the logits at the start; each score's own constant is measured, too.
@@ -114,6 +115,7 @@ class Config:
     scores: ScoreNames = DIFFERENT
     extra: ScoreNames = (*CONTROLS, *TWINS)
     tasks: tuple[str, ...] = ("recall", "selective_copy")
+    others: ScoreNames = ()
     rates: tuple[float, ...] = (3e-3, 1e-3)
     fast: float = 1e-2
     at_fast: ScoreNames = DIFFERENT[:8]
@@ -186,7 +188,7 @@ def groups_of(config: Config) -> Iterator[tuple[Cells, ...]]:
         yield (Cells("gain", first, "additive", config.rates[0], gain),)
     for score in config.again:
         yield (Cells("again", first, score, config.rates[0]),)
-    for task, score in itertools.product(others, config.scores):
+    for task, score in itertools.product(others, config.others or config.scores):
         yield (Cells("map", task, score, config.rates[0]),)
     for score in config.predicted:
         yield (Cells("prediction", first, score),)
@@ -227,7 +229,7 @@ def _sizes(config: Config, cells: Cells) -> tuple[tuple[float, ...], int]:
     """Deviations and seeds of a map: half of them if it is coarse; a twin's lie between."""
     if cells.score in TWINS:
         return tuple(deviation * 2**0.5 for deviation in config.deviations[:-1]), config.seeds
-    if cells.task in FULL and cells.score not in CONTROLS:
+    if cells.task in FULL and cells.score not in CONTROLS[1:]:
         return config.deviations, config.seeds
     return config.deviations[::2], -(-config.seeds // 2)
 
