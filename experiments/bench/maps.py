@@ -5,7 +5,7 @@ Answer: At a deviation of the logits of 1/4 and rate 0.003, scaled dot and seven
     comparisons: dot's lies far outside of the region that it shares with scaled dot. Additive takes
     4,075 steps where it is best.
 Source: ours. The tasks and their sources are in `attention_jax/tasks`.
-Command: .venv/bin/python -m experiments.bench.maps  # minutes on an H100, a day on 2 CPU cores
+Command: .venv/bin/python -m experiments.bench.maps  # 2.5 hours of H100 and CPU calls
 
 A model learns a task with a score whose logits are multiplied by a constant, so that they have a
 chosen deviation within rows at the start; `deviation_of` in `training.py` measures it in the model
