@@ -53,7 +53,10 @@ class Config:
         workdir: folder of what is finished; an unchanged score is not timed again.
     """
 
-    scores: ScoreNames = (*maps.DIFFERENT, *maps.TWINS)
+    scores: ScoreNames = (
+        *("additive", "dot", "general", "scaled", "cosine", "l2", "hyperbolic", "manhattan"),
+        *("tropical", "neural"),
+    )
     seeds: int = 3
     most_turns: int = 24
     turn_seconds: float = 0.3
