@@ -1,8 +1,9 @@
 """How long does a training step take with each score, beside one with scaled dot?
 
-Answer: (after the run)
+Answer: With additive 1.63 times as long (1.58 to 1.70), with neural and tropical 1.7 times. Dot,
+    scaled dot and l2 cannot be told apart.
 Source: ours.
-Command: .venv/bin/python -m experiments.bench.cost  # on an H100
+Command: .venv/bin/python -m experiments.bench.cost  # 6 minutes on 2 CPU cores
 
 The model and the batches are those of recall in `maps.py`. A program trains a few seeds at once for
 four steps. Three programs take turns (a, b, b, a, ...): scaled dot, scaled dot compiled a second

@@ -110,20 +110,17 @@ def cells_between(rows: Sequence[Row], twin: str, score: str) -> list[bool]:
     return inside
 
 
-def correlation(rows: Sequence[Row], number: str) -> float:
+def correlation(rows: Sequence[Row], number: str, scores: Sequence[str]) -> float:
     """Spearman's correlation of a number at initialisation with the share of a map that is solved.
 
-    It is over the scores that have a prediction and a map of all deviations; the share is over
-    deviations, seeds and the rates that all these scores have.
+    It is over the scores; the share is over deviations, seeds and the rates that all of them have.
     """
     predicted = {row["score"]: row[number] for row in lab.where(rows, kind="prediction")}
-    maps = [row for row in lab.where(rows, kind="map") if row["score"] in predicted]
-    most = max(len(row["deviations"]) for row in maps)
-    solved: dict[str, dict[float, float]] = {}  # the share by score and rate
-    for row in maps:
-        if len(row["deviations"]) == most:
+    solved: dict[str, dict[float, float]] = {score: {} for score in scores}
+    for row in lab.where(rows, kind="map"):
+        if row["score"] in solved:
             of_rate = float(np.isfinite(infinite(row["solved"][:-1])).mean())
-            solved.setdefault(row["score"], {})[row["rate"]] = of_rate
+            solved[row["score"]][row["rate"]] = of_rate
     rates = set.intersection(*map(set, solved.values()))
     area = [float(np.mean([of_rate[rate] for rate in rates])) for of_rate in solved.values()]
     return rank_correlation([predicted[score] for score in solved], area)
