@@ -1,7 +1,7 @@
 """At which size of its logits, and at which learning rate, does a model learn with each score?
 
 Answer: At a deviation of the logits of 1/4 and rate 0.003, scaled dot and seven other scores solve
-    recall with all seeds, after 250 to 450 steps. The constants of the papers decide most
+    recall with all seeds, after 250 to 400 steps. The constants of the papers decide most
     comparisons: dot's lies far outside of the region that it shares with scaled dot. Additive takes
     4,075 steps where it is best.
 Source: ours. The tasks and their sources are in `attention_jax/tasks`.
