@@ -41,7 +41,7 @@ class Record:
 
     Attributes:
         about: device, versions and commit.
-        leaves_threads: whether threads of `in_threads` still work.
+        leaves_threads: whether threads of `in_threads` may still work.
 
     Raises:
         ValueError: the file is damaged, or its rows are of another device, version or source.
@@ -114,15 +114,17 @@ class Record:
             OutOfTimeError: some threads still work when no time is left.
         """
         pool = ThreadPoolExecutor(max(2, min(12, os.cpu_count() or 1)))
-        futures = [pool.submit(function, *case) for case in cases]
+        self.leaves_threads = True  # also if Ctrl-C comes while threads are started
         try:
+            futures = [pool.submit(function, *case) for case in cases]
             end = max(self._end, time.monotonic()) + _GRACE_SECONDS
-            return [future.result(max(0.0, end - time.monotonic())) for future in futures]
+            results = [future.result(max(0.0, end - time.monotonic())) for future in futures]
+            self.leaves_threads = False
+            return results
         except TimeoutError:
             raise OutOfTimeError from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            self.leaves_threads |= not all(future.done() for future in futures)
 
 
 def _about(shrink: int) -> JSON:
