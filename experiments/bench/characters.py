@@ -17,7 +17,7 @@ from attention_jax.tasks.tokens import without_source
 from attention_jax.tasks.vocabulary import FIRST
 from attention_jax.training.loop import TrainState, train_steps
 from attention_jax.training.task import TrainConfig
-from experiments.bench.training import changed, states
+from experiments.bench.training import started
 from experiments.reversal.scale_and_dimension import AtRate
 
 SMALL: Any = {
@@ -78,9 +78,7 @@ def bits_of(task: Any, cells: Sequence[tuple[int, float, float]], text: bytes) -
     starts = length * np.arange(count * size).reshape(count, size, 1)
     windows = np.frombuffer(text, np.uint8)[starts + np.arange(length + 1)]
     seeds, factors, rates = (np.array(column) for column in zip(*cells, strict=True))
-    state = states(task, range(min(seeds), max(seeds) + 1))
-    state = jax.tree.map(lambda leaf: leaf[seeds - min(seeds)], state)
-    state = state._replace(params=jax.vmap(changed)(state.params, jnp.float32(factors)))
+    state = started(task, seeds, factors, np.ones(len(seeds)))
     nats = np.asarray(_nats_after_training(task, state, jnp.float32(rates), windows), np.float64)
     read = count * size * length
     bits = nats / math.log(2) * read / len(text[1 : 1 + read].decode(errors="ignore"))

@@ -17,9 +17,9 @@ A training has *solved* a task after the first 50 steps whose batches have 90 % 
 batch before it is learned. The rate is constant (Adam, gradients clipped to norm 1), so that the
 number of steps does not depend on when a training would end.
 
-The best cell of a map has the fewest steps, a median over seeds; never counts as infinite. Ties are
-decided by how many seeds solve it, then by the accuracy. Other seeds train there, for four times
-the steps.
+The best cell of a map has the fewest steps, as a median over seeds; a training that never solves
+the task counts as infinite. Ties are decided by how many seeds solve it, then by the accuracy.
+Other seeds train there, for four times the steps.
 """
 
 from __future__ import annotations

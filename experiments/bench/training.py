@@ -96,6 +96,13 @@ def changed(params: Any, factor: Any, gain: Any = 1.0) -> Any:
     return jax.tree_util.tree_map_with_path(change, params)
 
 
+def started(task: Any, seeds: Any, factors: Any, gains: Any) -> TrainState:
+    """The initial states of these seeds, in any order, `changed` by a factor and a gain each."""
+    found = states(task, range(min(seeds), max(seeds) + 1))
+    state = jax.tree.map(lambda leaf: leaf[np.array(seeds) - min(seeds)], found)
+    return state._replace(params=jax.vmap(changed)(state.params, factors, gains))
+
+
 @functools.cache
 def _look(task: Any) -> Any:
     """The compiled program of LOOK steps of all trainings: (states, rates) -> states, metrics."""
@@ -112,12 +119,8 @@ def steps_until_solved(
         the steps after which each had first solved it, [n], infinite for never; and the accuracy
         of each in the last look, [n], 0 for NaN.
     """
-    seeds = range(min(s.seed for s in starts), max(s.seed for s in starts) + 1)
-    first = states(task, seeds)
-    index = np.array([start.seed - seeds[0] for start in starts])
-    state = jax.tree.map(lambda leaf: leaf[index], first)
     factors, gains = (np.array([getattr(s, name) for s in starts]) for name in ("factor", "gain"))
-    state = state._replace(params=jax.vmap(changed)(state.params, factors, gains))
+    state = started(task, [start.seed for start in starts], factors, gains)
     rates, advance = jnp.array([start.rate for start in starts]), _look(task)
     solved, accuracy = np.full(len(starts), np.inf), np.zeros(len(starts))
     for step in range(LOOK, steps + 1, LOOK):
