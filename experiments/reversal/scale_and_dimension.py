@@ -5,7 +5,8 @@ Answer: Its scale. At d = 256 dot ends with a loss of 0.21 nats per token, and s
     begin with a deviation of 0.25, 1 or 2 within a row, and above it from 4 on.
 Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and scaled dot on the
     reversal task with d = 256, compare their final losses, and plot the entropy of attention across
-    training. The comparisons at equal logits and equal parameters are ours.
+    training. The walkthrough, step 2: dot and additive perform alike where d is modest, and for
+    larger d unscaled dot is worse. The comparisons at equal logits and equal parameters are ours.
 Command: .venv/bin/python -m experiments.reversal.scale_and_dimension  # 35 minutes on 2 CPU cores
 
 All models are the reversal model for short strings (`SHORT_STRINGS` in `arms.py`) with padding
@@ -13,7 +14,8 @@ masked; only the cross attention's score changes. At d = 16 and 64 unscaled dot 
 within this number of steps; at d = 256 it would need more. Every arm is trained at several learning
 rates, and compared at the rate with its lowest mean final loss.
 
-1. Dimension: dot and scaled dot at d of 16, 64 and 256; the source's exercise is d = 256.
+1. Dimension: additive, dot and scaled dot at d of 16, 64 and 256; the chapter's exercise is
+   d = 256.
 2. Size of logits: dot times a constant, chosen for each seed so that its logits begin with a given
    deviation within a row. Scaled dot is the same function: at equal logits both are one model.
 3. The four scores at one d: as they are; with logits that begin with equal deviations; with equally
@@ -152,6 +154,7 @@ def run(config: Config) -> list[Row]:
     for dim in config.dims:
         sizes = config.sizes if dim in config.size_dims else ()
         arms: dict[str, tuple[str | float, ...]] = {"dot": (PLAIN, SCALED, *sizes)}
+        arms["additive"] = (PLAIN,)
         if dim == config.score_dim:
             arms["dot"] = (PLAIN, SCALED, EQUAL, *(size for size in sizes if size != EQUAL))
             arms |= dict.fromkeys(("additive", "general", "half_additive"), (PLAIN, EQUAL))
@@ -251,6 +254,11 @@ def sizes_of_dot(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
     }
 
 
+def additive_at(rows: list[Row], dim: int) -> Row:
+    """Part 1: additive as it is, at its best rate."""
+    return best(rows, score="additive", size=PLAIN, dim=dim)
+
+
 def comparisons(rows: list[Row]) -> dict[str, dict[str, Row]]:
     """Part 3: by comparison and score, each at its best rate."""
     found: dict[str, dict[str, Row]] = {}
@@ -294,7 +302,23 @@ def claims(rows: list[Row]) -> list[Claim]:
     gap, of_chance = gain(four["scaled"]["loss"], four[worst]["loss"])
     most = -of_chance if worst != "scaled" else -math.inf
     text = f"at d = {four['dot']['dim']} scaled dot is not the worst of four: its loss - {worst}'s"
-    return [*found, Claim(text, gap, high=most, source=least, denies=True)]
+    found.append(Claim(text, gap, high=most, source=least, denies=True))
+    least_dim, small = min(sizes_of_dot(rows).items())
+    alike, behind = (
+        "similar performance where d is modest",
+        "unscaled dot underperforms for larger d",
+    )
+    exact = [np.mean(row["exact"]) for row in (additive_at(rows, least_dim), small[PLAIN])]
+    additive = additive_at(rows, dim)["loss"]
+    text = f"at d = {least_dim}: strings that additive reverses minus those of unscaled dot"
+    found.append(Claim(text, float(exact[0] - exact[1]), -0.02, 0.02, alike))
+    more, bound = gain(arms[PLAIN]["loss"], additive)
+    text = f"at d = {dim} unscaled dot's loss ends above additive's, nats"
+    found.append(Claim(text, more, bound, source=behind))
+    text = (
+        f"at d = {dim}: share of the distance between dot's loss and additive's that scaling closes"
+    )
+    return [*found, Claim(text, loss / more, 0.95, 1.05)]
 
 
 def table(rows: list[Row]) -> str:
