@@ -78,7 +78,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "rollout",
         "length",
     ),
-    "costs": ("complexity_ledger",),
+    "costs": ("complexity_ledger", "recurrence"),
     "gradients": ("gradient_analysis",),
     "translation": ("translation_comparison", "translation_budget", "translation_settings"),
 }
