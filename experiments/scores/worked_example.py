@@ -3,8 +3,8 @@
 Answer:   Dot is 1.1800, scaled 0.5900, general 0.3471 and additive -0.6569, all as the source
           prints them. Its second form of general, with W^T h, gives -0.0027 instead.
 Source:   chapter 38 ("Attention Variants"), §38.1 (four scores of one pair), §38.9 (matrix form and
-          loop form), exercise 38.1 (general is dot on projected keys); day 11, E11.1 (three tokens
-          by hand).
+          loop form), exercise 38.1 (general is dot on projected keys); day 11, §11.4 (softmax of
+          [10, 0, 0]) and E11.1 (three tokens by hand).
 Command:  .venv/bin/python -m experiments.scores.worked_example   # 10 seconds on 2 CPU cores
 
 General and additive have random parameters in the source; `torch_random` draws the same ones. Any
@@ -98,6 +98,8 @@ def run(config: Config) -> list[Row]:
     transposed = (QUERY @ (KEY @ of_source["general"]["kernel"]).T)[0, 0]
     rows.append({"number": "s . W^T h", "is": significant(transposed)})
     rows.append({"number": "matrix minus loop", "is": matrix_minus_loop()})
+    saturated = significant(jax.nn.softmax(jnp.array([10.0, 0.0, 0.0])))
+    rows.append({"number": "softmax([10, 0, 0])", "is": saturated})
     tables = {
         "dot products $QK^T$": THREE_QUERIES @ THREE_KEYS.T,
         "scaled $QK^T/\\sqrt{2}$": get_score("scaled")({}, THREE_QUERIES, THREE_KEYS),
@@ -148,6 +150,8 @@ def claims(rows: list[Row]) -> list[Claim]:
     transposed = where(rows, number="s . W^T h")[0]["is"] - general["logit"]
     loop = where(rows, number="matrix minus loop")[0]["is"]
     tables = [np.array(row["is"]) for row in where(rows, "table")]
+    first, second, _ = where(rows, number="softmax([10, 0, 0])")[0]["is"]
+    last_digits = max(abs(first - 0.9999) / 1e-4, abs(second - 5e-5) / 1e-5)
     hand = max(np.abs(a - b).max() for a, b in zip(tables[2:], by_hand(), strict=True))
     return [
         Claim("largest difference from the printed scores", logit, 0, 5.1e-5, "four scores"),
@@ -162,6 +166,13 @@ def claims(rows: list[Row]) -> list[Claim]:
             denies=True,
         ),
         Claim("E11.1: largest difference from weights and outputs by hand", hand, 0, 5e-5, "0"),
+        Claim(
+            "softmax([10, 0, 0]): largest difference from the printed weights, in last digits",
+            last_digits,
+            0,
+            0.5,
+            "0.9999, 0.00005, 0.00005",
+        ),
     ]
 
 
