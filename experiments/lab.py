@@ -147,10 +147,21 @@ def gain(more: Any, less: Any) -> tuple[float, float]:
     return float(mean), 2 * float(deviation) / math.sqrt(len(more))
 
 
-def spread(by_seed: Sequence[float] | np.ndarray, digits: int = 3) -> str:
-    """Returns "mean ± deviation" over seeds; 1200 rather than 1.2e+03."""
-    mean, deviation = mean_and_deviation(by_seed)
-    return f"{float(f'{mean:.{digits}g}'):g} ± {float(f'{deviation:.1g}'):g}"
+def plus_minus(mean: float, error: float) -> str:
+    """Returns "mean ± error": the error with two significant digits, the mean with as many places.
+
+    >>> plus_minus(0.20123, 0.0567), plus_minus(1234.5, 180.2), plus_minus(1, 0)
+    ('0.201 ± 0.057', '1230 ± 180', '1 ± 0')
+    """
+    if not error > 0:
+        return f"{mean:g} ± {error:g}"
+    places = 1 - math.floor(math.log10(float(f"{error:.1e}")))
+    return " ± ".join(f"{round(float(x), places):.{max(0, places)}f}" for x in (mean, error))
+
+
+def spread(by_seed: Sequence[float] | np.ndarray) -> str:
+    """Returns "mean ± deviation" over seeds."""
+    return plus_minus(*mean_and_deviation(by_seed))
 
 
 def spread_and_worst(

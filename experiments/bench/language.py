@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import time
 from pathlib import Path
 from typing import Any
@@ -181,10 +180,10 @@ def table(rows: list[Row]) -> str:
         cells = [f"{row['bits']:.3f}", *[""] * 3, f"{row['parameters']:,}"]
         lines.append((row["bits"], [f"{row['order']}-grams", *cells]))
     for row in lab.where(rows, "score"):
-        mean, error = lab.gain(row["by_seed"], scaled[0]) if scaled else (math.nan, math.nan)
+        less = lab.plus_minus(*lab.gain(row["by_seed"], scaled[0])) if scaled else ""
         rate = f"{row['rate']:g}" + "*" * is_at_an_edge(row)
-        bits = f"{spread(row['by_seed'], 4)} ({max(row['by_seed']):.4g})"
-        cells = [bits, f"{mean:+.3f} ± {error:.3f}", f"{row['deviation']:g} ({row['own']:.2g})"]
+        bits = f"{spread(row['by_seed'])} ({max(row['by_seed']):.4g})"
+        cells = [bits, less, f"{row['deviation']:g} ({row['own']:.2g})"]
         cells = [row["score"], *cells, rate, f"{row['parameters']:,}"]
         lines.append((float(np.mean(row["by_seed"])), cells))
     return markdown([*head, "rate", "parameters"], [line for _, line in sorted(lines)])

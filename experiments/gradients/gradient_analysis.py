@@ -311,7 +311,7 @@ def table(rows: list[Row]) -> str:
     for part, columns in (("padding", PADDING_COLUMNS), ("curvature", CURVATURE_COLUMNS)):
         (arm, head), *numbers = columns.items()
         lines = [
-            [row[arm], row["step"], *(spread(row[name], 2) for name, _ in numbers)]
+            [row[arm], row["step"], *(spread(row[name]) for name, _ in numbers)]
             for row in where(rows, part=part)
         ]
         heads = head, "steps of training", *(heading for _, heading in numbers)

@@ -36,6 +36,7 @@ from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.metrics import exact_match, mean_and_deviation, token_accuracy
+from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, check_least, column, main, markdown, where
 from experiments.lab import style as style_of
 from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings
@@ -184,7 +185,7 @@ def table(rows: list[Row]) -> str:
             lines.append((score, "GRU as published, one training", *shares))
         for model, arm in itertools.product(MODELS, (UNMASKED, MASKED)):
             by_length = [100 * right(rows, model, arm, [length])[score] for length in SHOWN]
-            cells = ("{:.0f} ± {:.0f}".format(*mean_and_deviation(shares)) for shares in by_length)
+            cells = map(lab.spread, by_length)
             lines.append((score, f"{model}, {arm}", *cells))
     return markdown(("score", "model", *(f"letters right at length {n}, %" for n in SHOWN)), lines)
 

@@ -211,7 +211,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for row in where(rows, "kind"):
         percent = 100 * np.mean(row["exact"], axis=0)
-        lines.append((row["kind"], f"{lab.spread(percent, 4)} ({percent.min():.1f})"))
+        lines.append((row["kind"], f"{lab.spread(percent)} ({percent.min():.1f})"))
     deviation = "exact match, %: mean ± deviation over seeds (worst)"
     head = "attention, D = 2, longer training", deviation
     lengths = f"strings of {LENGTHS[0]} to {LENGTHS[-1]} letters"

@@ -45,7 +45,7 @@ from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
 from attention_jax.training.task import Task
 from experiments import lab
-from experiments.lab import Claim, Row, column, gain, markdown, significant, where
+from experiments.lab import Claim, Row, column, gain, markdown, plus_minus, significant, where
 from experiments.reversal.arms import SHORT_STRINGS, changed
 from experiments.reversal.multiplied_scores import Times
 
@@ -323,7 +323,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 def table(rows: list[Row]) -> str:
     """Dot by size of its logits; the four scores in each comparison: losses, strings reversed."""
-    lines, scores, form = [], [], "{:.2g} ± {:.1g}"
+    lines, scores = [], []
     names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot"}
     for dim, arms in sizes_of_dot(rows).items():
         least = min(arms.values(), key=loss_of)
@@ -331,13 +331,13 @@ def table(rows: list[Row]) -> str:
             looks = [np.mean(row["looks"][n], axis=1) for n in CROSS if "looks" in row]
             ends = [f"{values[0]:.3g} → {values[-1]:.3g}" for values in looks] or ["", ""]
             name = names.get(size, f"times a constant: deviation {size}")
-            gap = "least" if row is least else form.format(*gain(row["loss"], least["loss"]))
+            gap = "least" if row is least else plus_minus(*gain(row["loss"], least["loss"]))
             lines.append((dim, name, f"{row['rate']:g}", _outcome(row), gap, *ends))
     for what, arms_of in comparisons(rows).items():
         order = sorted(arms_of, key=lambda score: loss_of(arms_of[score]))
         losses = "; ".join(f"{score} {_outcome(arms_of[score])}" for score in order)
         first, second = (arms_of[score]["loss"] for score in order[:2])
-        scores.append((what, losses, form.format(*gain(second, first))))
+        scores.append((what, losses, plus_minus(*gain(second, first))))
     outcome, error = "nats ± deviation over seeds (strings reversed)", "± 2 standard errors"
     heads = ["d", "score", "best rate", f"final loss, {outcome}"]
     heads += [f"minus the least of this d, {error}", "entropy of attention, before → after"]
@@ -347,7 +347,7 @@ def table(rows: list[Row]) -> str:
 
 
 def _outcome(row: Row) -> str:
-    return f"{lab.spread(row['loss'], 2)} ({100 * np.mean(row['exact']):.0f} %)"
+    return f"{lab.spread(row['loss'])} ({100 * np.mean(row['exact']):.0f} %)"
 
 
 CAPTIONS = {

@@ -242,7 +242,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for dot, scaled in zip(where(rows, product="dot"), where(rows, product="scaled"), strict=True):
         source = [f"{x:.4g}" for x in column(rows, "deviation", dim=dot["dim"])] or [""]
-        ours = (spread(row["deviations"], digits=4) for row in (dot, scaled))
+        ours = (spread(row["deviations"]) for row in (dot, scaled))
         lines.append([dot["dim"], *ours, *source])
     by_dim = markdown(head, lines)
     head, lines = ["variance of scaled logits over pairs / within a row", "by formula"], []
