@@ -2,9 +2,9 @@
 
 Answer:   Position ids that a letter shares with its place in the answer, drawn at random in
           training, and logits that grow with log n. Trained on strings of 1 to 40 letters, all four
-          scores reverse every tested string of up to 5,000 letters; with an alphabet of 2 letters
-          additive learns nothing. If positions in the source are counted from its start, 4 % of the
-          letters at length 500 are right.
+          scores reverse every tested string of up to 5,000 letters (40 of that length each); with
+          an alphabet of 2 letters additive learns nothing. If positions in the source are counted
+          from its start, 4 % of the letters at length 500 are right.
 Source:   Delétang et al. 2022 ("Neural Networks and the Chomsky Hierarchy"): train on lengths 1-40,
           test on every length from 41 to 500; of the networks there, only those with a stack or a
           tape reverse strings. Ruoss et al. 2023 (positions drawn at random); Chiang and Cholak
@@ -233,10 +233,11 @@ def claims(rows: list[Row]) -> list[Claim]:
     add(f"2 letters: {near}, additive", 0.99, "letters", alphabet=[2], score=SCORES[:1])
     others: Any = {"alphabet": [2], "score": SCORES[1:]}
     add(f"2 letters: {near}, worst of the other scores", 0.999, "letters", **others)
-    text = "26 letters: whole strings right at 500, 2,000 or 5,000, worst score"
+    text = "26 letters: whole strings right at 500, 2,000 or 5,000 (8 per seed), worst score"
     add(text, 1, "strings", alphabet=[26], length=(500, 2000, 5000))
     recipe: Any = {"arm": ["its end", "growing with log n"], "length": [500, 5000]}
-    add("the recipe: letters right at 500 or 5,000, worst", 0.99, "letters", **recipe)
+    text = "the recipe: letters right at 500 or 5,000 (4 strings per seed), worst"
+    add(text, 0.99, "letters", **recipe)
     apart = ["its start", "no positions", "that, and positions from the start"]
     text = "source and answer share no positions: letters right at 500, best arm"
     add(text, 0, "letters", 0.2, arm=apart, length=[500])
@@ -268,15 +269,14 @@ def _margins(rows: list[Row]) -> Iterator[Claim]:
     shares |= {(r["part"], r["arm"], r["length"]): r["letters"] for r in where(rows, "part")}
     waves = (ENTERS, "sinusoidal, 2017's")
     first = {part: (part, next(iter(arms)), 500) for part, arms in PARTS.items()}
+    far = "letters right at 60 minus at 5,000 (4 strings per seed)"
     pairs: dict[str, list[Any]] = {
         "letters right at 500, the recipe's minus those of 2017's waves, of positions 0, 1, 2 and"
         " of logits as they are": [(first[arm[0]], (*arm, 500)) for arm in [*COSTLY, waves]],
-        "letters right at 60 minus at 5,000, positions 0, 1, 2 and logits as they are": [
+        f"{far}, positions 0, 1, 2 and logits as they are": [
             ((*arm, 60), (*arm, 5000)) for arm in COSTLY
         ],
-        "letters right at 60 minus at 5,000, 2017's waves, scaled dot": [
-            ((*waves, 60), (*waves, 5000))
-        ],
+        f"{far}, 2017's waves, scaled dot": [((*waves, 60), (*waves, 5000))],
         "3-8 letters: weight of the right key at 200 with log n, SSMax, entmax or sparsemax, minus"
         " softmax's": [((x, name), (x, "softmax")) for x in SCORES for name in SHARPER],
     }
@@ -295,10 +295,11 @@ def table(rows: list[Row]) -> str:
     """Scores and parts of the recipe; a figure shows the normalisers."""
     return (
         "Trained on 1 to 40 letters: letters right, with the earlier ones given, and whole strings"
-        " right, by length, % (empty: not measured):\n\n"
+        " right, by length (and number of strings per seed, of five), % (empty: not measured):\n\n"
         f"{_by_length(rows, ('alphabet', 'score'), 'strings', NEAR)}\n\n"
         "Parts of the recipe replaced, the first arm of each being the recipe's: letters right,"
-        f" with the earlier ones given, %:\n\n{_by_length(rows, ('part', 'arm'), 'letters')}"
+        " with the earlier ones given, 4 strings for each of three seeds, %:\n\n"
+        f"{_by_length(rows, ('part', 'arm'), 'letters')}"
     )
 
 
@@ -309,7 +310,9 @@ def _by_length(rows: list[Row], names: Sequence[str], what: str, *more: str) -> 
         for row in where(rows, *names)
     }
     lengths: tuple[Any, ...] = (*more, *SHOWN)
-    heads = [*names, *(f"letters, {near}" for near in more), *(f"{what}, {n:,}" for n in SHOWN)]
+    heads = [*names, *(f"letters, {near}" for near in more)]
+    counts = {n: f" ({LENGTHS['score'][n]})" if what == "strings" else "" for n in SHOWN}
+    heads += [f"{what}, {n:,}{count}" for n, count in counts.items()]
     lines = []
     for arm in dict.fromkeys(key[:-1] for key in shares):
         by_length = [shares.get((*arm, length)) for length in lengths]
