@@ -156,12 +156,12 @@ def plus_minus(mean: float, error: float) -> str:
     if not error > 0:
         return f"{mean:g} ± {error:g}"
     places = 1 - math.floor(math.log10(float(f"{error:.1e}")))
-    return " ± ".join(f"{round(float(x), places):.{max(0, places)}f}" for x in (mean, error))
+    return " ± ".join(f"{round(x, places):.{max(0, places)}f}" for x in (mean, error))
 
 
 def spread(by_seed: Sequence[float] | np.ndarray) -> str:
     """Returns "mean ± deviation" over seeds."""
-    return plus_minus(*mean_and_deviation(by_seed))
+    return plus_minus(*map(float, mean_and_deviation(by_seed)))
 
 
 def spread_and_worst(

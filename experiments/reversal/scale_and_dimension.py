@@ -305,7 +305,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     found.append(Claim(text, gap, high=most, source=least, denies=True))
     least_dim, small = min(sizes_of_dot(rows).items())
     alike, behind = (
-        "similar performance where d is modest",
+        "alike where d is modest",
         "unscaled dot underperforms for larger d",
     )
     exact = [np.mean(row["exact"]) for row in (additive_at(rows, least_dim), small[PLAIN])]
@@ -315,17 +315,16 @@ def claims(rows: list[Row]) -> list[Claim]:
     more, bound = gain(arms[PLAIN]["loss"], additive)
     text = f"at d = {dim} unscaled dot's loss ends above additive's, nats"
     found.append(Claim(text, more, bound, source=behind))
-    text = (
-        f"at d = {dim}: share of the distance between dot's loss and additive's that scaling closes"
-    )
+    text = f"at d = {dim}: share of the gap between dot's loss and additive's that scaling closes"
     return [*found, Claim(text, loss / more, 0.95, 1.05)]
 
 
 def table(rows: list[Row]) -> str:
     """Dot by size of its logits; the four scores in each comparison: losses, strings reversed."""
     lines, scores = [], []
-    names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot"}
-    for dim, arms in sizes_of_dot(rows).items():
+    names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot", "additive": "additive"}
+    for dim, of_dot in sizes_of_dot(rows).items():
+        arms = of_dot | {"additive": additive_at(rows, dim)}
         least = min(arms.values(), key=loss_of)
         for size, row in arms.items():
             looks = [np.mean(row["looks"][n], axis=1) for n in CROSS if "looks" in row]
