@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -73,16 +75,10 @@ class Config:
 QUICK = Config((8,), (4, 8, 16), 1, 0.0)
 
 
-def attend(params: dict[str, Array], tokens: Array, **options: Any) -> Array:
-    """Self attention with one head and projections: [B, n, d] -> [B, n, d]."""
-    query, key, value = (tokens @ params[name] for name in ("query", "key", "value"))
-    return attention(query, key, value, **options) @ params["output"]
-
-
-def initial_attention(rng: Array, dim: int) -> dict[str, Array]:
-    """The four kernels, of variance 1 / d."""
-    kernels = jax.random.normal(rng, (4, dim, dim)) * dim**-0.5
-    return dict(zip(("query", "key", "value", "output"), kernels, strict=True))
+def attend(kernels: Array, tokens: Array, implementation: str | None = None) -> Array:
+    """Self attention with one head between projections [4, d, d]: [B, n, d] -> [B, n, d]."""
+    query, key, value = (tokens @ kernel for kernel in kernels[:3])
+    return attention(query, key, value, implementation=implementation) @ kernels[3]
 
 
 def run(config: Config) -> list[Row]:
@@ -90,24 +86,19 @@ def run(config: Config) -> list[Row]:
     device = jax.devices()[0].device_kind
     content = lab.content_of("recurrence") if config == Config() else None
     rows = [row for row in (content or {"rows": []})["rows"] if row["device"] != device]
-    for dim in config.dims:
-        rngs = jax.random.split(jax.random.key(0), 2)
-        models = {
-            GRU: (gru, initial_gru(rngs[0], dim, dim)),
-            ATTENTION: (attend, initial_attention(rngs[1], dim)),
-        }
-        for length in config.lengths:
-            of_length = _measured(models, (BATCH, length, dim), config)
-            rows += [{"device": device, "dim": dim, "length": length, **row} for row in of_length]
-            lab.say(f"d = {dim}, n = {length}")
+    for dim, length in itertools.product(config.dims, config.lengths):
+        labels = {"device": device, "dim": dim, "length": length}
+        rows += [labels | row for row in _measured(dim, length, config)]
+        lab.say(f"d = {dim}, n = {length}")
     return rows
 
 
-def _measured(
-    models: dict[str, tuple[Any, Any]], shape: tuple[int, int, int], config: Config
-) -> list[Row]:
+def _measured(dim: int, length: int, config: Config) -> list[Row]:
     """Operations of one example and milliseconds of a call, for each model."""
-    tokens = jax.random.normal(jax.random.key(2), shape)
+    rngs = jax.random.split(jax.random.key(0), 3)
+    tokens = jax.random.normal(rngs[0], (BATCH, length, dim))
+    kernels = jax.random.normal(rngs[1], (4, dim, dim)) * dim**-0.5
+    models = {GRU: (gru, initial_gru(rngs[2], dim, dim)), ATTENTION: (attend, kernels)}
     rows: dict[str, Row] = {}
     for name, (model, params) in models.items():
         options = {} if name == GRU else {"implementation": "reference"}
@@ -138,16 +129,14 @@ def of(rows: list[Row], name: str, **at: Any) -> np.ndarray:
 
 
 def crossing(lengths: np.ndarray, of_gru: np.ndarray, of_attention: np.ndarray) -> float:
-    """The length from which on attention takes more; inf if it never does.
+    """The length from which on attention takes more; inf if it takes less at the longest.
 
-    The last change of sign, on straight lines through the logarithms.
+    Between two lengths the logarithm of the ratio is a straight line in that of the length.
     """
     gaps = np.log(of_attention / of_gru)
+    last = np.flatnonzero(gaps <= 0)[-1:].sum()  # the first length if attention always takes more
     if gaps[-1] <= 0:
-        return float("inf")
-    last = int(np.max(np.nonzero(gaps <= 0)[0], initial=-1))
-    if last < 0:
-        return float(lengths[0])
+        return math.inf
     return float(np.exp(np.interp(0, gaps[last : last + 2], np.log(lengths[last : last + 2]))))
 
 
@@ -158,53 +147,48 @@ def devices(rows: list[Row]) -> list[str]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """What the source says about operations and about time; bounds are from before the runs."""
-    dims, first = dict.fromkeys(column(rows, "dim")), devices(rows)[0]
-    ratios = [crossing(*of(rows, "operations", device=first, dim=dim)) / dim for dim in dims]
-    farthest = max(ratios, key=lambda ratio: abs(np.log(ratio)))
+    dims = [*dict.fromkeys(column(rows, "dim"))]
+    counts = [crossing(*of(rows, "operations", device=devices(rows)[0], dim=d)) / d for d in dims]
+    farthest = max(counts, key=lambda ratio: abs(math.log(ratio)))
     text = "length from which on attention takes more operations, over d, the farthest from 1"
     found = [Claim(text, farthest, 0.9, 1.1, "O(n d²) and O(n² d)")]
+    wins = "for n < d attention wins on everything"
     for device in devices(rows):
-        times = {
-            (dim, time): of(rows, time, device=device, dim=dim) for dim in dims for time in TIMES
-        }
-        below = max(
-            float(np.max((attends / recurs)[lengths < dim]))
-            for (dim, _), (lengths, recurs, attends) in times.items()
-        )
+        pairs = itertools.product(dims, TIMES)
+        times = [(dim, of(rows, time, device=device, dim=dim)) for dim, time in pairs]
+        below = max(float((x[2] / x[1])[x[0] < dim].max()) for dim, x in times)
+        least = min(crossing(*x) / dim for dim, x in times)
+        lengths, *both = times[-2][1]  # forward, at the largest d
+        growth = ledger.growth_exponent(lengths[-3:].tolist(), both[0][-3:].tolist())
+        low, high = (1, 16) if device == "cpu" else (8, math.inf)
         text = f"{device}, n < d: time of attention over the GRU's, the largest"
-        found.append(Claim(text, below, high=1, source="for n < d attention wins on everything"))
-        crossings = [crossing(*of_time) / dim for (dim, _), of_time in times.items()]
+        found.append(Claim(text, below, 0, 1, wins))
         text = f"{device}: length from which on attention takes more time, over d, the least"
-        low, high = (1, 16) if device == "cpu" else (8, float("inf"))
-        found.append(Claim(text, min(crossings), low, high))
-        lengths, recurs, _ = times[max(dims), TIMES[0]]
-        growth = ledger.growth_exponent(lengths[-3:].tolist(), recurs[-3:].tolist())
+        found.append(Claim(text, least, low, high))
         text = f"{device}: exponent of the GRU's time in n, the three longest"
         found.append(Claim(text, growth, 0.9, 1.1, "O(n) sequential steps"))
         if device != "cpu":
-            at_256 = [float(x[lengths == 256][0] / x[0]) for x in times[max(dims), TIMES[0]][1:]]
-            text = f"{device}: forward time at 256 tokens of {max(dims)} features over that at 16"
-            found.append(Claim(f"{text}, GRU", at_256[0], 8, source="O(n) sequential steps"))
-            found.append(Claim(f"{text}, attention", at_256[1], 0, 2, "O(1) sequential steps"))
+            gru_grew, grew = (float(x[lengths == 256][0] / x[0]) for x in both)
+            text = f"{device}: forward time at 256 tokens of {dims[-1]} features over that at 16"
+            found.append(Claim(f"{text}, GRU", gru_grew, 8, source="O(n) sequential steps"))
+            found.append(Claim(f"{text}, attention", grew, 0, 2, "O(1) sequential steps"))
     return found
 
 
 def table(rows: list[Row]) -> str:
-    """Where attention becomes slower than the GRU, and the times at n = d and at the longest."""
+    """Where attention begins to take more than the GRU, and their ratio at three lengths."""
     lines = []
-    for device in devices(rows):
-        for dim in dict.fromkeys(column(rows, "dim", device=device)):
-            for name in ("operations", *TIMES):
-                lengths, *both = of(rows, name, device=device, dim=dim)
-                cross = crossing(lengths, *both)
-                where_ = f"{cross:.0f} ({cross / dim:.2g} d)" if np.isfinite(cross) else "none"
-                ratios = [f"{x:.2g}" for x in both[1] / both[0]]
-                at_dim = dict(zip(lengths, ratios, strict=True)).get(dim, "")
-                lines.append((device, f"{dim}", name, where_, ratios[0], at_dim, ratios[-1]))
-    shortest, longest = min(column(rows, "length")), max(column(rows, "length"))
-    head = ("device", "d", "of", f"more for attention from n = (none: not up to {longest:,})")
-    ratio = "attention / GRU at n ="
-    return markdown((*head, f"{ratio} {shortest}", f"{ratio} d", f"{ratio} {longest:,}"), lines)
+    for device, dim in dict.fromkeys((row["device"], row["dim"]) for row in rows):
+        for name in ("operations", *TIMES):
+            lengths, *both = of(rows, name, device=device, dim=dim)
+            begins, ratios = crossing(lengths, *both), both[1] / both[0]
+            cells = [f"{begins:,.0f} ({begins / dim:.2g} d)" if math.isfinite(begins) else "none"]
+            cells += [f"{x:.2g}" for x in (ratios[0], *ratios[lengths == dim], ratios[-1])]
+            lines.append((device, dim, name, *cells))
+    longest, ratio = max(column(rows, "length")), "attention / GRU at n ="
+    head = ["device", "d", "of", f"more for attention from n = (none: not up to {longest:,})"]
+    head += [f"{ratio} {min(column(rows, 'length'))}", f"{ratio} d", f"{ratio} {longest:,}"]
+    return markdown(head, lines)
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """What makes dot product attention better or worse: its score, its scale, or its size?
 
 Answer: Its scale. At d = 256 dot ends with a loss of 0.21 nats per token, and scaled dot, the same
-    score times 1/16, with 0.002 (additive: 0.0005). At d = 16 and 64 the loss ends below 0.001 where dot's logits
-    begin with a deviation of 0.25, 1 or 2 within a row, and above it from 4 on.
+    score times 1/16, with 0.002 (additive: 0.0005). At d = 16 and 64 the loss ends below 0.001
+    where dot's logits begin with a deviation of 0.25, 1 or 2 within a row, and above it from 4 on.
 Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and scaled dot on the
     reversal task with d = 256, compare their final losses, and plot the entropy of attention across
     training. The walkthrough, step 2: dot and additive perform alike where d is modest, and for
