@@ -58,15 +58,6 @@ class DrawnText(Text):
         return without_source(ids[:, :-1], ids[:, 1:])
 
 
-def best_cell(
-    sweep: np.ndarray, deviations: tuple[float, ...], rates: tuple[float, ...]
-) -> tuple[float, float]:
-    """The deviation and the rate with the smallest median over seeds of bits, [d, r, seeds]."""
-    medians = np.median(sweep, axis=2)
-    d, r = np.unravel_index(np.argmin(medians), medians.shape)
-    return deviations[d], rates[r]
-
-
 def bits_of(task: Any, cells: Sequence[tuple[int, float, float]], text: bytes) -> np.ndarray:
     """Trains a model for each (seed, factor, rate): bits per character of a text, [cells].
 

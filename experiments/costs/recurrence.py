@@ -98,11 +98,13 @@ def _measured(dim: int, length: int, config: Config) -> list[Row]:
     rngs = jax.random.split(jax.random.key(0), 3)
     tokens = jax.random.normal(rngs[0], (BATCH, length, dim))
     kernels = jax.random.normal(rngs[1], (4, dim, dim)) * dim**-0.5
-    models = {GRU: (gru, initial_gru(rngs[2], dim, dim)), ATTENTION: (attend, kernels)}
+    models: dict[str, tuple[Any, Any]] = {
+        GRU: (gru, initial_gru(rngs[2], dim, dim)),
+        ATTENTION: (attend, kernels),
+    }
     rows: dict[str, Row] = {}
     for name, (model, params) in models.items():
-        options = {} if name == GRU else {"implementation": "reference"}
-        counted = functools.partial(model, **options)
+        counted = model if name == GRU else functools.partial(model, implementation="reference")
         operations = ledger.operation_count(counted, params, tokens[:1]).flops
         rows[name] = {"model": name, "operations": significant(operations)}
     for time in TIMES:

@@ -7,7 +7,7 @@ import pytest
 
 from experiments import lab
 from experiments.bench import language, ngrams
-from experiments.bench.characters import WORST, best_cell, bits_of
+from experiments.bench.characters import bits_of
 
 
 def test_bigrams_by_hand():
@@ -44,14 +44,6 @@ def test_bits_of_n_grams_are_per_character_and_know_the_context():
     assert two["bits"] < 0.01
     (accents,) = ngrams.rows_of("é".encode() * 500, "éééé".encode(), (1,))
     assert accents["bits"] == pytest.approx(2, abs=0.05)  # two bytes with one bit each
-
-
-def test_the_choice_has_the_smallest_median_over_seeds():
-    """One lucky or one diverged seed does not decide it."""
-    sweep = np.full((2, 2, 3), 3.0)
-    sweep[0, 0] = [1.0, 3.2, 3.2]
-    sweep[1, 0] = [2.5, 2.6, WORST]
-    assert best_cell(sweep, (0.25, 1.0), (1e-3, 1e-2)) == (1.0, 1e-3)
 
 
 @pytest.fixture
