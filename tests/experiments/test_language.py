@@ -7,7 +7,7 @@ import pytest
 
 from experiments import lab
 from experiments.bench import language, ngrams
-from experiments.bench.characters import bits_of
+from experiments.bench.characters import WORST, bits_of
 
 
 def test_bigrams_by_hand():
