@@ -153,7 +153,8 @@ def plus_minus(mean: float, error: float) -> str:
     >>> plus_minus(0.20123, 0.0567), plus_minus(1234.5, 180.2), plus_minus(1, 0)
     ('0.201 ± 0.057', '1230 ± 180', '1 ± 0')
     """
-    if not error > 0:
+    error = round(error, 12)
+    if not error > 0:  # also NaN
         return f"{mean:g} ± {error:g}"
     places = 1 - math.floor(math.log10(float(f"{error:.1e}")))
     return " ± ".join(f"{round(x, places):.{max(0, places)}f}" for x in (mean, error))

@@ -101,7 +101,7 @@ def test_claims_and_table_say_what_rows_say():
         "| additive",
         "| 3-grams",
     ]
-    assert "+0.200 ± 0.000" in lines[2]
+    assert "| 0.2 ± 0 |" in lines[2]
     assert ["*" in line for line in lines] == [False, True, True, False]
 
 
