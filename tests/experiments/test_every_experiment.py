@@ -60,6 +60,6 @@ def test_an_error_has_two_significant_digits_and_its_mean_as_many_places():
     pairs |= {
         (2.5, 0.996): "2.5 ± 1.0",
         (3.0, 1e-17): "3 ± 0",
-        (-0.00724, 9.96e-05): "-0.0072 ± 0.0001",
+        (-0.00724, 9.96e-05): "-0.00724 ± 0.00010",
     }
     assert [lab.plus_minus(*pair) for pair in pairs] == [*pairs.values()]
