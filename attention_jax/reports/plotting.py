@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,30 @@ from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 from PIL import Image  # matplotlib needs it, too
 
 from attention_jax.runs.progress import printable
+from attention_jax.scores.registry import FOUR_SCORES
 from attention_jax.training.metrics import mean_and_deviation
 
-# Okabe and Ito's colours, distinct for every kind of colour vision. In figures that compare the four
-# scores of the papers, these have the first four; arms that are not scores begin at ARM.
+# Okabe and Ito's colours, distinct for every kind of colour vision. The first four belong to
+# FOUR_SCORES; see `index_of`.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # One marker for each colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-ARM = 4
 
 
 def style_of(index: int) -> dict[str, Any]:
     """The colour and the marker of a line; with more lines than colours, other markers."""
     shifted = index + index // len(COLORS)
     return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[shifted % len(MARKERS)]}
+
+
+def index_of(label: str, labels: Iterable[str] = ()) -> int:
+    """The index of a line's colour and marker: FOUR_SCORES have theirs in all figures.
+
+    Args:
+        label: of the line, a score or anything else.
+        labels: of the figure's lines, in their order; those of no such score come after the four.
+    """
+    return [*dict.fromkeys([*FOUR_SCORES, *labels, label])].index(label)
 
 
 def new_figure(

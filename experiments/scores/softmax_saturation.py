@@ -218,9 +218,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     even, random = where(rows, scores="even")[0], where(rows, scores="random")[0]
     scales, peak = even["scales"], even["peak_scale"]
     color, other_color, median_color = plotting.COLORS[4:]  # of no score
-    figure, (left, right) = plotting.new_figure(
-        11, 4.5, columns=2, grid=True, sharey=True
-    )
+    figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, grid=True, sharey=True)
     left.plot(scales, even["gradient"], color=color, label="norm for the largest weight")
     left.plot(scales, even["jacobian"], "--", color=other_color, label="norm of the whole Jacobian")
     left.axvline(peak, color=color, lw=1, alpha=0.6)

@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 from attention_jax import attention, attention_weights
 from attention_jax.reports import plotting
 from attention_jax.scores import get_score
-from experiments.lab import Claim, Row, ScoreNames, main, markdown, significant, style, where
+from experiments.lab import Claim, Row, ScoreNames, column, main, markdown, significant, where
 from experiments.torch_random import TorchRandom
 
 # §38.1
@@ -193,8 +193,8 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     for ax, row in zip(axes, scores, strict=True):
         name, heights = row["score"], row.get("summands") or [row["logit"]]
         features = range(1, len(heights) + 1)
-        color = style(name, [each["score"] for each in scores])["color"]
-        bars = ax.bar(features, heights, color=color)
+        index = plotting.index_of(name, column(scores, "score"))
+        bars = ax.bar(features, heights, color=plotting.style_of(index)["color"])
         ax.bar_label(bars, fmt="%.3f", padding=2)
         ax.axhline(0, color="black", linewidth=0.8)
         title = filter(None, (name, SUMMANDS.get(name), f"logit {row['logit']:+.4f}"))
