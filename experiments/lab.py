@@ -16,8 +16,8 @@ and
                                none
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
-alone, so that they can be changed without a new run: `python -m experiments.pages NAME` draws the
-figures again. `table` and `plot` work with any scores and settings.
+alone, so that they can be changed without a new run: `scripts/reproduce.py NAME` draws the figures
+again. `table` and `plot` work with any scores and settings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Writes what stands in result files into pages: the generated parts of READMEs, and index.html.
 
-.venv/bin/python -m experiments.pages [EXPERIMENT ...]
-
-It first draws the figures of the experiments that are named, from their committed rows.
+.venv/bin/python -m experiments.pages
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -163,8 +160,4 @@ def _of_experiment(experiment: ModuleType, content: Row, folder: Path) -> Iterat
 
 
 if __name__ == "__main__":
-    lab.check_names("experiments", sys.argv[1:], lab.SUBJECT_OF)
-    for name in sys.argv[1:]:
-        if content := lab.content_of(name):
-            lab.draw(load(name), content["rows"], lab.FOLDER / lab.SUBJECT_OF[name])
     write_pages()
