@@ -196,8 +196,6 @@ def draw_band(
     label: str,
     log: bool = False,
     limits: tuple[float, float] = (-np.inf, np.inf),
-    markersize: float = 5,
-    linewidth: float | None = None,
 ) -> None:
     """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation.
 
@@ -210,8 +208,6 @@ def draw_band(
         log: use mean and deviation of the logarithms, for a logarithmic axis: a band of plain
             deviations could reach below zero.
         limits: the smallest and the largest possible value, at which the band is cut off.
-        markersize: of the markers, in points.
-        linewidth: of the line, in points; None for Matplotlib's default.
     """
     mean, deviation = mean_and_deviation(np.log(values) if log else values)
     middle, low, high = (
@@ -220,6 +216,6 @@ def draw_band(
     style = style_of(index)
     if len(x) > 20:
         style["marker"] = None
-    axes.plot(x, middle, label=label, markersize=markersize, linewidth=linewidth, **style)
+    axes.plot(x, middle, label=label, markersize=5, **style)
     low, high = np.clip(low, *limits), np.clip(high, *limits)
     axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

@@ -288,8 +288,8 @@ def _learning(rows: list[Row]) -> Any:
         for arm in ARMS:
             looks = where(rows, score=score, strings=strings, arm=arm)
             values, steps = np.array(column(looks, name)), column(looks, "step")
-            options: Any = {"index": plotting.index_of(arm, ARMS), "label": arm, "limits": limits}
-            plotting.draw_band(ax, steps, values, markersize=4, **options)
+            index = plotting.index_of(arm, ARMS)
+            plotting.draw_band(ax, steps, values, index=index, label=arm, limits=limits)
         if name == "coverage_loss":
             ax.axhline(FLOOR, color="black", linestyle="--", linewidth=1, label="floor")
             ax.set_ylabel(f"{score} attention")
