@@ -49,10 +49,9 @@ def _draw_map(ax: Any, rows: list[Row]) -> None:
     if np.ptp(places) == 0:  # the same constant at all rates
         ax.axvline(places[0], color=_STAR, lw=1, ls="--")
         places, heights = places[:1], heights[-1:] + 0.5
-    shown = (places > -0.5) & (places < len(deviations) - 0.5)  # else the star would be outside
-    ax.plot(
-        places[shown], heights[shown], "*", ms=10, color=_STAR, mec="white", mew=0.7, clip_on=False
-    )
+    inside = (places > -0.5) & (places < len(deviations) - 0.5)
+    places, heights = places[inside], heights[inside]
+    ax.plot(places, heights, "*", ms=10, color=_STAR, mec="white", mew=0.7, clip_on=False)
     ax.set_xlim(-0.5, len(deviations) - 0.5)
     ticks = range(0, len(deviations), 2)
     ax.set_xticks(ticks, [_power(deviations[i]) for i in ticks], fontsize=7)
