@@ -16,8 +16,8 @@ and
                                none
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
-alone, so that they can be changed without a new run. `table` and `plot` work with any scores and
-settings.
+alone, so that they can be changed without a new run: `scripts/reproduce.py NAME` draws the figures
+again. `table` and `plot` work with any scores and settings.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say as say
 from attention_jax.runs.run_folder import make_folder, write_json
 from attention_jax.scores import get_score, known_score
+from attention_jax.scores.registry import FOUR_SCORES as FOUR_SCORES
 from attention_jax.training.metrics import mean_and_deviation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-from benchmarks.measure import FOUR_SCORES as FOUR_SCORES
 from benchmarks.measure import interleaved as interleaved
 from benchmarks.tables import markdown as markdown
 from command_line import ScoreNames as ScoreNames
@@ -172,16 +172,6 @@ def spread_and_worst(
     return f"{spread(by_seed)} ({float(f'{worst(by_seed):.3g}'):g})"
 
 
-def style(score: str, others: Sequence[str] = ()) -> dict[str, Any]:
-    """The colour and marker of a score's line; `others` are the scores beyond the first four."""
-    return plotting.style_of(index_of(score, others))
-
-
-def index_of(score: str, others: Sequence[str] = ()) -> int:
-    """The index of a score's colour and marker; arguments as in `style`."""
-    return [*dict.fromkeys([*FOUR_SCORES, *others, score])].index(score)
-
-
 def check_least(config: Any, **least: float) -> None:
     """Raises ValueError for a setting, a number or a tuple of them, that is empty or too small."""
     for name, number in least.items():
@@ -273,13 +263,18 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
         "rows": rows,
     }
     write_json(folder / f"{name}.json", content)
-    figures = experiment.plot(rows).items()
-    paths = [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
+    paths = draw(experiment, rows, folder)
     claims = claims_of(experiment, content)
     say("\n".join(" | ".join(claim.cells()) for claim in claims))
     say(experiment.table(rows))
     say("\n".join(map(str, [folder / f"{name}.json", *paths])))
     return int(any(claim.verdict == "MISS" for claim in claims))
+
+
+def draw(experiment: ModuleType, rows: list[Row], folder: Path) -> list[Path]:
+    """Writes the figures of an experiment's rows; returns their paths."""
+    figures = experiment.plot(rows).items()
+    return [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
 
 
 def claims_of(experiment: ModuleType, content: Row) -> list[Claim]:

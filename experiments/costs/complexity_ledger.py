@@ -45,9 +45,9 @@ from experiments.reversal.gru_model import GRUReversal
 
 Array = jax.Array
 CAPTIONS = {
-    "complexity_ledger": "Memory of attention with all gradients over the length, and of all scores"
-    " at the longest. It grows as the square of the length where all pairs are stored, and in tiles"
-    " linearly from about 2,048 tokens on; exponents are fitted from the shortest length on."
+    "complexity_ledger": "Memory of attention with all gradients over the length: it grows as the"
+    " square of the length where all pairs are stored, and in tiles linearly from about 2,048"
+    " tokens on."
 }
 FORMS = ("naive", "reference", "tiled")
 PARAMETERS = {"additive": 8256, "general": 4096, "dot": 0, "scaled": 0}  # the chapter, d = 64
@@ -255,30 +255,23 @@ def price_of_additive(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """Memory over the length for two scores, and of all at the longest length."""
-    figure, (*curves, bars) = plotting.new_figure(11.5, 4.4, columns=3, grid=True, sharey=True)
+    """Memory over the length for two scores."""
     scores = _by_score(rows)
     drawn = sorted(scores, key=lambda score: score not in ("additive", "scaled"))[:2]
-    for index, form in enumerate(FORMS):
-        color = plotting.COLORS[4 + index]  # that no score has
-        for ax, score in zip(curves, drawn, strict=False):
-            row = scores[score]
+    shape: Any = {"columns": len(drawn), "sharey": True}
+    figure, axes = plotting.new_figure(4.2 * len(drawn), 4, grid=True, **shape)
+    for ax, score in zip(axes, drawn, strict=True):
+        row = scores[score]
+        for form in FORMS:
             if form in row:
-                label = f"{form}: grows as T^{exponent(row, form):.2f}"
+                look = plotting.style_of(plotting.index_of(form, FORMS))
                 mib = np.array(row[form]) / 2**20
-                ax.loglog(row["lengths"], mib, color=color, marker="o", ms=5, label=label)
-            ax.set(title=score, xlabel="length, T = S")
-            ax.set_xticks(row["lengths"], row["lengths"])
-            ax.minorticks_off()
-        held = {x: row[form][-1] / 2**20 for x, row in enumerate(scores.values()) if form in row}
-        places = np.array([*held]) + 0.27 * (index - 1)
-        bars.bar(places, [*held.values()], 0.27, color=color, label=form)
-    bars.set_xticks(range(len(scores)), scores, rotation=40, ha="right")
-    bars.set(title=f"all scores, T = {row['lengths'][-1]:,}", yscale="log")
-    bars.set_ylim(top=bars.get_ylim()[1] * 30)  # room for legends
-    curves[0].set_ylabel("temporary memory (MiB)")
-    for ax in (*curves, bars):
-        ax.legend(fontsize=11, loc="upper right" if ax is bars else "upper left")
+                ax.loglog(row["lengths"], mib, ms=5, label=form, **look)
+        ax.set(title=score, xlabel="length, T = S")
+        ax.set_xticks(row["lengths"], row["lengths"])
+        ax.minorticks_off()
+    axes[0].set_ylabel("temporary memory (MiB)")
+    axes[0].legend()
     return {"complexity_ledger": figure}
 
 

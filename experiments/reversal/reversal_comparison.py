@@ -167,7 +167,7 @@ def plot(rows: list[Row]) -> dict[str, Any]:
     losses, (ax,) = plotting.new_figure(6.4, 3.8, grid=True)
     for score in panels:
         steps, values = (column(where(rows, "loss", score=score), x) for x in ("step", "loss"))
-        index = lab.index_of(score, [*panels])
+        index = plotting.index_of(score, [*panels])
         plotting.draw_band(ax, steps, np.array(values), index=index, label=score, log=True)
     seeds = len(values[0])
     ax.set_title(f"String reversal: geometric mean ± sd of logarithms, {seeds} seeds")

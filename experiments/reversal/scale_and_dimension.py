@@ -350,9 +350,8 @@ def _outcome(row: Row) -> str:
 
 
 CAPTIONS = {
-    "scale_and_dimension_sizes": "Final loss of dot times a constant, over the initial deviation of"
-    " its logits, at the best learning rate; open symbols are dot and scaled dot as they are."
-    " Geometric means over seeds, and bands of one standard deviation of the logarithms.",
+    "scale_and_dimension_sizes": "Final loss over the initial deviation of the logits, at the best"
+    " learning rate, a point for each seed: dot, scaled dot, and dot times other constants.",
     "scale_and_dimension_training": "Dot and scaled dot while they learn, at their best learning"
     " rates: loss, entropy of the cross attention and deviation of its logits within a row. Means"
     " over seeds, and bands of one deviation, of logarithms where the axis is logarithmic.",
@@ -370,8 +369,9 @@ def _training(rows: list[Row]) -> Any:
     figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 6.8, grid=True, **shape)
     panels = zip(axes, itertools.product(LABELS.items(), dims.items()), strict=True)
     for ax, ((name, label), (dim, arms)) in panels:
-        for size, score, index in ((PLAIN, "dot", 1), (SCALED, "scaled dot", 3)):
+        for size, score in ((PLAIN, "dot"), (SCALED, "scaled")):
             looks, log = arms[size]["looks"], name != "entropy"
+            index = plotting.index_of(score)
             options: Any = {"index": index, "label": score, "log": log, "limits": (0, np.inf)}
             plotting.draw_band(ax, looks["step"], np.array(looks[name]), **options)
         ax.set(yscale="log" if name != "entropy" else "linear", ylabel=label)
@@ -385,24 +385,21 @@ def _training(rows: list[Row]) -> Any:
 
 
 def _sizes(rows: list[Row]) -> Any:
-    figure, (ax,) = plotting.new_figure(7.4, 4.2, grid=True)
-    ax.set(xscale="log", yscale="log", xlabel="sd of logits within a row, before training")
-    ax.set_ylabel(f"final {LABELS['loss']}")
-    for index, (dim, arms) in enumerate(sizes_of_dot(rows).items(), start=4):
-        sizes = sorted(size for size in arms if not isinstance(size, str))
-        if sizes:
-            losses = np.array([arms[size]["loss"] for size in sizes])
-            plotting.draw_band(ax, sizes, losses, index=index, label=f"d = {dim}", log=True)
-            ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
-        for size, marker in ((PLAIN, "s"), (SCALED, "^")):
-            sd = np.mean(arms[size]["looks"]["logit_sd"][0])
-            loss = np.exp(np.mean(np.log(arms[size]["loss"])))
-            label = f"{'dot' if size == PLAIN else 'scaled dot'} as it is, d = {dim}"
-            options: Any = {"mfc": "white", "mew": 1.6, "color": plotting.COLORS[index]}
-            ax.plot(sd, loss, marker, ms=9, label=label, **options)
-    ax.axhline(GUESSING, color="black", ls="--", lw=1, label="guessing letters")
-    ax.minorticks_off()
-    figure.legend(loc="outside right center", fontsize=9)
+    dims = sizes_of_dot(rows)
+    shape: Any = {"columns": len(dims), "sharex": True, "sharey": True}
+    figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 3.8, grid=True, **shape)
+    points = {}
+    for ax, (dim, arms) in zip(axes, dims.items(), strict=True):
+        for size, row in arms.items():
+            name = {PLAIN: "dot", SCALED: "scaled"}.get(str(size), "dot times a constant")
+            at = [size] * len(row["loss"]) if "looks" not in row else row["looks"]["logit_sd"][0]
+            look = plotting.style_of(plotting.index_of(name))
+            (points[name],) = ax.plot(at, row["loss"], ls="", alpha=0.7, ms=5, **look)
+        points["guessing letters"] = ax.axhline(GUESSING, color="black", ls="--", lw=1)
+        ax.set(xscale="log", yscale="log", title=f"d = {dim}")
+        ax.set_xlabel("sd of logits, before training")
+    axes[0].set_ylabel(f"final {LABELS['loss']}")
+    figure.legend(points.values(), points.keys(), loc="outside lower center", ncols=4)
     return figure
 
 

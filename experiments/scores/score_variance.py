@@ -60,7 +60,7 @@ NORMALISATIONS: dict[str, Callable[[Array], Array]] = {
     "LayerNorm": functools.partial(jax.nn.standardize, axis=-1),
 }
 PRODUCTS = {name: functools.partial(SCORES[name], {}) for name in ("dot", "scaled")}
-COLORS = (plotting.COLORS[4], plotting.COLORS[5], "#999999")  # of no score
+COLORS = (*plotting.COLORS[4:6], "#999999")  # of no score
 CAPTIONS = {
     "score_variance_heatmaps": "Logits and weights of 12 tokens, before and after scaling.",
     "score_variance_means": "Variance of scaled logits for six choices of means; black: formula.",
