@@ -18,7 +18,7 @@ from attention_jax.tasks.vocabulary import FIRST
 from attention_jax.training.loop import TrainState, train_steps
 from attention_jax.training.task import TrainConfig
 from experiments.bench.training import started
-from experiments.reversal.scale_and_dimension import AtRate
+from experiments.reversal.arms import AtRate
 
 SMALL: Any = {
     "model": dataclasses.replace(MODEL, dim=64, hidden_dim=128, num_heads=2, dropout_rate=0.0),

@@ -35,7 +35,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from attention_jax.analysis import learning_statistics
 from attention_jax.reports import plotting
@@ -43,10 +42,9 @@ from attention_jax.scores import Additive, Dot, General, Params
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
-from attention_jax.training.task import Task
 from experiments import lab
 from experiments.lab import Claim, Row, column, gain, markdown, plus_minus, significant, where
-from experiments.reversal.arms import SHORT_STRINGS, changed
+from experiments.reversal.arms import SHORT_STRINGS, AtRate, changed
 from experiments.reversal.multiplied_scores import Times
 
 PLAIN, SCALED, EQUAL = "as it is", "scaled", 1.0  # sizes of logits; a number is their deviation
@@ -219,19 +217,6 @@ def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float])
     return rows
 
 
-class AtRate(Task):
-    """A task whose learning rate may be traced."""
-
-    def __init__(self, task: Reversal, rate: jax.Array | float):
-        self.train, self.init, self.batch, self.loss = task.train, task.init, task.batch, task.loss  # type: ignore[method-assign]
-        self.rate = rate
-
-    def optimizer(self) -> optax.GradientTransformation:
-        # Adam's updates are proportional to the rate: computed at rate 1, then scaled.
-        at_one = dataclasses.replace(self.train, learning_rate=1.0).transformation()
-        return optax.chain(at_one, optax.scale(self.rate))
-
-
 # --- what came out ---
 
 
@@ -245,18 +230,14 @@ def best(rows: list[Row], **arm: Any) -> Row:
     return min(where(rows, **arm), key=loss_of)
 
 
-def sizes_of_dot(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
-    """Parts 1 and 2: dot by d and by size of its logits, each at its best rate."""
-    dot = where(rows, score="dot")
-    return {
-        dim: {size: best(dot, dim=dim, size=size) for size in column(dot, "size", dim=dim)}
-        for dim in column(dot, "dim")
-    }
-
-
-def additive_at(rows: list[Row], dim: int) -> Row:
-    """Part 1: additive as it is, at its best rate."""
-    return best(rows, score="additive", size=PLAIN, dim=dim)
+def by_dimension(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
+    """Parts 1 and 2: by d, dot by size of its logits, and additive, each at its best rate."""
+    found: dict[int, dict[str | float, Row]] = {}
+    for dim in column(rows, "dim", score="dot"):
+        dot = where(rows, score="dot", dim=dim)
+        found[dim] = {size: best(dot, size=size) for size in column(dot, "size")}
+        found[dim]["additive"] = best(rows, score="additive", size=PLAIN, dim=dim)
+    return found
 
 
 def comparisons(rows: list[Row]) -> dict[str, dict[str, Row]]:
@@ -280,7 +261,7 @@ def comparisons(rows: list[Row]) -> dict[str, dict[str, Row]]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """What the source and theory predict."""
-    dim, arms = max(sizes_of_dot(rows).items())
+    dim, arms = max(by_dimension(rows).items())
     entropies = [arms[size]["looks"]["entropy"][0] for size in (PLAIN, SCALED)]
     loss, bound = gain(arms[PLAIN]["loss"], arms[SCALED]["loss"])
     harm = max(
@@ -303,18 +284,13 @@ def claims(rows: list[Row]) -> list[Claim]:
     most = -of_chance if worst != "scaled" else -math.inf
     text = f"at d = {four['dot']['dim']} scaled dot is not the worst of four: its loss - {worst}'s"
     found.append(Claim(text, gap, high=most, source=least, denies=True))
-    least_dim, small = min(sizes_of_dot(rows).items())
-    alike, behind = (
-        "alike where d is modest",
-        "unscaled dot underperforms for larger d",
-    )
-    exact = [np.mean(row["exact"]) for row in (additive_at(rows, least_dim), small[PLAIN])]
-    additive = additive_at(rows, dim)["loss"]
-    text = f"at d = {least_dim}: strings that additive reverses minus those of unscaled dot"
-    found.append(Claim(text, float(exact[0] - exact[1]), -0.02, 0.02, alike))
-    more, bound = gain(arms[PLAIN]["loss"], additive)
+    few, small = min(by_dimension(rows).items())
+    exact = [np.mean(small[arm]["exact"]) for arm in ("additive", PLAIN)]
+    text = f"at d = {few}: strings that additive reverses minus those of unscaled dot"
+    found.append(Claim(text, float(exact[0] - exact[1]), -0.02, 0.02, "alike where d is modest"))
+    more, bound = gain(arms[PLAIN]["loss"], arms["additive"]["loss"])
     text = f"at d = {dim} unscaled dot's loss ends above additive's, nats"
-    found.append(Claim(text, more, bound, source=behind))
+    found.append(Claim(text, more, bound, source="unscaled dot is worse for larger d"))
     text = f"at d = {dim}: share of the gap between dot's loss and additive's that scaling closes"
     return [*found, Claim(text, loss / more, 0.95, 1.05)]
 
@@ -323,8 +299,7 @@ def table(rows: list[Row]) -> str:
     """Dot by size of its logits; the four scores in each comparison: losses, strings reversed."""
     lines, scores = [], []
     names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot", "additive": "additive"}
-    for dim, of_dot in sizes_of_dot(rows).items():
-        arms = of_dot | {"additive": additive_at(rows, dim)}
+    for dim, arms in by_dimension(rows).items():
         least = min(arms.values(), key=loss_of)
         for size, row in arms.items():
             looks = [np.mean(row["looks"][n], axis=1) for n in CROSS if "looks" in row]
@@ -364,7 +339,7 @@ def plot(rows: list[Row]) -> dict[str, Any]:
 
 
 def _training(rows: list[Row]) -> Any:
-    dims = sizes_of_dot(rows)
+    dims = by_dimension(rows)
     shape: Any = {"rows": 3, "columns": len(dims), "sharex": "col", "sharey": "row"}
     figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 6.8, grid=True, **shape)
     panels = zip(axes, itertools.product(LABELS.items(), dims.items()), strict=True)
@@ -385,7 +360,7 @@ def _training(rows: list[Row]) -> Any:
 
 
 def _sizes(rows: list[Row]) -> Any:
-    dims = sizes_of_dot(rows)
+    dims = by_dimension(rows)
     shape: Any = {"columns": len(dims), "sharex": True, "sharey": True}
     figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 3.8, grid=True, **shape)
     points = {}
