@@ -1,4 +1,4 @@
-"""Writes what stands in result files into pages: the generated parts of READMEs, and index.html.
+"""Writes what stands in result files into pages: the generated parts of READMEs.
 
 .venv/bin/python -m experiments.pages
 """
@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 
-from attention_jax.reports import html_page
 from attention_jax.runs.run_folder import write_text
 from experiments import lab
 from experiments.lab import Claim, Row, labelled, load, markdown, name_of
 
 from benchmarks.tables import committed  # isort: skip  # lab adds scripts/ to the path
+
+
+CLAIM = ("claim", "source", "measured", "bounds", "verdict")  # the columns of `Claim.cells`
 
 
 def write_pages() -> None:
@@ -65,7 +67,7 @@ def part_of(part: str, folder: Path) -> str | None:
     experiment = load(name)
     if function:
         return str(getattr(experiment, function)(content["rows"]))
-    return "\n\n".join(_section(experiment, content))
+    return "\n\n".join(section(experiment, content))
 
 
 _benchmark_tables = functools.cache(committed)
@@ -87,7 +89,7 @@ def _misses() -> str:
         (f"[`{name}`]({lab.SUBJECT_OF[name]}/README.md#{name})", *claim.cells()[:-1])
         for name, claim in missed(contents)
     ]
-    return markdown(("experiment", "claim", "source", "measured", "bounds"), lines)
+    return markdown(("experiment", *CLAIM[:-1]), lines)
 
 
 def missed(contents: Mapping[str, Row]) -> list[tuple[str, Claim]]:
@@ -100,63 +102,23 @@ def missed(contents: Mapping[str, Row]) -> list[tuple[str, Claim]]:
     ]
 
 
-def _section(experiment: ModuleType, content: Row) -> Iterator[str]:
-    """Answer, source, command and origin of the rows; table; figures."""
+def section(experiment: ModuleType, content: Row) -> Iterator[str]:
+    """Answer, source, command and origin of the rows; claims; table; figures."""
     name, measured = name_of(experiment), content["environment"]
     commit = measured["git_commit"] or "unknown"
     yield f"**{labelled(experiment)}** {labelled(experiment, 'Answer')}"
     yield f"Source: {labelled(experiment, 'Source')}"
     yield f"```bash\n{labelled(experiment, 'Command')}\n```"
-    verdicts = [claim.verdict for claim in lab.claims_of(experiment, content)]
-    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
-    yield (
-        f"[Rows]({name}.json) of commit {commit[:10]}, jax {measured['packages']['jax']}."
-        f" Claims: {counts}."
-    )
+    yield f"[Rows]({name}.json) of commit {commit[:10]}, jax {measured['packages']['jax']}."
+    if claims := lab.claims_of(experiment, content):
+        verdicts = [claim.verdict for claim in claims]
+        counts = ", ".join(f"{verdicts.count(each)} {each}" for each in dict.fromkeys(verdicts))
+        yield f"<details><summary>Claims: {counts}</summary>"
+        yield markdown(CLAIM, [claim.cells() for claim in claims])
+        yield "</details>"
     yield experiment.table(content["rows"])
     for stem, caption in experiment.CAPTIONS.items():
         yield f"![{caption}]({stem}.png)"
-
-
-def results_page(
-    found: Mapping[str, Row], folders: Mapping[str, Path], left_out: Mapping[str, str]
-) -> str:
-    """Every figure, and every claim with its bounds, as one HTML page.
-
-    Args:
-        found: result files by name, in the order of the page.
-        folders: the folder of each one's figures.
-        left_out: why an experiment did not run, by name.
-    """
-    experiments = {name: load(name) for name in found}
-    questions = [
-        (name, labelled(each), labelled(each, "Answer")) for name, each in experiments.items()
-    ]
-    parts = [
-        html_page.paragraph(
-            "Every finding with the bounds that were written before the run. Verdicts: reproduced,"
-            " our number agrees with the source; contradicted, it shows the opposite; ours, the"
-            " finding has no source; MISS, the number is outside its bounds."
-        ),
-        html_page.table(("experiment", "question", "answer"), questions),
-    ]
-    if left_out:
-        parts.append(html_page.table(("left out", "reason"), [*left_out.items()]))
-    for name, experiment in experiments.items():
-        parts += _of_experiment(experiment, found[name], folders[name])
-    return html_page.page("Experiments on attention", parts)
-
-
-def _of_experiment(experiment: ModuleType, content: Row, folder: Path) -> Iterator[str]:
-    yield html_page.heading(name_of(experiment))
-    yield html_page.paragraph(labelled(experiment))
-    for label in ("Answer", "Source", "Command"):
-        yield html_page.paragraph(f"{label}: {labelled(experiment, label)}")
-    for stem, caption in experiment.CAPTIONS.items():
-        if (path := folder / f"{stem}.png").exists():
-            yield html_page.image(path.read_bytes(), caption)
-    head = ("claim", "source", "measured", "bounds", "verdict")
-    yield html_page.table(head, [claim.cells() for claim in lab.claims_of(experiment, content)])
 
 
 if __name__ == "__main__":

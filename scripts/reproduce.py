@@ -1,4 +1,4 @@
-"""Runs the experiments, and writes all results on one page; see --help."""
+"""Runs the experiments, and writes their results into the pages; see --help."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from experiments import lab, pages  # noqa: E402
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
-    """Run experiments, and write a page with every figure and every claim.
+    """Run experiments, and write every table, figure and claim into the READMEs of experiments/.
 
-    An experiment that has rows is not run again. If an experiment fails, or is left out because its
-    data or a package is missing, the others still run. Ctrl-C stops, and the same command goes on.
-    The page and the tables of the READMEs are written from the rows of all experiments. The exit
-    status is 1 if an experiment fails, if one that is named is left out, or if a claim of one that
-    is named or that ran is a MISS.
+    An experiment that has rows is not run again; if it is named, its figures are drawn again. If an
+    experiment fails, or is left out because its data or a package is missing, the others still run.
+    Ctrl-C stops, and the same command goes on. The READMEs are written from the rows of all
+    experiments. The exit status is 1 if an experiment fails, if one that is named is left out, or
+    if a claim of one that is named or that ran is a MISS.
 
     Attributes:
         names: which experiments; none for all.
-        quick: small settings: minutes instead of hours. Everything is written to runs/quick.
+        quick: small settings: minutes instead of hours. Everything is written to runs/quick, where
+            README.md is the page.
         force: also run the experiments that have rows.
     """
 
@@ -61,6 +62,8 @@ def main(arguments: Arguments) -> int:
         title, folder = f"{name} ({index + 1} of {len(chosen)})", arguments.folder(name)
         if (folder / f"{name}.json").exists() and not arguments.force:
             say(f"{title}: there already; --force runs it again", error=True)
+            if name in arguments.names and (content := lab.content_of(name, folder)):
+                lab.draw(lab.load(name), content["rows"], folder)
             continue
         say(f"--- {title}", error=True)
         start, experiment = time.perf_counter(), lab.load(name)
@@ -80,7 +83,10 @@ def main(arguments: Arguments) -> int:
         judged.add(name)
         say(f"{name}: {time.perf_counter() - start:.0f} s", error=True)
         jax.clear_caches()
-    missed = _write_page(arguments, left_out)
+    folders = {name: arguments.folder(name) for name in lab.SUBJECT_OF}
+    contents = {name: lab.content_of(name, folder) for name, folder in folders.items()}
+    found = {name: content for name, content in contents.items() if content is not None}
+    missed = pages.missed(found)
     for name, claim in missed:
         say(f"MISS: {name}: {claim.text}", error=True)
     for name in failed:
@@ -89,8 +95,10 @@ def main(arguments: Arguments) -> int:
         say(f"left out: {name}: {reason}", error=True)
     incomplete = bool(failed or left_out.keys() & {*arguments.names})
     if arguments.quick:  # claims are made for the default settings
+        _write_page(ROOT / "runs/quick", found)
         return status or int(incomplete)
     pages.write_pages()
+    say(str(lab.FOLDER / "README.md"))
     return status or int(incomplete or any(name in judged for name, _ in missed))
 
 
@@ -103,16 +111,14 @@ def _config(experiment: Any, *, quick: bool) -> Any:
     return dataclasses.replace(config, workdir=runs / config.workdir.name)
 
 
-def _write_page(arguments: Arguments, left_out: dict[str, str]) -> list[tuple[str, lab.Claim]]:
-    """Writes index.html of all rows that are there; returns the missed claims."""
-    folders = {name: arguments.folder(name) for name in lab.SUBJECT_OF}
-    contents = {name: lab.content_of(name, folder) for name, folder in folders.items()}
-    found = {name: content for name, content in contents.items() if content is not None}
-    page = ROOT / ("runs/quick" if arguments.quick else "experiments") / "index.html"
-    make_folder("results", page.parent)
-    write_text(page, pages.results_page(found, folders, left_out))
-    say(str(page))
-    return pages.missed(found)
+def _write_page(folder: Path, found: dict[str, lab.Row]) -> None:
+    """Writes README.md: the section of each experiment that has rows there."""
+    parts = ["# Experiments with small settings"]
+    for name, content in found.items():
+        parts += [f"## {name}", *pages.section(lab.load(name), content)]
+    make_folder("results", folder)
+    write_text(folder / "README.md", "\n\n".join(parts) + "\n")
+    say(str(folder / "README.md"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Every public name has a docstring, and those of the library have an example.
+"""The site: every public name has a docstring and, in the library, an example; links lead somewhere.
 
-The public names are those of the pages of the API reference (`scripts/reference.py`). Each function
+The public names are those of the modules on the pages of the API (docs/api). Each function
 and class has a docstring of its own, and each public method has one, its own or an inherited one.
 On the pages of the library, each function and class has a doctest, except for tuples: the function
 that returns one shows it.
@@ -9,17 +9,25 @@ that returns one shows it.
 import importlib
 import inspect
 import os
+import re
 import subprocess
 import sys
 import types
+import urllib.parse
 from pathlib import Path
 
 import pytest
-from reference import LIBRARY_PAGES, PROGRAM_PAGES, markdown, with_comments
+from html_reader import Reader
 
 import attention_jax
 
 ROOT = Path(__file__).parent.parent
+MODULES = [
+    name
+    for page in sorted((ROOT / "docs/api").glob("*.rst"))
+    for name in re.findall(r"automodule:: (.*)", page.read_text())
+]
+PROGRAM = re.compile(r"attention_jax\.(training|tasks|runs|reports)\.")
 NO_EXAMPLE = {
     "Inputs": "attention makes it; only an implementation reads it",
     "Options": "attention makes it; only an implementation reads it",
@@ -44,9 +52,10 @@ def public_names(module) -> list[str]:
     return [name for name in names if not inspect.ismodule(getattr(module, name))]
 
 
-def public_objects(pages: tuple) -> dict:
-    """The functions and classes on pages, by their full names."""
-    modules = [importlib.import_module(page) for page in pages]
+def public_objects(*, program: bool) -> dict:
+    """The functions and classes of the library or of the program, by their full names."""
+    names = [name for name in MODULES if bool(PROGRAM.match(name)) == program]
+    modules = [importlib.import_module(name) for name in names]
     return {
         f"{module.__name__}.{name}": getattr(module, name)
         for module in modules
@@ -83,7 +92,7 @@ def public_methods(value) -> dict:
 
 
 def test_public_names_have_docstrings_and_examples():
-    library, programs = public_objects(LIBRARY_PAGES), public_objects(PROGRAM_PAGES)
+    library, programs = public_objects(program=False), public_objects(program=True)
     assert len(library) > 100
     for name, value in (library | programs).items():
         assert own_docstring(value), name
@@ -100,26 +109,49 @@ def test_start_page_names_everything():
     assert not missing
 
 
-# --- the pages ---
+# --- the site ---
 
 
-def test_shapes_are_code_on_the_pages():
-    text = markdown(inspect.getdoc(attention_jax.attention))
-    assert "float `[*B, T, Dq]`" in text
-    assert "broadcast to `*B`" in text
-    assert ">>> query, key, value = jnp.ones((1, 2))" in text  # examples stay as they are
-    assert with_comments(attention_jax.AttentionStatistics).var_docstrings["entropy"]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site; Sphinx follows the links of all Markdown pages and fails."""
+    out = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-m", "sphinx", "--quiet", "--fail-on-warning", "-c", "docs", ".", out]
+    subprocess.run(words, cwd=ROOT, env=environment, check=True)
+    return out
 
 
 @pytest.mark.slow
-def test_pages_are_built(tmp_path):
-    script = ROOT / "scripts" / "reference.py"
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    words = [sys.executable, script, "--out", tmp_path]
-    subprocess.run(words, env=environment, check=True, stderr=subprocess.DEVNULL)
-    pages = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.html")}
-    files = [f"{name.replace('.', '/')}.html" for name in (*LIBRARY_PAGES, *PROGRAM_PAGES)]
-    assert sorted([*files, "index.html"]) == sorted(map(str, pages))
-    for name in public_names(attention_jax):
-        assert f'id="{name}"' in pages[Path("attention_jax.html")]
-    assert "capture_gradients" in (tmp_path / "search.js").read_text()
+def test_every_link_of_the_site_leads_somewhere(site):
+    pages = {path: Reader(path.read_text()) for path in site.rglob("*.html")}
+    ids = {path: set(re.findall(r'\bid="([^"]+)"', path.read_text())) for path in pages}
+    followed, broken = 0, []
+    for path, page in pages.items():
+        links = [link.get("href", "") for link in page.attributes("a")]
+        links += [image["src"] for image in page.attributes("img")]
+        for link in links:
+            address = urllib.parse.urlsplit(link)
+            if address.scheme in ("https", "data", "mailto"):
+                continue
+            place = urllib.parse.unquote(address.path)
+            target = (path.parent / place).resolve() if place else path
+            anchor = urllib.parse.unquote(address.fragment)
+            followed += 1
+            if not target.is_file() or (anchor and anchor not in ids[target]):
+                broken.append((str(path.relative_to(site)), link))
+    assert broken == []
+    assert followed > 10_000
+
+
+@pytest.mark.slow
+def test_public_names_are_on_the_site_with_shapes_as_code(site):
+    pages = [path.read_text() for path in (site / "docs/api").glob("*.html")]
+    for name, value in (public_objects(program=False) | public_objects(program=True)).items():
+        ids = {f'id="{name}"', f'id="attention_jax.{value.__name__}"'}
+        assert any(each in page for page in pages for each in ids), name
+    (page,) = (page for page in pages if 'id="attention_jax.attention"' in page)
+    text = re.sub(r"<[^>]+>", "", page)
+    assert '<span class="pre">[*B,</span>' in page
+    assert "entropy \u2013 [*B, T]" in text or "entropy -- [*B, T]" in text  # beside the field
+    assert "\nlogits_ij = score(query_i, key_j) + bias_ij\nweights_i" in text

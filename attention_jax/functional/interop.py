@@ -67,6 +67,7 @@ def dot_product_attention(
         output_in = sum_j softmax_j(score(query_in, key_jk) + bias_nij where mask_nij) value_jk
 
     with k = n // G. Unlike `jax.nn`:
+
     - A query without keys gets output 0 and residual -inf, and sends no gradient (`jax.nn`: the
       mean of the values and a large negative residual; NaN where a bias of -inf masks). Beyond
       `query_seq_lengths` the output is 0 in both.

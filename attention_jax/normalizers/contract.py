@@ -42,15 +42,16 @@ class Normalizer:
     `weight` and `inverse`. All three are elementwise. Masked logits are -inf, before and after
     `transform`.
 
-    A subclass may define these class variables, or properties where they depend on its fields:
+    A subclass may define class variables, or properties where they depend on its fields.
 
-    sums_to_one: whether the threshold tau makes the weights of a row sum to 1. A search finds it,
-        for which the subclass defines `inverse`. If False, tau is 0.
-    convex: whether inverse(sum_j weight(x_j - tau)) is convex in tau. If True, Newton's method
-        converges from below, and the search visits the keys less often.
-    steep: whether the slope of `weight` is infinite where it rises from 0. If True, a second
-        search counts tau from the smallest logit with a weight, which is then precise.
-    uses_num_keys: whether `transform` reads the number of keys that each row may attend to.
+    Class variables:
+        sums_to_one: whether the threshold tau makes the weights of a row sum to 1. A search finds
+            it, for which the subclass defines `inverse`. If False, tau is 0.
+        convex: whether inverse(sum_j weight(x_j - tau)) is convex in tau. If True, Newton's method
+            converges from below, and the search visits the keys less often.
+        steep: whether the slope of `weight` is infinite where it rises from 0. If True, a second
+            search counts tau from the smallest logit with a weight, which is then precise.
+        uses_num_keys: whether `transform` reads the number of keys that each row may attend to.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Softplus(Normalizer):

@@ -50,12 +50,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def figure(drawn: Figure, caption: str) -> str:
     """A figure embedded in the page; its caption is also its alternative text."""
-    return image(plotting.png(drawn), caption)
-
-
-def image(png: bytes, caption: str) -> str:
-    """A PNG image embedded in the page, as `figure`."""
-    data, text = base64.b64encode(png).decode(), html.escape(caption)
+    data, text = base64.b64encode(plotting.png(drawn)).decode(), html.escape(caption)
     return (
         f'<figure><img alt="{text}" src="data:image/png;base64,{data}">'
         f"<figcaption>{text}</figcaption></figure>"

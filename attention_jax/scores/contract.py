@@ -29,24 +29,26 @@ class Score:
 
     Shapes below are for one example: T queries of size Dq, S keys of size Dk.
 
-    A subclass may define four class variables, or properties where they depend on its fields:
+    A subclass may define four class variables, or properties where they depend on its fields.
 
-    needs_equal_dims: whether Dq must equal Dk. If True, the sizes are checked before anything runs.
-    tile_cost: what `pair` costs on a tile of t queries and s keys. It decides from which size on
-        attention works in tiles, and how large the tiles are. It changes speed and memory, never a
-        result. "matmul": one matrix product of the features, and little else per logit.
-        "elementwise": elementary functions per pair and feature, without an array [t, s, F] in
-        memory. "materialized", the default: anything, including an array [t, s, F] in memory.
-    finite_slopes: whether every derivative of `pair` is finite at finite features. If False (a
-        distance where query and key are equal, an angle where they are parallel), each masked pair
-        is computed from stand-in features, which takes more time. None, the default: the
-        operations in the program of `pair` decide.
-    translation_invariant: whether the logits stay the same if one vector is subtracted from all
-        queries and keys, which then have the same size. If True, attention subtracts the mean of
-        the keys before it projects tokens, so that a `pair` that subtracts squares loses no digits
-        where all tokens share an offset. The mean is that of the keys which the mask leaves;
-        `remember` therefore keeps the keys themselves, and each call projects them. A class that
-        replaces `pair` or a projection does not inherit True.
+    Class variables:
+        needs_equal_dims: whether Dq must equal Dk. If True, the sizes are checked before anything
+            runs.
+        tile_cost: what `pair` costs on a tile of t queries and s keys. It decides from which size
+            on attention works in tiles, and how large the tiles are. It changes speed and memory,
+            never a result. "matmul": one matrix product of the features, and little else per logit.
+            "elementwise": elementary functions per pair and feature, without an array [t, s, F] in
+            memory. "materialized", the default: anything, including an array [t, s, F] in memory.
+        finite_slopes: whether every derivative of `pair` is finite at finite features. If False (a
+            distance where query and key are equal, an angle where they are parallel), each masked
+            pair is computed from stand-in features, which takes more time. None, the default: the
+            operations in the program of `pair` decide.
+        translation_invariant: whether the logits stay the same if one vector is subtracted from all
+            queries and keys, which then have the same size. If True, attention subtracts the mean
+            of the keys before it projects tokens, so that a `pair` that subtracts squares loses no
+            digits where all tokens share an offset. The mean is that of the keys which the mask
+            leaves; `remember` therefore keeps the keys themselves, and each call projects them. A
+            class that replaces `pair` or a projection does not inherit True.
 
     `pair_vjp`, `round`, `tile_params` and `finite_slopes` describe a `pair`. A class that replaces
     the `pair` of a base class and inherits one of them from it raises a TypeError, which names the

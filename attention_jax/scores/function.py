@@ -131,6 +131,7 @@ class CallableScore(FunctionScore):
 
     @property
     def own_params(self) -> Params:
+        """The floating-point leaves, by their paths."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(self.function)
         return {jax.tree_util.keystr(path): leaf for path, leaf in leaves if is_float(leaf)}
 

@@ -8,7 +8,6 @@ import types
 import jax
 import pytest
 from command_lines import call, load
-from html_reader import Reader
 from matplotlib.figure import Figure
 
 from experiments import lab
@@ -59,6 +58,9 @@ def house(tmp_path, monkeypatch):
     monkeypatch.setattr(lab, "SUBJECT_OF", dict.fromkeys(names, "subject"))
     monkeypatch.setattr(lab, "SUBJECTS", {"subject": names})
     monkeypatch.setattr(lab, "FOLDER", tmp_path / "experiments")
+    (tmp_path / "experiments/subject").mkdir(parents=True)
+    marks = [f"<!-- begin {name} -->\n<!-- end {name} -->" for name in names]
+    page_of(tmp_path).write_text("\n".join(marks))
     for name in names:
         error = RuntimeError("out of luck") if name == "second" else None
         install(stand_in(name, calls, error=error), monkeypatch)
@@ -74,19 +76,21 @@ def run(*arguments, monkeypatch):
     return call(reproduce, *arguments, monkeypatch=monkeypatch)
 
 
-def page_of(folder):
-    return Reader((folder / "index.html").read_text())
+def page_of(root):
+    return root / "experiments/subject/README.md"
 
 
 def test_one_failure_does_not_keep_the_others_from_running(house, tmp_path, monkeypatch, capsys):
     assert run(monkeypatch=monkeypatch) == 1
     assert house == [("first", 3), ("second", 3), ("third", 3)]
     assert "failed: second" in capsys.readouterr().err
-    images = page_of(tmp_path / "experiments").attributes("img")
-    assert [image["alt"] for image in images] == ["A drawing of first.", "A drawing of third."]
+    page = page_of(tmp_path).read_text()
+    for name, written in (("first", True), ("second", False), ("third", True)):
+        assert (f"![A drawing of {name}.]({name}.png)" in page) == written
+        assert (f"| {name} is 1 | 1.0 | 1 | 0.9 to 1.1 | reproduced |" in page) == written
 
 
-def test_what_misses_data_or_a_package_is_listed(house, tmp_path, monkeypatch, capsys):
+def test_what_misses_data_or_a_package_is_listed(house, monkeypatch, capsys):
     reason = "it needs the package p: pip install p"
     experiment = stand_in("second", house)
     experiment.missing = lambda config: reason
@@ -99,7 +103,6 @@ def test_what_misses_data_or_a_package_is_listed(house, tmp_path, monkeypatch, c
     assert err.endswith(f"left out: second: {reason}\n")
     assert err.count(reason) == 1
     assert "Traceback" not in err
-    assert reason in page_of(tmp_path / "experiments").text
 
 
 @pytest.mark.parametrize("package", ["sentencepiece", "sacrebleu.metrics"])
@@ -111,9 +114,11 @@ def test_translation_without_its_packages(name, package, monkeypatch):
     assert "'.[translate]'" in experiment.missing(experiment.QUICK)
 
 
-def test_finished_experiments_run_again_only_with_force(house, monkeypatch):
+def test_finished_experiments_run_again_only_with_force(house, tmp_path, monkeypatch):
+    figure = tmp_path / "experiments/subject/first.png"
     for _ in range(2):
         assert run("first", "third", monkeypatch=monkeypatch) == 0
+        figure.unlink()  # it is drawn from the rows
     assert house == [("first", 3), ("third", 3)]
     assert run("first", "--force", monkeypatch=monkeypatch) == 0
     assert house[2:] == [("first", 3)]
@@ -122,7 +127,10 @@ def test_finished_experiments_run_again_only_with_force(house, monkeypatch):
 def test_quick_leaves_the_rows_of_the_default_settings_alone(house, tmp_path, monkeypatch):
     assert run("first", "--quick", monkeypatch=monkeypatch) == 0
     assert json.loads((tmp_path / "runs/quick/first.json").read_text())["config"]["size"] == 2
-    assert not (tmp_path / "experiments").exists()
+    assert "![A drawing of first.](first.png)" in (tmp_path / "runs/quick/README.md").read_text()
+    assert (tmp_path / "runs/quick/first.png").exists()
+    assert [path.name for path in (tmp_path / "experiments").rglob("*.*")] == ["README.md"]
+    assert "drawing" not in page_of(tmp_path).read_text()
 
 
 def test_misses_count_where_an_experiment_is_named_or_ran(house, tmp_path, monkeypatch, capsys):
@@ -132,14 +140,14 @@ def test_misses_count_where_an_experiment_is_named_or_ran(house, tmp_path, monke
     assert run(monkeypatch=monkeypatch) == 0  # they were there before
     assert "MISS: third: third is 1" in capsys.readouterr().err
     assert run("third", monkeypatch=monkeypatch) == 1  # it is named
-    assert "MISS" in page_of(tmp_path / "experiments").text
+    assert "| 1.2 | 0.9 to 1.1 | MISS |" in page_of(tmp_path).read_text()
 
 
-def test_an_interrupted_run_writes_its_page(house, tmp_path, monkeypatch):
+def test_an_interrupted_run_writes_its_pages(house, tmp_path, monkeypatch):
     install(stand_in("second", house, error=KeyboardInterrupt()), monkeypatch)
     assert run(monkeypatch=monkeypatch) == 130
     assert house == [("first", 3), ("second", 3)]
-    assert "A drawing of first." in (tmp_path / "experiments/index.html").read_text()
+    assert "A drawing of first." in page_of(tmp_path).read_text()
 
 
 def test_mistakes_are_one_line(house, tmp_path, monkeypatch, capsys):
