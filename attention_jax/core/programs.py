@@ -21,12 +21,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.digests import LIBRARY, digest_of
+from attention_jax.core.digests import LIBRARY_FOLDER, digest_of
 
 Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
 
-_INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-_NOT_OF_A_USER = ("<frozen ", LIBRARY, *(os.path.join(folder, "") for folder in _INSTALLED))
+_FOLDERS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+# How the names of files begin that are installed, which no user writes.
+_INSTALLED_FILES = ("<frozen ", LIBRARY_FOLDER, *(os.path.join(each, "") for each in _FOLDERS))
 _SEEN: set[tuple[str, str]] = set()  # what has been checked on numbers
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
@@ -233,7 +234,7 @@ def users_line(error: BaseException) -> str | None:
     The user's code is neither this library nor an installed package. None if there is no such line.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_NOT_OF_A_USER):
+        if not frame.filename.startswith(_INSTALLED_FILES):
             return f"{os.path.basename(frame.filename)}, line {frame.lineno}"
     return None
 

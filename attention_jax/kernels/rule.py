@@ -19,8 +19,8 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import Operands
-from attention_jax.kernels.rows import RowTerms, row_terms
-from attention_jax.kernels.tokens import operands_of, refuse
+from attention_jax.kernels.preparation import operands_of, refuse
+from attention_jax.kernels.row_terms import RowTerms, row_terms
 from attention_jax.kernels.windows import Windows, padded_windows
 from attention_jax.normalizers.rows import RowSummary, Sums
 
@@ -78,7 +78,7 @@ def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
     def forward(options: Options, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
         call = call_of(options, inputs)
         output, sums = kernels.forward(call, *prepared(call, inputs))
-        statistics = None if sums.excess is None else RowSummary.of_sums(*sums).statistics()
+        statistics = None if sums.moment is None else RowSummary.of_sums(*sums).statistics()
         results = output.astype(inputs.query.dtype), statistics
         results = jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results)
         return results, (inputs, sums, output)

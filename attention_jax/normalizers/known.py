@@ -113,7 +113,7 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
         " sums_to_one = False if no weight reaches 1",
     )
     shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
-    # The user's own method: `Family.weight` gives a masked key the weight 0 without asking it.
+    # The user's own method: `BoundFamily.weight` gives a masked key the weight 0 without asking it.
     weights = on_numbers(lambda x: family.normalizer.weight(family.params, x), shifted)
     for wrong, problem in (
         (np.isnan(weights), "must be numbers"),

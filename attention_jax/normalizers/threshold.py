@@ -33,7 +33,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers.rows import Family, RowShift
+from attention_jax.normalizers.rows import BoundFamily, RowShift
 
 Array = jax.Array
 # fold(update, carry): the last carry after `carry = update(carry, logits)` for every tile of keys.
@@ -54,7 +54,7 @@ def num_visits(normalizer: Any, dtype: Any) -> int:
     return (64 if double else 32) * (2 if family.steep else 1)
 
 
-def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowShift:
+def find_shift(family: BoundFamily, fold: Fold, zeros: Array, num_keys: int) -> RowShift:
     """The largest logit of each of t rows, and the threshold after it, differentiable by JAX.
 
     Args:
@@ -113,7 +113,7 @@ def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowSh
     return RowShift(reference, jax.lax.custom_root(excess, lower, search, divide))
 
 
-def _newton_step(family: Family, total: Array, slope: Array) -> Array:
+def _newton_step(family: BoundFamily, total: Array, slope: Array) -> Array:
     """The step of tau, from the sums of weights and of slopes at tau; 0 where they are 0."""
     valid = (total > 0) & (slope > 0)
     total, slope = jnp.where(valid, total, 1), jnp.where(valid, slope, 1)

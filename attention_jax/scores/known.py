@@ -51,14 +51,14 @@ def known_score(
     part.check_signatures(score)
     arguments = (params, query_dim, key_dim, dtype)
     try:
-        return _traced(part, score, *arguments)
+        return _traced_score(part, score, *arguments)
     except Exception:
         if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
             known_score(score.score, *arguments)  # names the part inside
         raise
 
 
-def _traced(
+def _traced_score(
     part: Part, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any
 ) -> Score:
     # Transposed features and logits have other shapes.

@@ -21,13 +21,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers, loop
-from attention_jax.kernels.mosaic_gpu.weighted_tanh import (
+from attention_jax.kernels.mosaic_gpu.tanh_quotients import (
     DENOMINATORS,
     FEATURES_PER_STEP,
     two_inverses,
     two_quotients,
 )
-from attention_jax.kernels.rows import RowTerms, inverse_totals, tile_cotangents
+from attention_jax.kernels.row_terms import RowTerms, inverse_totals, tile_cotangents
 from attention_jax.normalizers.rows import LOWEST, Sums, with_tile
 
 Array = jax.Array
@@ -83,7 +83,7 @@ class Program(NamedTuple):
     def store(self, i: Any) -> None:
         """Copies the results [n, 64] of the tile i into their columns of [n, tokens]."""
         plgpu.commit_smem()
-        for part, tile in _parts(self.results, self.tile_results, i):
+        for part, tile in _copies_of(self.results, self.tile_results, i):
             plgpu.copy_smem_to_gmem(tile, part)
         plgpu.wait_smem_to_gmem(0)
 
@@ -99,7 +99,7 @@ def _boxes(array: Any) -> list[Any]:
     return [pl.ds(first, min(LARGEST_BOX, count - first)) for first in range(0, count, LARGEST_BOX)]
 
 
-def _parts(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
+def _copies_of(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
     """The two ends of each asynchronous copy between the columns of arrays and their tiles."""
     for array, tile in zip(*map(jax.tree.leaves, (arrays, tiles)), strict=True):
         for rows in _boxes(tile):
@@ -107,7 +107,7 @@ def _parts(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _load(side: SideArrays, tile: SideArrays, index: Any, barrier: Any) -> None:
-    for part, of_tile in _parts(side, tile, index):
+    for part, of_tile in _copies_of(side, tile, index):
         plgpu.copy_gmem_to_smem(part, of_tile, barrier)
     plgpu.barrier_wait(barrier)
 
@@ -121,7 +121,7 @@ def _in_form(small: Any, function: Callable[[Callable], Any]) -> Any:
     return lax.cond(small == 1, *forms)
 
 
-def _logits(
+def _tile_logits(
     registers: Registers, program: Program, small: Any, own_keys: bool, i: Any, j: Any
 ) -> Array:
     """The logits of the own tile i and the other tile j, -inf outside of the queries' windows."""
@@ -182,7 +182,7 @@ def forward_kernel(registers: Registers, program: Program) -> None:
 
     def visit(j: Any, before: Sums) -> Sums:
         program.load_other(j)
-        logits = _logits(registers, program, small, False, i, j)
+        logits = _tile_logits(registers, program, small, False, i, j)
         after, terms, shrink = with_tile(
             before,
             logits,
@@ -219,7 +219,7 @@ def forward_kernel(registers: Registers, program: Program) -> None:
 class BackwardResults(NamedTuple):
     """Sums over the other side with the cotangents g of the logits, in the main memory or a tile's.
 
-    See `weighted_tanh.pull_back` for the first two.
+    See `tanh_quotients.pull_back_sums` for the first two.
     """
 
     slopes: Any  # [F, tokens]
@@ -245,7 +245,7 @@ def backward_kernel(own_keys: bool, registers: Registers, program: Program) -> N
 
     def visit(j: Any, carry: None) -> None:
         program.load_other(j)
-        logits = _logits(registers, program, small, own_keys, i, j)
+        logits = _tile_logits(registers, program, small, own_keys, i, j)
 
         def add_product(d: Any, products: Array) -> Array:
             others = registers.along_columns(other.vectors, d)

@@ -26,7 +26,7 @@ from attention_jax.kernels.mosaic_tpu.operands import (
     key_tile,
 )
 from attention_jax.kernels.mosaic_tpu.scores import transposed_product
-from attention_jax.kernels.rows import RowTerms, inverse_totals, tile_cotangents
+from attention_jax.kernels.row_terms import RowTerms, inverse_totals, tile_cotangents
 from attention_jax.normalizers.rows import LOWEST, Sums, with_tile
 
 Array = jax.Array
@@ -172,7 +172,7 @@ def backward_kernel(
 
         _store(state.terms, jax.tree.map(spread, refs.terms._replace(scale=None)))
 
-    visit_tile(program, refs, functools.partial(_add_gradients, state, sums))
+    visit_tile(program, refs, functools.partial(_add_tile_gradients, state, sums))
 
     @pl.when(last_of_query)
     def _():
@@ -183,7 +183,7 @@ def backward_kernel(
         _store(list(gradients[1:]), of_example)
 
 
-def _add_gradients(state: BackwardState, sums: Operands, tile: TpuTile, masked: bool) -> None:
+def _add_tile_gradients(state: BackwardState, sums: Operands, tile: TpuTile, masked: bool) -> None:
     logits, doutput, j = tile.logits(masked), state.doutput[...], tile.j
     terms = jax.tree.map(lambda column: _repeat(column[...], logits.shape[1]), state.terms)
     products = einsum("td,sd->ts", doutput, tile.values)

@@ -21,4 +21,4 @@ def test_tiles_one_after_another_are_one_row():
     exponentials = np.exp(shifted)
     products = exponentials * np.where(exponentials > 0, shifted, 0)
     np.testing.assert_allclose(sums.total, exponentials.sum(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(sums.excess, products.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(sums.moment, products.sum(axis=1), rtol=1e-5)

@@ -2,14 +2,14 @@
 
 With x_j the logits of a row, M the largest of them, and
 
-    total = sum_j exp(x_j - M),    excess = sum_j exp(x_j - M) (x_j - M),
+    total = sum_j exp(x_j - M),    moment = sum_j exp(x_j - M) (x_j - M),
 
-the results are logsumexp Z = M + log total and entropy H = log total - excess / total. With weights
+the results are logsumexp Z = M + log total and entropy H = log total - moment / total. With weights
 w, output O = sum_j w_j v_j and cotangents dO, dZ and dH,
 
     dv_j = w_j dO,    dx_j = w_j (dO . v_j - dO . O + dZ - dH (log w_j + H)),
 
-since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H), and log w_j + H = x_j - M - excess / total. A
+since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H), and log w_j + H = x_j - M - moment / total. A
 tile has exp(x_j - M) = w_j total, so the cotangents are divided by the total once.
 """
 
@@ -48,10 +48,10 @@ def row_terms(sums: Sums, output: Array, cotangents: Any) -> RowTerms:
     scale = inverse_totals(sums.total)
     offset = -jnp.sum(doutput.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
     dentropy, dlogsumexp = None, jnp.zeros_like(offset)
-    if sums.excess is not None:
+    if sums.moment is not None:
         dentropy = jnp.where(empty, 0, dstatistics.entropy * scale)
         dlogsumexp = jnp.where(empty, 0, dstatistics.logsumexp)
-        offset = offset + dlogsumexp + dentropy * sums.excess
+        offset = offset + dlogsumexp + dentropy * sums.moment
     offset = jnp.where(empty, 0, offset * scale)
     reference = jnp.where(empty, jnp.inf, sums.largest)
     return RowTerms(reference, scale, offset, dentropy, dlogsumexp)
