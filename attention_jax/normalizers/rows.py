@@ -129,42 +129,39 @@ class RowSummary(NamedTuple):
 LOWEST = float(jnp.finfo(jnp.float32).min)  # of kernels
 
 
-class Sums(NamedTuple):
+class SoftmaxSums(NamedTuple):
     """The sums of a softmax over the keys so far, of each row: arrays, or a kernel's references."""
 
     largest: Any  # [T] M; the lowest float without keys: -inf minus -inf would be NaN
     total: Any  # [T]; 0 without keys
     moment: Any  # [T]; None where no entropy is requested
 
+    def with_tile(
+        self,
+        logits: Array,
+        largest: Array,
+        spread: Callable[[Array], Array],
+        sum_of_rows: Callable[[Array], Array],
+    ) -> tuple[SoftmaxSums, Array, Array]:
+        """(the sums with a tile of keys, its exp(x - M), the factor of what was summed before).
 
-def with_tile(
-    sums: Sums,
-    logits: Array,
-    largest: Array,
-    spread: Callable[[Array], Array],
-    sum_of_rows: Callable[[Array], Array],
-) -> tuple[Sums, Array, Array]:
-    """(the sums with a tile of keys, its exp(x - M), the factor of what was summed before).
-
-    Args:
-        sums: of the tiles before, in any form of rows.
-        logits: [t, s]; -inf where masked.
-        largest: rows of the largest logits of this tile.
-        spread: rows -> tile.
-        sum_of_rows: tile -> rows.
-    """
-    largest = jnp.maximum(sums.largest, largest)
-    rise = sums.largest - largest
-    shrink = jnp.exp(rise)
-    shifted = logits - spread(largest)
-    exponentials = jnp.exp(shifted)
-    moment = sums.moment
-    if moment is not None:
-        # 0 where the exponential is 0: 0 * -inf would be NaN.
-        moment = shrink * (moment + jnp.where(shrink > 0, rise, 0.0) * sums.total)
-        moment = moment + sum_of_rows(exponentials * where_positive(exponentials, shifted))
-    total = shrink * sums.total + sum_of_rows(exponentials)
-    return Sums(largest, total, moment), exponentials, shrink
+        Args:
+            logits: [t, s]; -inf where masked.
+            largest: rows of the largest logits of this tile, in the form of the sums' rows.
+            spread: rows -> tile.
+            sum_of_rows: tile -> rows.
+        """
+        largest = jnp.maximum(self.largest, largest)
+        rise = self.largest - largest
+        shrink = jnp.exp(rise)
+        shifted = logits - spread(largest)
+        exponentials = jnp.exp(shifted)
+        moment = self.moment
+        if moment is not None:
+            moment = shrink * (moment + where_positive(shrink, rise) * self.total)
+            moment = moment + sum_of_rows(exponentials * where_positive(exponentials, shifted))
+        total = shrink * self.total + sum_of_rows(exponentials)
+        return SoftmaxSums(largest, total, moment), exponentials, shrink
 
 
 def where_positive(exponentials: Array, shifted: Array) -> Array:
@@ -241,8 +238,8 @@ class RowSums(NamedTuple):
         """
         if family.normalizer.is_softmax:
             ((total, weighted),) = self.sums
-            sums, exponentials, shrink = with_tile(
-                Sums(self.shift.reference, total, self.moment),
+            before = SoftmaxSums(self.shift.reference, total, self.moment)
+            sums, exponentials, shrink = before.with_tile(
                 logits,
                 jax.lax.stop_gradient(jnp.max(logits, axis=1)),
                 lambda rows: rows[:, None],
@@ -286,8 +283,7 @@ class RowSums(NamedTuple):
 def summary_of_rows(logits: Array) -> RowSummary:
     """The summary [..., T] of rows of logits [..., T, S], float32 or wider, -inf where masked."""
     largest, exponentials, total = _shifted_exponentials(logits, -1)
-    # l_j - max, or 0 where the weight is 0: 0 * -inf would be NaN, while x log x goes to 0.
-    shifted = jnp.where(exponentials > 0, logits - largest, 0)
+    shifted = jnp.where(exponentials > 0, logits - largest, 0)  # as in `where_positive`
     moment = jnp.sum(exponentials * shifted, axis=-1)
     return RowSummary.of_sums(largest[..., 0], total[..., 0], moment)
 

@@ -35,7 +35,7 @@ from attention_jax.kernels.row_terms import RowTerms
 from attention_jax.kernels.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.score_forms import form_of
 from attention_jax.kernels.windows import Windows, ranges, tile_visits, windows_of
-from attention_jax.normalizers.rows import Sums
+from attention_jax.normalizers.rows import SoftmaxSums
 from attention_jax.scores import Additive, Params, Score
 
 Array = jax.Array
@@ -98,24 +98,22 @@ def _kernel_arrays(
     )
 
 
-def _forward(call: KernelCall, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
+def _forward(
+    call: KernelCall, operands: Operands, windows: Windows | None
+) -> tuple[Array, SoftmaxSums]:
     of_queries, _, queries, keys = _kernel_arrays(call, operands, windows)
     results = operands.values.shape[1], 3 if call.options.return_statistics else 2
     output, (largest, total, *moment) = calls.run(
         forward_kernel, "attention_forward", of_queries, queries, keys, results
     )
-    return output.T.astype(call.output_dtype), Sums(largest, total, *moment or [None])
+    return output.T.astype(call.output_dtype), SoftmaxSums(largest, total, *moment or [None])
 
 
 def _backward(
-    call: KernelCall, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
+    call: KernelCall, operands: Operands, windows: Windows | None, doutput: Array, terms: RowTerms
 ) -> Operands:
     of_queries, of_keys, queries, keys = _kernel_arrays(call, operands, windows)
-    scale = terms.scale[:, None]
-    # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
-    doutput = jnp.where(scale != 0, doutput.astype(jnp.float32) * scale, 0)
-    numbers = jnp.stack(jax.tree.leaves((terms.reference, terms.offset, terms.dentropy)))
-    queries = queries._replace(vectors=doutput.T, numbers=numbers)
+    queries = queries._replace(vectors=doutput.T, numbers=jnp.stack(jax.tree.leaves(terms[:3])))
     count, value_dim = queries.features.shape[0], operands.values.shape[1]
 
     def sums(name: str, own_keys: bool, *arrays: Any) -> BackwardResults:
@@ -136,4 +134,4 @@ def _backward(
 
 
 _KERNELS = Kernels("mosaic_gpu", _reason_against, lambda *_: (ROWS, ROWS), _forward, _backward)
-attend = attention_by(_KERNELS)
+attend = functools.partial(attention_by, _KERNELS)

@@ -33,7 +33,7 @@ from attention_jax.kernels.preparation import reason_against_call
 from attention_jax.kernels.row_terms import RowTerms
 from attention_jax.kernels.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.windows import Windows
-from attention_jax.normalizers.rows import Sums
+from attention_jax.normalizers.rows import SoftmaxSums
 from attention_jax.scores.stand_ins import needs_stand_ins
 
 Array = jax.Array
@@ -73,7 +73,9 @@ def _tile_lengths(options: Options, target_length: int, source_length: int) -> t
     return size(target_length, blocks.query), size(source_length, blocks.key)
 
 
-def _forward(call: KernelCall, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
+def _forward(
+    call: KernelCall, operands: Operands, windows: Windows | None
+) -> tuple[Array, SoftmaxSums]:
     program = tile_program(call, operands)
     blocks = blocks_of(call, operands_in_tiles(program, operands), windows)
     output, sums = calls.run(calls.forward_call, program, blocks)
@@ -81,17 +83,18 @@ def _forward(call: KernelCall, operands: Operands, windows: Windows | None) -> t
 
 
 def _backward(
-    call: KernelCall, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
+    call: KernelCall, operands: Operands, windows: Windows | None, doutput: Array, terms: RowTerms
 ) -> Operands:
     program = tile_program(call, operands)
     tiles, pull_back = jax.vjp(functools.partial(operands_in_tiles, program), operands)
     blocks = blocks_of(call, tiles, windows)._replace(
         terms=rows_in_tiles(terms._replace(dlogsumexp=None), call.tiles[0]),
-        doutput=cut(doutput, call.tiles[0]),
+        doutput=cut(doutput.astype(operands.values.dtype), call.tiles[0]),
     )
     calls.check_memory(blocks)
     (doperands,) = pull_back(calls.run(calls.backward_call, program, blocks))
     return doperands
 
 
-attend = attention_by(Kernels("mosaic_tpu", _reason_against, _tile_lengths, _forward, _backward))
+_KERNELS = Kernels("mosaic_tpu", _reason_against, _tile_lengths, _forward, _backward)
+attend = functools.partial(attention_by, _KERNELS)

@@ -19,7 +19,7 @@ from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_tpu import kernels, operands
 from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, TileProgram
 from attention_jax.kernels.preparation import refuse
-from attention_jax.normalizers.rows import Sums
+from attention_jax.normalizers.rows import SoftmaxSums
 
 Array = jax.Array
 
@@ -46,8 +46,8 @@ def forward_call(program: TileProgram, blocks: Blocks) -> Any:
     t, query_tiles = program.call.tile[0], program.call.tiles[0]
     value_dim = blocks.operands.values.shape[-1]
 
-    def sums(row: Any) -> Sums:
-        return Sums(row, row, row if program.call.options.return_statistics else None)
+    def sums(row: Any) -> SoftmaxSums:
+        return SoftmaxSums(row, row, row if program.call.options.return_statistics else None)
 
     output = jax.ShapeDtypeStruct((query_tiles, t, value_dim), program.call.output_dtype)
     results = output, sums(jax.ShapeDtypeStruct((query_tiles, 1, t), jnp.float32))
@@ -75,10 +75,8 @@ def backward_call(program: TileProgram, blocks: Blocks) -> Any:
         shape = [size for size in spec.block_shape if size is not None]
         return None if leaf.dtype == jnp.float32 else pltpu.VMEM(shape, jnp.float32)
 
-    terms = blocks.terms._replace(scale=None)
     state = kernels.BackwardState(
-        doutput=pltpu.VMEM(blocks.doutput.shape[1:], blocks.operands.values.dtype),
-        terms=jax.tree.map(lambda _: _per_lane(program.call.tile[0]), terms),
+        terms=jax.tree.map(lambda _: _per_lane(program.call.tile[0]), blocks.terms),
         sums=jax.tree.map(sum_of, results, specs),
     )
     return _pallas_call(
