@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,6 @@ from attention_jax.core.programs import (
     is_of_this_package,
     is_wide,
     on_numbers,
-    sample_numbers,
 )
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.wrapped import WrappedScore
@@ -68,7 +68,6 @@ def _traced_score(
         np.empty((target, query_dim)),
         np.empty((source, key_dim)),
     )
-    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), arrays)
     width = f"{jnp.dtype(dtype)} or more"
 
     def init(rng: Any) -> Params:
@@ -107,14 +106,7 @@ def _traced_score(
         ]
 
     shapes = ((3, query_dim), (4, key_dim))
-    known: Any = Known(
-        score,
-        trace=lambda: part.trace(program, *arguments),
-        trace_init=lambda: part.trace_init(init),
-        sample=lambda: part.call("its derivative", sample_numbers, score, init, *shapes),
-    )
-    part.check_once(known.digest, lambda: _check_pairs(part, score, *arguments))
-    return known
+    return part.known(program, arrays, dtype, init, shapes, partial(_check_pairs, part, score))
 
 
 def _is_users(score: Score, method: str) -> bool:
