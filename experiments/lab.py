@@ -38,6 +38,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
+from attention_jax.commands.command_line import ScoreNames as ScoreNames
+from attention_jax.commands.command_line import check_names as check_names
+from attention_jax.commands.command_line import command, part_of, run_command
 from attention_jax.core.programs import identity
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
@@ -45,14 +48,9 @@ from attention_jax.runs.progress import say as say
 from attention_jax.runs.run_folder import make_folder, write_json
 from attention_jax.scores import get_score, known_score
 from attention_jax.training.metrics import mean_and_deviation
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from benchmarks.measure import FOUR_SCORES as FOUR_SCORES
 from benchmarks.measure import interleaved as interleaved
 from benchmarks.tables import markdown as markdown
-from command_line import ScoreNames as ScoreNames
-from command_line import check_names as check_names
-from command_line import command, part_of, run_command
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]

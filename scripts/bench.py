@@ -11,8 +11,15 @@ from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 import tyro
-from command_line import ScoreNames, check_names, command, part_of, print_table, run_command
 
+from attention_jax.commands.command_line import (
+    ScoreNames,
+    check_names,
+    command,
+    part_of,
+    print_table,
+    run_command,
+)
 from attention_jax.reports import html_page
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import make_folder, write_text, writing

@@ -8,8 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from command_line import run_command
-
+from attention_jax.commands.command_line import run_command
 from attention_jax.core.checks import optional_package
 from attention_jax.runs.progress import say
 

@@ -16,7 +16,8 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import train
 import tyro
-from command_line import (
+
+from attention_jax.commands.command_line import (
     ScoreNames,
     TaskName,
     is_users_mistake,
@@ -25,7 +26,6 @@ from command_line import (
     print_table,
     run_command,
 )
-
 from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Generic
 
 import jax
 import tyro
-from command_line import TaskName, is_users_mistake, run_command
-from config_file import read_settings, words_of
-from introduction import introduced
 
+from attention_jax.commands.command_line import TaskName, is_users_mistake, run_command
+from attention_jax.commands.config_file import read_settings, words_of
+from attention_jax.commands.introduction import introduced
 from attention_jax.core.programs import one_line
 from attention_jax.runs.loggers import get_logger
 from attention_jax.runs.processes import is_first, several, together

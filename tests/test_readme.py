@@ -12,16 +12,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_line import parse
 from command_lines import load
 from stand_in_training import run_of_two_seeds, scaled_at_each_step
 
 import attention_jax
+from attention_jax.commands.command_line import parse
 from attention_jax.training.loop import trace_step
 from experiments import lab
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
+FOLDERS = ("attention_jax", "benchmarks", "experiments", "scripts", "tests")
 README = ROOT / "README.md"
 GUIDE = ROOT / "attention_jax" / "README.md"
 ROOM = ROOT / "attention_jax" / "normalizers" / "README.md"
@@ -179,7 +179,7 @@ def parse_python_command(script: str, *arguments: str) -> None:
         module, *paths = arguments
         if module == "experiments.pages":
             return  # without options
-        if module.startswith("experiments."):
+        if module.startswith(("experiments.", "benchmarks.")):
             parse_options(importlib.import_module(module), paths)
             return
         paths = paths if module == "pytest" else [module.replace(".", "/")]

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 import toy_task
-from command_line import parse
 from command_lines import check_error, load
 from saved_files import assert_bits_equal, snapshot
 from stand_in_training import TASK, run_of_two_seeds
 from toy_task import saved_state
 
+from attention_jax.commands.command_line import parse
 from attention_jax.training.settings import task_in
 
 train, sweep = load("scripts/train.py"), load("scripts/sweep.py")

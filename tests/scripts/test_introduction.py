@@ -2,8 +2,8 @@
 
 import jax
 import pytest
-from introduction import PEAKS, introduced
 
+from attention_jax.commands.introduction import PEAKS, introduced
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks import Recall, Text
 from attention_jax.training.loop import initial_state

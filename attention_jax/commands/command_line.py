@@ -21,7 +21,6 @@ import rich.console
 import rich.table
 import tyro
 
-import attention_jax
 from attention_jax.core.names import did_you_mean
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.processes import several, together
@@ -70,8 +69,8 @@ class OfARun:
 
 
 _CLOSED_PIPE = 141  # 128 + SIGPIPE: the status that shells give
-_SCRIPTS = Path(__file__).parent
-_PROJECT = (Path(attention_jax.__file__).parent, _SCRIPTS, _SCRIPTS.parent / "experiments")
+_FOLDERS = ("attention_jax", "benchmarks", "experiments", "scripts")
+_PROJECT = tuple(Path(__file__).parents[2] / folder for folder in _FOLDERS)
 
 
 def run_command(
