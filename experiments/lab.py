@@ -40,7 +40,7 @@ import tyro
 
 from attention_jax.commands.command_line import ScoreNames as ScoreNames
 from attention_jax.commands.command_line import check_names as check_names
-from attention_jax.commands.command_line import command, part_of, run_command
+from attention_jax.commands.command_line import command, run_command, share_of
 from attention_jax.core.programs import identity
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
@@ -310,7 +310,7 @@ def rows_of(
         after: is called after each cell with its name, and the seconds that it was measured for.
     """
     global _after, _part
-    part_of((), part)  # checks the words
+    share_of((), part)  # checks the words
     _after, _part = after, part
     _cells.clear()
     try:
@@ -334,7 +334,7 @@ def kept_rows(
     settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
     group = ("cell", len(_cells)) if group is None else group
     groups = [*dict.fromkeys([*(each for each, _ in _cells), group])]
-    is_mine = group in part_of(groups, _part)
+    is_mine = group in share_of(groups, _part)
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:

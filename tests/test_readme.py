@@ -1,5 +1,6 @@
 """Each README: its Python blocks run, its shell commands parse, its links lead somewhere."""
 
+import functools
 import importlib
 import os
 import re
@@ -195,10 +196,10 @@ def parse_python_command(script: str, *arguments: str) -> None:
 def parse_options(module, arguments) -> None:
     """Raises unless the command line of a script or an experiment takes these options."""
     if hasattr(module, "CAPTIONS"):
-        options = lab.options_of(module)
+        read = functools.partial(parse, lab.options_of(module))
     else:
-        options = getattr(module, "arguments_of", None) or module.Arguments
-    parse(options, list(arguments))
+        read = getattr(module, "arguments_of", None) or functools.partial(parse, module.Arguments)
+    read(list(arguments))
 
 
 @pytest.mark.parametrize("name", lab.SUBJECT_OF)

@@ -36,7 +36,7 @@ PEAKS = {
 _SAMPLE = 20  # batches of a feed, over which the number of tokens is averaged
 
 
-def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
+def introduce(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     """Prints a table of the model, the run and the devices; nothing is compiled.
 
     Args:
@@ -50,10 +50,10 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     task, train, kind = run.task, run.task.train, jax.devices()[0].device_kind
     sizes: collections.Counter[str] = collections.Counter()
     for name, leaf in named_leaves(run.params).items():
-        part, *inner = name.split(".")
+        module, *inner = name.split(".")
         # The modules of this library keep the parameters of a score under the name "params".
-        sizes["scores" if "params" in inner else part or "all"] += leaf.size // train.seeds
-    parts = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
+        sizes["scores" if "params" in inner else module or "all"] += leaf.size // train.seeds
+    by_module = ", ".join(f"{module} {size:,}" for module, size in sizes.items())
     one_seed = of_one_seed(run.params)
     dtypes = [" and ".join(sorted({str(leaf.dtype) for leaf in jax.tree.leaves(one_seed)}))]
     if hasattr(task.model, "dtype"):
@@ -70,7 +70,7 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
         step.append(f"FLOPs not counted ({one_line(error)})")
     say(f"{run.workdir}: {task.label}")
     for name, text in {
-        "parameters": f"{sizes.total():,}: {parts}",
+        "parameters": f"{sizes.total():,}: {by_module}",
         "a step": f"of one seed: {', '.join(step)}",
         "steps": f"{run.step:,} of {train.steps:,} done",
         "seeds": f"{train.seeds}, from {train.first_seed} on",
