@@ -11,7 +11,7 @@ import traceback
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic
 
 import jax
 import tyro
@@ -26,10 +26,9 @@ from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import Task, TrainConfig
+from attention_jax.training.task import ChosenTask, TrainConfig
 from attention_jax.training.task_class import option_types
 
-ChosenTask = TypeVar("ChosenTask", bound=Task)
 _IN_A_FILE = ("log_gradients", "mesh", "log_to", "profile")  # besides the task and its settings
 
 

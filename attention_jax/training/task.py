@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -363,3 +363,7 @@ class Task:
     def label(self) -> str:
         """The name of a run in progress and tables."""
         return self.name
+
+
+# The class of a task, where it is chosen by a command line.
+ChosenTask = TypeVar("ChosenTask", bound=Task)
