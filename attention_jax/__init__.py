@@ -7,7 +7,7 @@ score,
     output_i  = sum_j softmax_j(logits_ij where mask_ij) value_j
 
 for query [*B, T, Dq], key [*B, S, Dk] and value [*B, S, Dv], in memory linear in T and S, with
-every derivative. README.md is the introduction, attention_jax/README.md the guide.
+every derivative. README.md is the introduction, docs/guide/ the guide.
 
 - Attention: `attention`, `attention_weights`, `ring_attention` over several devices,
   `masked_softmax`; `IMPLEMENTATIONS`, `BlockSizes`; the results `AttentionStatistics`.

@@ -22,14 +22,15 @@ from attention_jax.training.loop import trace_step
 from experiments import lab
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("attention_jax", "benchmarks", "experiments", "scripts", "tests")
+FOLDERS = ("attention_jax", "benchmarks", "docs", "experiments", "scripts", "tests")
 README = ROOT / "README.md"
-GUIDE = ROOT / "attention_jax" / "README.md"
+GUIDE = ROOT / "docs" / "guide"
 ROOM = ROOT / "attention_jax" / "normalizers" / "README.md"
 RUNS = ROOT / "attention_jax" / "runs" / "README.md"
 READMES = [
     README,
     ROOT / "CONTRIBUTING.md",
+    *sorted(GUIDE.glob("[!R]*.md")),
     *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md")),
 ]
 every_readme = pytest.mark.parametrize(
@@ -50,10 +51,10 @@ MY_SCORES, TASK = MY_FILES["my_scores"], "my_tasks:Recall"
 # --- Python ---
 
 
-def run_python(readme: Path) -> dict:
-    """Runs the blocks of a README one after another; returns the variables at the end."""
+def run_python(*readmes: Path) -> dict:
+    """Runs the blocks of READMEs one after another; returns the variables at the end."""
     namespace: dict = {}
-    for code in blocks(readme, "python"):
+    for code in (code for readme in readmes for code in blocks(readme, "python")):
         if code not in MY_FILES.values():
             exec(code.replace("16384", "512"), namespace)  # many pairs take long without optimising
     return namespace
@@ -69,24 +70,52 @@ def test_python_of_the_front_page():
     assert np.any(dlogits)
 
 
-def test_python_of_the_guide():
-    variables = run_python(GUIDE)
+def check_long_rows(variables):
     assert variables["long_output"].shape == (512, 16)
+
+
+def check_own_derivative(variables):
     assert float(variables["length"](jnp.array([3.0, 4.0]))) == 5
+
+
+def check_own_bias(variables):
     assert abs(float(variables["drate"])) > 1e-3
+
+
+def check_answers(variables):
     assert variables["answers"].tokens[0, 0].tolist() == [1, 2, 2, 2]
 
-    tokens, params = variables["tokens"], variables["params"]
-    mask = attention_jax.causal_mask()
-    on_one_device = attention_jax.attention(
-        tokens, tokens, tokens, score="additive", params=params, mask=mask
-    )
+
+def check_ring(variables):
+    tokens, mask = variables["tokens"], variables["causal_mask"]()
+    part = {"score": "additive", "params": variables["params"], "mask": mask}
+    on_one_device = attention_jax.attention(tokens, tokens, tokens, **part)
     np.testing.assert_allclose(variables["ring_output"], on_one_device, atol=1e-5)
 
+
+def check_captured(variables):
     blocks_of_model = ("encoder_0/self", "decoder_0/self", "decoder_0/cross")
     names = {f"{block}_attention" for block in blocks_of_model}
     assert variables["attentions"].keys() == names
     assert np.any(variables["captured"].gradients["attention"].dlogits)
+
+
+CHECKS = {
+    "implementations": check_long_rows,
+    "derivatives": check_own_derivative,
+    "masks_and_biases": check_own_bias,
+    "decoding": check_answers,
+    "several_devices": check_ring,
+    "gradients": check_captured,
+}
+
+
+@pytest.mark.parametrize(
+    "page", [page.stem for page in GUIDE.glob("[!R]*.md") if blocks(page, "python")]
+)
+def test_python_of_the_guide(page):
+    variables = run_python(GUIDE / "README.md", GUIDE / f"{page}.md")
+    CHECKS.get(page, lambda variables: None)(variables)
 
 
 def test_python_of_the_room_of_normalizers():
