@@ -18,20 +18,15 @@ from attention_jax.training.saved_run import of_one_seed
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Feed
 
-# Operations per second of a device, dense, in bfloat16, by the name that JAX gives it. Sources:
+# Operations per second of a device, dense, in bfloat16, by the names that JAX gives it. Sources:
 # docs.cloud.google.com/tpu/docs (v4, v5e, v5p, v6e); NVIDIA's data sheets of the GPUs.
 PEAKS = {
-    "TPU v4": 275e12,
-    "TPU v5 lite": 197e12,
-    "TPU v5e": 197e12,
-    "TPU v5": 459e12,
-    "TPU v5p": 459e12,
-    "TPU v6 lite": 918e12,
-    "TPU v6e": 918e12,
-    "NVIDIA A100-SXM4-40GB": 312e12,
-    "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12,
-    "NVIDIA H200": 989e12,
+    **dict.fromkeys(("TPU v4",), 275e12),
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), 197e12),
+    **dict.fromkeys(("TPU v5", "TPU v5p"), 459e12),
+    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), 918e12),
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), 312e12),
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 989e12),
 }
 _SAMPLE = 20  # batches of a feed, over which the number of tokens is averaged
 
