@@ -38,6 +38,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
+from attention_jax.commands.command_line import ScoreNames as ScoreNames
+from attention_jax.commands.command_line import check_names as check_names
+from attention_jax.commands.command_line import command, run_command, share_of
 from attention_jax.core.programs import identity
 from attention_jax.reports import plotting
 from attention_jax.runs.environment import environment
@@ -46,13 +49,8 @@ from attention_jax.runs.run_folder import make_folder, write_json
 from attention_jax.scores import get_score, known_score
 from attention_jax.scores.registry import FOUR_SCORES as FOUR_SCORES
 from attention_jax.training.metrics import mean_and_deviation
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 from benchmarks.measure import interleaved as interleaved
 from benchmarks.tables import markdown as markdown
-from command_line import ScoreNames as ScoreNames
-from command_line import check_names as check_names
-from command_line import command, part_of, run_command
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
@@ -298,9 +296,15 @@ def program_of(score: str, dim: int) -> str:
     return identity(known_score(get_score(score), None, dim, dim))
 
 
-_part: str | None = None  # the cells that this process measures, as in `rows_of`
-_cells: list[tuple[Any, bool]] = []  # the group of each cell, and whether its rows are there
-_after: Callable[[str, float], None] | None = None  # as in `rows_of`
+class Share(NamedTuple):
+    """The cells that this process measures, as in `rows_of`, and those that it has come to."""
+
+    part: str | None
+    after: Callable[[str, float], None] | None
+    cells: list[tuple[Any, bool]]  # the group of each cell, and whether its rows are there
+
+
+_share = Share(None, None, [])
 
 
 def rows_of(
@@ -318,17 +322,16 @@ def rows_of(
             the others; None measures all.
         after: is called after each cell with its name, and the seconds that it was measured for.
     """
-    global _after, _part
-    part_of((), part)  # checks the words
-    _after, _part = after, part
-    _cells.clear()
+    global _share
+    share_of((), part)  # checks the words
+    everything, _share = _share, Share(part, after, [])
     try:
-        rows = experiment.run(config)
+        rows, cells = experiment.run(config), _share.cells
     finally:
-        _after = _part = None
-    missing = sum(not is_there for _, is_there in _cells)
+        _share = everything
+    missing = sum(not is_there for _, is_there in cells)
     if part is not None:
-        say(f"{name_of(experiment)}: {missing} of {len(_cells)} cells are missing")
+        say(f"{name_of(experiment)}: {missing} of {len(cells)} cells are missing")
     return rows, missing
 
 
@@ -341,24 +344,36 @@ def kept_rows(
     one group belong to the same part, because they share a program; by default a cell is alone.
     """
     settings = json.loads(json.dumps(settings, default=str))  # what reading the file will give
-    group = ("cell", len(_cells)) if group is None else group
-    groups = [*dict.fromkeys([*(each for each, _ in _cells), group])]
-    is_mine = group in part_of(groups, _part)
+    part, after, cells = _share
+    group = ("cell", len(cells)) if group is None else group
+    groups = [*dict.fromkeys([*(each for each, _ in cells), group])]
+    is_mine = group in share_of(groups, part)
     try:
         content = json.loads(path.read_text()) if path.exists() else {}
     except ValueError as error:
         raise ValueError(f"{path} is damaged; delete it to measure it again: {error}") from error
     is_there = content.get("settings") == settings
-    _cells.append((group, is_there or is_mine))
+    cells.append((group, is_there or is_mine))
     start = time.monotonic()
     if not is_there and is_mine:
         content = {"settings": settings, "rows": measure()}
         write_json(path, content)
         is_there = True
-    if _after:
-        _after(path.stem, time.monotonic() - start)
+    if after:
+        after(path.stem, time.monotonic() - start)
     rows: list[Row] = content["rows"] if is_there else []
     return rows
+
+
+def say_progress(done: int, total: int, start: float, text: str) -> None:
+    """Says how many of the cells are done, and how long the others take at the pace since `start`.
+
+    It says nothing where `rows_of` has an `after`, which says it.
+    """
+    if _share.after is None:
+        minutes = (time.monotonic() - start) / 60
+        left = minutes * (total - done) / done
+        say(f"{done} of {total}: {text}; {minutes:.1f} min, about {left:.0f} left", error=True)
 
 
 def exit_if_interrupted(status: int) -> None:

@@ -13,11 +13,9 @@ from pathlib import Path
 from types import ModuleType
 
 from attention_jax.runs.run_folder import write_text
+from benchmarks.tables import committed
 from experiments import lab
 from experiments.lab import Claim, Row, labelled, load, markdown, name_of
-
-from benchmarks.tables import committed  # isort: skip  # lab adds scripts/ to the path
-
 
 CLAIM = ("claim", "source", "measured", "bounds", "verdict")  # the columns of `Claim.cells`
 
@@ -26,7 +24,7 @@ def write_pages() -> None:
     """Writes the parts <!-- begin NAME --> ... <!-- end NAME --> of all pages anew.
 
     NAME is `index`, `misses`, an experiment (its section), NAME.FUNCTION (what that function of the
-    experiment returns for the rows), or a table of scripts/benchmarks/tables.py. A part
+    experiment returns for the rows), or a table of benchmarks/tables.py. A part
     whose rows do not exist stays as it is.
     """
     for page in pages():
@@ -37,9 +35,10 @@ def write_pages() -> None:
 
 
 def pages() -> list[Path]:
-    """The Markdown files of the project, of all experiments and of scripts."""
+    """The Markdown files of the project, of all experiments, of benchmarks and of scripts."""
     root, subjects = lab.FOLDER.parent, [lab.FOLDER / subject for subject in lab.SUBJECTS]
-    folders = (root, lab.FOLDER, *subjects, root / "scripts", root / "scripts/benchmarks")
+    others = ("scripts", "scripts/device_checks", "benchmarks", "benchmarks/compilation")
+    folders = (root, lab.FOLDER, *subjects, *(root / folder for folder in others))
     return [page for folder in folders for page in sorted(folder.glob("*.md"))]
 
 

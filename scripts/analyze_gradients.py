@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from command_line import command, run_command
 
+from attention_jax.commands.command_line import command, run_command
 from attention_jax.reports.gradient_report import report
 from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import check_output, write_json, write_text

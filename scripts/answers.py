@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from command_line import OfARun, run_command
-
+from attention_jax.commands.command_line import OfARun, run_command
 from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.progress import printable, say

@@ -11,8 +11,15 @@ from types import ModuleType
 from typing import Annotated, Any, NamedTuple
 
 import tyro
-from command_line import ScoreNames, check_names, command, part_of, print_table, run_command
 
+from attention_jax.commands.command_line import (
+    ScoreNames,
+    check_names,
+    command,
+    print_table,
+    run_command,
+    share_of,
+)
 from attention_jax.reports import html_page
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import make_folder, write_text, writing
@@ -24,7 +31,7 @@ from experiments import lab
 from experiments.bench import cost, maps, relations
 from experiments.bench.summary import summary
 
-PARTS = ("relations", "cost", *maps.TASKS)
+TASKS = ("relations", "cost", *maps.TASKS)
 _DEFAULT = ("relations", "cost", "recall")
 
 
@@ -57,10 +64,10 @@ class Arguments:
 
     Attributes:
         score: the scores, each a name, or "module:Name" for a score in a file of this folder.
-        tasks: which parts to measure; if left out, relations, cost and recall.
+        tasks: what to measure; if left out, relations, cost and recall.
         quick: few deviations, one rate, two seeds and few steps: three minutes in all. Scaled dot
             is measured in the same way, for comparison.
-        workdir: folder of finished parts, and of bench.csv and bench.html.
+        workdir: folder of finished cells, and of bench.csv and bench.html.
         part: measure a part of the cells, which are a score with a task: 3/8 measures the 3rd, the
             11th and so on. Eight processes or machines with the parts 1/8 to 8/8 share `workdir`.
             The table is of what is finished; the page comes once all is.
@@ -77,26 +84,26 @@ class Arguments:
             raise ValueError("score must be one or more; got none")
         for score in self.score:
             get_score(score)
-        check_names("tasks", self.tasks, PARTS)
-        part_of((), self.part)
+        check_names("tasks", self.tasks, TASKS)
+        share_of((), self.part)
         self.works()  # checks the scores in every model
 
     def works(self) -> list[Work]:
         """What to run, with its settings."""
         scores = (*dict.fromkeys([*self.score, *(["scaled"] if self.quick else [])]),)
-        parts, quick = dict.fromkeys(self.tasks or _DEFAULT), self.quick
+        tasks, quick = dict.fromkeys(self.tasks or _DEFAULT), self.quick
         folder = self.workdir / "quick" if quick else self.workdir
         works: list[Work] = []
         config: Any
-        if "relations" in parts:
+        if "relations" in tasks:
             config = _relations(scores, folder / "relations", quick)
             works.append(Work(relations, config, len(scores), 0.2 if quick else 3.0))
-        if "cost" in parts:
+        if "cost" in tasks:
             few: Any = {"most_turns": 6, "turn_seconds": 0.2} if quick else {}
             config = cost.Config(scores, workdir=folder / "cost", **few)
             works.append(Work(cost, config, len(scores), 0.4 if quick else 1.0))
-        if tasks := tuple(name for name in parts if name in maps.TASKS):
-            config = _maps(scores, tasks, folder / "maps", quick)
+        if of_maps := tuple(name for name in tasks if name in maps.TASKS):
+            config = _maps(scores, of_maps, folder / "maps", quick)
             cells = sum(map(len, maps.groups_of(config)))
             works.append(Work(maps, config, cells, 0.6 if quick else 2.5))
         return works
@@ -126,7 +133,7 @@ def main(arguments: Arguments) -> int:
     make_folder("workdir", arguments.workdir)
     works = arguments.works()
     rows: dict[str, list[lab.Row]] = {}
-    parts, all_missing, progress = [], 0, Progress(works, arguments.part)
+    sections, all_missing, progress = [], 0, Progress(works, arguments.part)
     for work in works:
         name = lab.name_of(work.experiment)
         mark = " (quick)" if arguments.quick else ""
@@ -136,12 +143,12 @@ def main(arguments: Arguments) -> int:
         all_missing += missing
         measured = [{**row, "score": f"{row['score']}{mark}"} for row in found]
         rows[name] = measured + _others(name, measured)
-        parts += [] if missing else _page_of(work.experiment, rows[name], measured)
+        sections += [] if missing else _page_of(work.experiment, rows[name], measured)
     head, lines = summary(*(rows.get(name, []) for name in ("relations", "maps", "cost")))
     print_table("Scores compared", head, lines)
     if all_missing:
         return 0
-    page = [html_page.command(command()), html_page.table(head, lines), *parts]
+    page = [html_page.command(command()), html_page.table(head, lines), *sections]
     with writing("workdir", arguments.workdir):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *lines])
@@ -159,7 +166,7 @@ class Progress:
 
     def __init__(self, works: list[Work], part: str | None):
         self.cells = [work.minutes for work in works for _ in range(work.cells)]
-        self.parts = int((part or "1/1").partition("/")[2])
+        self.shares = int((part or "1/1").partition("/")[2])
         self.done, self.minutes, self.expected = 0, 0.0, 0.0
 
     def after(self, work: Work) -> Any:
@@ -171,7 +178,7 @@ class Progress:
                 self.minutes += seconds / 60
                 self.expected += work.minutes
             pace = self.minutes / self.expected if self.expected else 1.0
-            left = pace * sum(self.cells[self.done :]) / self.parts
+            left = pace * sum(self.cells[self.done :]) / self.shares
             text = f"{self.done} of {len(self.cells)} cells: {lab.name_of(work.experiment)}, {cell}"
             say(f"{text}; {self.minutes:.1f} min, about {left:.0f} left", error=True)
 
@@ -194,18 +201,18 @@ def _others(name: str, measured: list[lab.Row]) -> list[lab.Row]:
 
 def _page_of(experiment: ModuleType, rows: list[lab.Row], measured: list[lab.Row]) -> list[str]:
     """Question, tables and figures of an experiment; maps are those of these and four scores."""
-    parts = [html_page.heading(lab.labelled(experiment))]
+    section = [html_page.heading(lab.labelled(experiment))]
     for text in filter(None, experiment.table(rows).split("\n\n")):
         lines = [line.strip("| ").split(" | ") for line in text.splitlines()]
-        parts.append(html_page.table(lines[0], lines[2:]))
+        section.append(html_page.table(lines[0], lines[2:]))
     shown = {*lab.FOUR_SCORES, *(row["score"] for row in measured)}
     drawn = [row for row in rows if experiment is not maps or row["score"] in shown]
     for task in dict.fromkeys(row.get("task") for row in drawn):
         of_task = [row for row in drawn if row.get("task") == task]
         for stem, figure in experiment.plot(of_task).items():
             caption = experiment.CAPTIONS[stem]
-            parts.append(html_page.figure(figure, f"{task}: {caption}" if task else caption))
-    return parts
+            section.append(html_page.figure(figure, f"{task}: {caption}" if task else caption))
+    return section
 
 
 if __name__ == "__main__":

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-from benchmarks import attention, models
-from benchmarks.measure import JSON, Cases, run
-from benchmarks.tables import TABLES, table, write_report
-from benchmarks.targets import targets_of
-from command_line import ScoreNames, check_names, run_command
 
+from attention_jax.commands.command_line import ScoreNames, check_names, run_command
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output
 from attention_jax.scores import SCORES, get_score
 from attention_jax.scores.registry import FOUR_SCORES
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from benchmarks import attention, models
+from benchmarks.measure import JSON, Cases, run
+from benchmarks.tables import TABLES, table, write_report
+from benchmarks.targets import targets_of
 
 SCHEMA = 2  # of result files
 # The races of each table.

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
-from command_line import check_names, keep_compiled_programs, run_command
 
+from attention_jax.commands.command_line import check_names, keep_compiled_programs, run_command
 from attention_jax.runs.progress import end_of_output, say
 from attention_jax.runs.run_folder import make_folder
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # for experiments/
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from device_checks import report, right, speed, training
 from device_checks.record import OutOfTimeError, Record

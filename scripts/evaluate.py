@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from command_line import OfARun, print_table, run_command
-
+from attention_jax.commands.command_line import OfARun, print_table, run_command
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.run_folder import check_output, write_json
 from attention_jax.training.run_results import results_of, summary_of

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import jax
 import tyro
-from command_line import check_names, run_command
 
+from attention_jax.commands.command_line import check_names, run_command
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import make_folder, write_text
 

@@ -16,16 +16,16 @@ from typing import Annotated, Any, NamedTuple, Self
 
 import train
 import tyro
-from command_line import (
+
+from attention_jax.commands.command_line import (
     ScoreNames,
     TaskName,
     is_users_mistake,
     parse,
-    part_of,
     print_table,
     run_command,
+    share_of,
 )
-
 from attention_jax.reports import plotting
 from attention_jax.reports.setting_figure import Panel, results_by_setting
 from attention_jax.runs.interruption import Interruption
@@ -102,7 +102,7 @@ class Arguments:
         Raises:
             ValueError: a combination is not possible, or options do not go together.
         """
-        part_of((), self.part)
+        share_of((), self.part)
         if self.table:
             if words or self.settings or self.part:
                 options = {"--set": self.settings, "--part": self.part}
@@ -114,6 +114,12 @@ class Arguments:
         check_lengths(task_of(self.task), self.lengths)
         made = _combinations(self, self.workdir, words)
         return dataclasses.replace(self, combinations=tuple(made))
+
+
+def arguments_of(words: list[str]) -> Arguments:
+    """Reads the words of a command line, those of scripts/train.py's options among them."""
+    arguments, others = parse(Arguments, words, return_unknown_args=True)
+    return arguments.with_other_options(others)
 
 
 def _combinations(sweep: Arguments, workdir: Path, common: list[str]) -> list[Combination]:
@@ -173,8 +179,8 @@ def _option_words(name: str, value: str) -> list[str]:
 
 
 def _combination(words: list[str], names: list[str], workdir: Path) -> Combination:
-    arguments = parse(train.arguments_of, words)
-    settings = options_of(arguments.settings)
+    arguments = train.arguments_of(words)
+    settings = options_of(arguments.task)
     if unknown := set(names) - settings.keys():
         raise ValueError(f"set must name settings of the task; got {', '.join(unknown)}")
     # In the order of the task's settings, so that the command line's order changes no folder.
@@ -237,15 +243,15 @@ def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
             f"workdir must be a folder of run folders; {workdir} is the folder of one run"
         )
     for _, arguments in combinations:
-        training.check_run(arguments.settings, arguments.workdir, **arguments.options)
+        training.check_run(arguments.task, arguments.workdir, **arguments.options)
     make_folder("workdir", workdir)
 
 
 def train_combinations(combinations: Sequence[Combination], part: str | None) -> int:
     """Trains the unfinished combinations of a part; returns 0, or the exit status of a signal."""
     with Interruption() as interruption:  # between two runs too
-        for index, (label, arguments) in part_of([*enumerate(combinations, 1)], part):
-            task, folder = arguments.settings, arguments.workdir
+        for index, (label, arguments) in share_of([*enumerate(combinations, 1)], part):
+            task, folder = arguments.task, arguments.workdir
             title = f"combination {index} of {len(combinations)}: {label}"
             with contextlib.suppress(ValueError):  # `train_run` reports it
                 finished = training.load_run(folder)
@@ -390,4 +396,4 @@ def _figure(rows: Sequence[Row]) -> Any:
 
 
 if __name__ == "__main__":
-    run_command(Arguments, main)
+    run_command(arguments_of, main)

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Generic
 
 import jax
 import tyro
-from command_line import TaskName, is_users_mistake, run_command
-from config_file import read_settings, words_of
-from introduction import introduced
 
+from attention_jax.commands.command_line import TaskName, is_users_mistake, parse, run_command
+from attention_jax.commands.config_file import read_settings, words_of
+from attention_jax.commands.introduction import introduce
 from attention_jax.core.programs import one_line
 from attention_jax.runs.loggers import get_logger
 from attention_jax.runs.processes import is_first, several, together
@@ -26,14 +26,14 @@ from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import Settings, TrainConfig
+from attention_jax.training.task import ChosenTask, TrainConfig
 from attention_jax.training.task_class import option_types
 
-_IN_A_FILE = ("task", "log_gradients", "mesh", "log_to", "profile")  # besides the task's settings
+_IN_A_FILE = ("log_gradients", "mesh", "log_to", "profile")  # besides the task and its settings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments(Generic[Settings]):
+class Arguments(Generic[ChosenTask]):
     """Train a model of a task with one score function and several seeds at once.
 
     Each task has options of its own: --task translation --help shows those of translation. The
@@ -46,7 +46,7 @@ class Arguments(Generic[Settings]):
     crash from the newest good checkpoint, and ends bit-identical to a run that was never stopped.
 
     Attributes:
-        task: what to learn, a name or "module:Name".
+        task_name: what to learn, a name or "module:Name".
         workdir: the run folder; made if missing.
         config: a file of settings: YAML with a line "dim: 64" for --dim 64, or the config.json of
             a run. Options on the command line win. It holds no `workdir` and no `resume`.
@@ -73,7 +73,7 @@ class Arguments(Generic[Settings]):
             `workdir`/profile.
     """
 
-    task: TaskName = "reversal"
+    task_name: TaskName = "reversal"
     workdir: Path
     config: Path | None = None
     resume: bool = False
@@ -84,7 +84,7 @@ class Arguments(Generic[Settings]):
     process: int | None = None
     log_to: Annotated[tuple[str, ...], tyro.conf.arg(metavar="LOGGER ...")] = ()
     profile: Annotated[int | None, tyro.conf.arg(metavar="STEPS")] = None
-    settings: Annotated[Settings, tyro.conf.OmitArgPrefixes]
+    task: Annotated[ChosenTask, tyro.conf.OmitArgPrefixes]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -116,23 +116,22 @@ def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[st
 def main(arguments: Arguments[Any]) -> int:
     with together():
         options = arguments.options
-    begin = functools.partial(introduced, mesh=options["mesh"] or MeshShape.default())
-    task, folder = arguments.settings, arguments.workdir
+    on_start = functools.partial(introduce, mesh=options["mesh"] or MeshShape.default())
     try:
-        run = training.train_run(task, folder, **options, on_start=begin)
+        run = training.train_run(arguments.task, arguments.workdir, **options, on_start=on_start)
     except Exception as error:
         if several() and not is_users_mistake(error):
             _end_alone(error)
         raise
-    config = run.task.train
-    finished = run.step == config.steps
+    steps, seeds = run.task.train.steps, run.task.train.seeds
+    finished = run.step == steps
     # A signal that arrived while the last step was saved did not stop anything.
     status = 0 if finished else run.interrupted
     speed = run.steps_per_second
     rate = "" if speed is None else f", {speed:.{0 if speed >= 100 else 1}f} steps/s"
-    plural, of_all = ("s", " (all seeds together)") if config.seeds > 1 else ("", "")
+    plural, of_all = ("s", " (all seeds together)") if seeds > 1 else ("", "")
     say(
-        f"{arguments.workdir}: step {run.step} of {config.steps}, {config.seeds} seed{plural},"
+        f"{arguments.workdir}: step {run.step} of {steps}, {seeds} seed{plural},"
         f" {run.seconds:.0f} s{rate}{of_all}"
     )
     if not finished and is_first():
@@ -140,8 +139,8 @@ def main(arguments: Arguments[Any]) -> int:
     return status
 
 
-def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
-    """Returns the class of arguments for the task, and the words with those of --config in front.
+def arguments_of(words: list[str]) -> Arguments[Any]:
+    """Reads the words of a command line, with those of the file --config in front of them.
 
     With --distributed this process joins the others here, before the file of a user's task, which
     may compute something, is imported.
@@ -161,14 +160,15 @@ def arguments_of(words: list[str]) -> tuple[Any, list[str]]:
     of_file: list[str] = []
     if settings:
         hints = typing.get_type_hints(Arguments)
-        types = {name: hints[name] for name in _IN_A_FILE} | option_types(task)
+        types = {"task": str, **{name: hints[name] for name in _IN_A_FILE}, **option_types(task)}
         of_file = words_of(chosen.config, settings, types)
     if chosen.optimizer is None:
         optimizer = parser.parse_known_args(of_file)[0].optimizer
         words = [*_without_adam(optimizer), *of_file, *words]
     else:
         words = [*of_file, *_without_adam(chosen.optimizer), *words]
-    return Arguments[task], words  # type: ignore[valid-type]
+    arguments: Arguments[Any] = parse(Arguments[task], words)  # type: ignore[valid-type]
+    return arguments
 
 
 def _without_adam(optimizer: str | None) -> list[str]:

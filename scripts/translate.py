@@ -13,8 +13,8 @@ from typing import Annotated
 import rich.console
 import rich.progress
 import tyro
-from command_line import OfARun, run_command
 
+from attention_jax.commands.command_line import OfARun, run_command
 from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import check_output
 from attention_jax.tasks.files import decode_text

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from compilation import targets
 
 import attention_jax as aj
+from benchmarks.compilation import targets
 
 
 def custom_calls(compiled: Any) -> list[str]:

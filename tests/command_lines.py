@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jax
 import pytest
-from command_line import run_command
 
+from attention_jax.commands.command_line import run_command
 from experiments import lab
 
 ROOT = Path(__file__).parents[1]

@@ -176,7 +176,7 @@ DEFAULTS = {  # public names -> what inspect finds
     " Regression.answers": dict(inputs=(), beams=1),
     "Task.evaluate SequenceTask.evaluate Text.evaluate Translation.evaluate TokenTask.evaluate"
     " Regression.evaluate": dict(lengths=()),
-    "checked_feed Task.feed Text.feed Translation.feed": dict(multiple_of=1),
+    "start_of Task.feed Text.feed Translation.feed": dict(multiple_of=1),
     "padded_batch": dict(batch_size=0, source_width=0, target_width=0),
     "padded_rows": dict(width=0),
     "translator_of": dict(seed_index=0),
@@ -195,7 +195,7 @@ DEFAULTS = {  # public names -> what inspect finds
 }
 
 OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
-    "train.Arguments": dict(task="reversal", resume=False, log_to=()),
+    "train.Arguments": dict(task_name="reversal", resume=False, log_to=()),
     "evaluate.Arguments": dict(step="newest", lengths=()),
     "translate.Arguments": dict(search=Search(beams=4), step="newest", seed_index=0),
     "answers.Arguments": dict(inputs=(), step="newest", seed_index=0, beams=1, compare=(),
@@ -316,8 +316,9 @@ def test_functions_classes_and_settings():
 
 def test_command_lines():
     found = {}
-    for path in (ROOT / "scripts").glob("*.py"):
-        script = command_lines.load(f"scripts/{path.name}")
+    author_tool = ROOT / "benchmarks/compilation/compile_report.py"
+    for path in [author_tool, *(ROOT / "scripts").glob("*.py")]:
+        script = command_lines.load(str(path.relative_to(ROOT)))
         for name, value in vars(script).items():
             if inspect.isclass(value) and name.endswith(("Arguments", "Options")):
                 found[f"{path.stem}.{name}"] = defaults_of(value)

@@ -1,4 +1,4 @@
-"""The site: every public name has a docstring and, in the library, an example; links lead somewhere.
+"""The site: public names have docstrings and, in the library, examples; links lead somewhere.
 
 The public names are those of the modules on the pages of the API (docs/api). Each function
 and class has a docstring of its own, and each public method has one, its own or an inherited one.

@@ -14,10 +14,11 @@ FLOORS = (
     ("functional",),
     ("nn", "analysis", "training"),
     ("tasks", "reports"),
+    ("commands",),
     ("__init__",),
 )
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-FOLDERS = ("attention_jax", "experiments", "scripts", "tests")
+FOLDERS = ("attention_jax", "benchmarks", "experiments", "scripts", "tests")  # from below
 FILES = {folder: sorted((ROOT / folder).rglob("*.py")) for folder in FOLDERS}
 LIBRARY = FILES["attention_jax"]
 
@@ -51,9 +52,26 @@ def test_imports_point_upwards():
         for package, *parts in (name.split(".") for name in imported_modules(path)):
             room = parts[0] if parts and parts[0] in FLOOR_OF else "__init__"
             is_below = FLOOR_OF[room] >= FLOOR_OF[room_of(path)] and room != room_of(path)
-            if package in FOLDERS[1:] or (package == "attention_jax" and is_below):
+            if package == "attention_jax" and is_below:
                 wrong.append(f"{relative(path)} imports {'.'.join((package, *parts))}")
     assert wrong == []
+
+
+def test_folders_import_from_folders_below():
+    of_scripts = {path.stem: "scripts" for path in (ROOT / "scripts").iterdir()}  # on sys.path
+    folder_of = of_scripts | {folder: folder for folder in FOLDERS}
+    wrong = []
+    for floor, folder in enumerate(FOLDERS):
+        for path in FILES[folder]:
+            found = {folder_of.get(name.partition(".")[0]) for name in imported_modules(path)}
+            wrong += [(relative(path), above) for above in FOLDERS[floor + 1 :] if above in found]
+    assert wrong == []
+
+
+def test_one_room_reads_command_lines():
+    parsers = ("argparse", "tyro")
+    rooms = {room_of(path) for path in LIBRARY if {*parsers} & {*imported_modules(path)}}
+    assert rooms == {"commands"}
 
 
 # --- files ---

@@ -85,7 +85,11 @@ def test_both_hold_the_library_and_nothing_else(archives):
     with tarfile.open(sdist) as content:
         in_sdist = {name.partition("/")[2] for name in content.getnames()}
     assert files_of_library() | {"README.md", "LICENSE", "CHANGELOG.md", "setup.cfg"} <= in_sdist
-    assert not [name for name in in_sdist if name.startswith(("tests", "experiments", "scripts"))]
+    assert not [
+        name
+        for name in in_sdist
+        if name.startswith(("benchmarks", "experiments", "scripts", "tests"))
+    ]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Each README: its Python blocks run, its shell commands parse, its links lead somewhere."""
 
+import functools
 import importlib
 import os
 import re
@@ -12,16 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from command_line import parse
 from command_lines import load
 from stand_in_training import run_of_two_seeds, scaled_at_each_step
 
 import attention_jax
+from attention_jax.commands.command_line import parse
 from attention_jax.training.loop import trace_step
 from experiments import lab
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("attention_jax", "docs", "experiments", "scripts", "tests")
+FOLDERS = ("attention_jax", "benchmarks", "docs", "experiments", "scripts", "tests")
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide"
 ROOM = ROOT / "attention_jax" / "normalizers" / "README.md"
@@ -208,7 +209,7 @@ def parse_python_command(script: str, *arguments: str) -> None:
         module, *paths = arguments
         if module == "experiments.pages":
             return  # without options
-        if module.startswith("experiments."):
+        if module.startswith(("experiments.", "benchmarks.")):
             parse_options(importlib.import_module(module), paths)
             return
         paths = paths if module == "pytest" else [module.replace(".", "/")]
@@ -224,10 +225,10 @@ def parse_python_command(script: str, *arguments: str) -> None:
 def parse_options(module, arguments) -> None:
     """Raises unless the command line of a script or an experiment takes these options."""
     if hasattr(module, "CAPTIONS"):
-        options = lab.options_of(module)
+        read = functools.partial(parse, lab.options_of(module))
     else:
-        options = getattr(module, "arguments_of", None) or module.Arguments
-    parse(options, list(arguments))
+        read = getattr(module, "arguments_of", None) or functools.partial(parse, module.Arguments)
+    read(list(arguments))
 
 
 @pytest.mark.parametrize("name", lab.SUBJECT_OF)

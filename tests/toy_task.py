@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.training.loop import initial_state
+from attention_jax.training.loop import state_shapes
 from attention_jax.training.run import train_run
 from attention_jax.training.task import Result, Task, TrainConfig
 
@@ -74,5 +74,5 @@ def train_toy(task, folder, **options):
 
 def saved_state(task, folder, step="newest"):
     """The state of a checkpoint."""
-    like = jax.eval_shape(lambda: initial_state(task))
+    like = state_shapes(task)
     return Checkpoints(folder / "checkpoints", read_only=True).restore(like, step).state

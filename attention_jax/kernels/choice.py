@@ -72,7 +72,7 @@ KEYS_PER_QUERY = 64
 EXAMPLES_OF_ANY_BATCH = 8
 
 # Queries and keys of a tile in the kernels for a TPU, whose tiles are not shared by a batch; by the
-# compiler's count of their instructions (`scripts/README.md`, "Programs compiled for TPUs").
+# compiler's count of their instructions (`benchmarks/compilation/README.md`).
 TPU_BLOCKS: dict[TileCost, BlockSizes] = {
     "matmul": BlockSizes(512, 512),
     "elementwise": BlockSizes(256, 512),

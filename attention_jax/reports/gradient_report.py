@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,7 @@ def norms_by_step(runs: Sequence[JSON]) -> Figure:
     """One panel per group of parameters, one line per run."""
     groups = list(dict.fromkeys(group for run in runs for group in run["gradient_norms"]))
     series = [run["gradient_norms"] for run in runs]
-    return _by_step(runs, series, {group: group for group in groups}, columns=4, log="")
+    return _by_step(runs, series, {group: group for group in groups}, columns=4, logarithmic=groups)
 
 
 def statistics_by_step(runs: Sequence[JSON]) -> Figure:
@@ -104,7 +104,8 @@ def statistics_by_step(runs: Sequence[JSON]) -> Figure:
         for statistic, label in _STATISTICS.items()
     }
     series = [run["by_step"] for run in runs]
-    return _by_step(runs, series, titles, columns=len(_STATISTICS), log="/dlogits_norm")
+    logarithmic = [name for name in titles if name.endswith("/dlogits_norm")]
+    return _by_step(runs, series, titles, columns=len(_STATISTICS), logarithmic=logarithmic)
 
 
 def _by_step(
@@ -113,11 +114,11 @@ def _by_step(
     titles: Mapping[str, str],
     *,
     columns: int,
-    log: str,
+    logarithmic: Collection[str],
 ) -> Figure:
     """One panel per title, one line per run whose series has its name: numbers [steps, seeds].
 
-    Panels whose name ends in `log` are logarithmic.
+    The panels that `logarithmic` names have a logarithmic axis.
     """
     rows = -(-len(titles) // columns)
     shape: Any = {"rows": rows, "columns": columns}
@@ -129,10 +130,10 @@ def _by_step(
         for index, run in enumerate(runs):
             if name in series[index]:
                 values = np.array(series[index][name], float)  # NaN for numbers that are not finite
-                options: Any = {"label": run["label"], "log": name.endswith(log)}
+                options: Any = {"label": run["label"], "log": name in logarithmic}
                 plotting.draw_band(ax, run["by_step"]["steps"], values, index=index, **options)
                 lines[index] = ax.lines[-1]
-        if name.endswith(log):
+        if name in logarithmic:
             ax.set_yscale("log")
         if name.endswith("/saturation"):
             ax.set_ylim(-0.05, 1.05)

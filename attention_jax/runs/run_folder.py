@@ -25,7 +25,7 @@ _BEFORE_CONFIG = {"lock", "config.json.new"}  # the files of a start that was cu
 
 
 @contextlib.contextmanager
-def begun(
+def open_run_folder(
     folder: Path,
     config: JSON,
     *,
@@ -49,11 +49,13 @@ def begun(
     """
     with contextlib.ExitStack() as stack:
         with writing("workdir", folder):
-            check_begins(folder, resume=resume, check_same=check_same)  # before anything is made
+            check_run_folder(
+                folder, resume=resume, check_same=check_same
+            )  # before anything is made
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_locked(folder))
             # Another start may have been faster; of two at the same time, one succeeds.
-            check_begins(folder, resume=resume, check_same=check_same)
+            check_run_folder(folder, resume=resume, check_same=check_same)
             write_json(folder / "config.json", config)
             for name, content in files.items():
                 write_bytes(folder / name, content)
@@ -62,7 +64,7 @@ def begun(
         yield
 
 
-def check_begins(folder: Path, *, resume: bool, check_same: Callable[[JSON], None]) -> None:
+def check_run_folder(folder: Path, *, resume: bool, check_same: Callable[[JSON], None]) -> None:
     """Raises ValueError unless a run can begin in the folder, or resume; changes nothing."""
     check_folder("workdir", folder)
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()

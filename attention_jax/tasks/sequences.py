@@ -55,7 +55,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import part_of
+from attention_jax.training.task_class import task_part
 
 __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabulary"]
 
@@ -154,7 +154,7 @@ class SequenceTask(Task):
 
     def pairs(self, rng: Array, lengths: Array, longest: int) -> Sequences:
         """`pair` for each of the lengths [B], with a leading axis B on every array."""
-        part = part_of(self)
+        part = task_part(self)
         method = f"pair(rng, length, longest={longest})"
 
         def one(rng: Array, length: Array) -> Any:
@@ -171,7 +171,7 @@ class SequenceTask(Task):
         lengths = jnp.arange(self.min_length, self.max_length + 1)
         rng = jax.random.key(0)
         drawn = on_numbers(lambda: self.pairs(rng, lengths, self.max_length))
-        part = part_of(self)
+        part = task_part(self)
         for name, (ids, counts) in zip(("source", "target"), drawn, strict=True):
             size, end = ids.shape[1], self.vocabulary.size
             counted = ids[np.arange(size) < counts[:, None]]

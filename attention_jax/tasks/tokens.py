@@ -45,7 +45,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import part_of
+from attention_jax.training.task_class import task_part
 
 Array = jax.Array
 
@@ -142,7 +142,7 @@ class TokenTask(CausalTask):
     def check_numbers(self) -> None:
         """Draws a few examples; raises ValueError for ids outside of the vocabulary."""
         drawn = on_numbers(lambda: self.batch(jax.random.key(0), size=EXAMPLES))
-        part = part_of(self)
+        part = task_part(self)
         for name, ids in (("tokens", drawn.target_inputs), ("targets", drawn.targets)):
             part.require(
                 ids.shape == (EXAMPLES, self.length)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from pathlib import Path
@@ -14,7 +13,7 @@ from attention_jax.core.checks import check_integer
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.parameters_file import read_parameters, write_parameters
 from attention_jax.runs.run_folder import JSON, check_output, read_config, write_json, writing
-from attention_jax.training.loop import initial_state
+from attention_jax.training.loop import state_shapes
 from attention_jax.training.run import TrainedRun, load_run
 from attention_jax.training.saved_run import of_one_seed
 from attention_jax.training.settings import task_in
@@ -64,7 +63,7 @@ def model_of(path: Path, seed: int, step: StepName, score: str | None) -> Any:
             f"seed and step must be left out for a file, which holds one model; got {seed}, {step}"
         )
     task = task_in(path.parent, score=score)
-    like = of_one_seed(jax.eval_shape(functools.partial(initial_state, task)).params)
+    like = of_one_seed(state_shapes(task).params)
     params, metadata = read_parameters(path, like)
     if metadata.get("model_sha256") != _digest(read_config(path.parent)):
         raise ValueError(f"{path} is of another model than config.json beside it")

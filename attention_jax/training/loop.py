@@ -128,6 +128,12 @@ def initial_state(
     return start(seeds, params)
 
 
+def state_shapes(task: Task) -> TrainState:
+    """The shapes and dtypes of `initial_state`, computed without its arrays."""
+    shapes: TrainState = jax.eval_shape(functools.partial(initial_state, task))
+    return shapes
+
+
 def batches_of_step(task: Task, feed: Feed | None, step: int) -> Any:
     """The batches that the host makes for a step, stacked over seeds; None without a feed."""
     if feed is None:
@@ -155,9 +161,8 @@ def gradient_statistics(task: Task, state: TrainState, batches: Any = None) -> M
 
 def trace_step(task: Task, feed: Feed | None = None) -> None:
     """Traces the first step without computing it, for the errors of a model, score or loss."""
-    state = jax.eval_shape(functools.partial(initial_state, task))
     one_seed = functools.partial(_step, task, Layout())
-    jax.eval_shape(jax.vmap(one_seed), state, batches_of_step(task, feed, 0))
+    jax.eval_shape(jax.vmap(one_seed), state_shapes(task), batches_of_step(task, feed, 0))
 
 
 # --- compiled calls: (first step, count, state) -> (state, mean metrics) ---
@@ -223,12 +228,12 @@ def train(
     Raises:
         ValueError: a line or a checkpoint cannot be written.
     """
-    config, every = task.train, records.log_gradients
+    steps, every = task.train.steps, records.log_gradients
     advance = _advance(task, feed, layout)
     measure = jax.jit(functools.partial(gradient_statistics, task), out_shardings=layout.replicated)
 
     def log_gradients(step: int, state: TrainState) -> None:
-        if every is not None and (step % every == 0 or step == config.steps):
+        if every is not None and (step % every == 0 or step == steps):
             metrics = measure(state, batches_of_step(task, feed, step))
             check_metrics(f"task {task.name}", "statistics(...)", metrics)
             line = _by_seed(metrics)
@@ -241,7 +246,7 @@ def train(
     def save_on_disk(step: int, state: TrainState, loss: float | None) -> None:
         """Validates and saves, unless both have been done for this step."""
         # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
-        planned = step > 0 and (step % config.checkpoint_every == 0 or step == config.steps)
+        planned = step > 0 and (step % task.train.checkpoint_every == 0 or step == steps)
         metric, rule = (loss, task.validation) if planned else (None, None)
         lines = [] if rule is None else read_lines(records.folder / "validation.jsonl")
         is_validated = rule is None or step in [line["step"] for line in lines]
@@ -268,14 +273,15 @@ def train(
     state = jax.device_put(state, layout.by_seed)
     step = int(whole(state.step)[0])
     loss: float | None = None
+    log_every = task.train.log_every
     if step == 0:
         log_gradients(step, state)
     else:
         save(step, state, loss)  # where the validation of this checkpoint has failed
-    while step < config.steps and not interruption.agreed():
+    while step < steps and not interruption.agreed():
         # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same
         # calls as a run that was never stopped, and ends bit-identical to it.
-        count = min(config.log_every - step % config.log_every, config.steps - step)
+        count = min(log_every - step % log_every, steps - step)
         state, metrics = advance(step, count, state)
         step += count
         line = _by_seed(metrics)
@@ -283,7 +289,7 @@ def train(
         first_does(functools.partial(records.write, "metrics", step, line))
         log_gradients(step, state)
         records.progress.update(step, line["loss"])
-        if step % config.checkpoint_every == 0:
+        if step % task.train.checkpoint_every == 0:
             save(step, state, loss)
     save(step, state, loss)
     return state

@@ -12,23 +12,27 @@ from typing import Any
 import jax
 
 from attention_jax.core.checks import check_integer
-from attention_jax.core.programs import is_of_this_package
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName, saved_steps
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.loggers import Logger, Loggers, Profile
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
 from attention_jax.runs.progress import Progress, Work
-from attention_jax.runs.run_folder import JSON, begun, check_begins
-from attention_jax.training.loop import Records, TrainState, initial_state, trace_step, train
+from attention_jax.runs.run_folder import JSON, check_run_folder, open_run_folder
+from attention_jax.training.loop import (
+    Records,
+    TrainState,
+    initial_state,
+    state_shapes,
+    trace_step,
+    train,
+)
 from attention_jax.training.saved_run import SavedRun, first_params, keep_first_params
 from attention_jax.training.settings import (
     check_equal_in_all,
     check_resumable,
     check_task,
-    checked_feed,
-    describe_parts,
-    settings_of,
+    start_of,
 )
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task, undefined
@@ -123,25 +127,27 @@ def train_run(
     """
     mesh = mesh or MeshShape.default()
     with processes.together():
-        feed, settings, params = _checked(
+        feed, config, params = _checked(
             task, Path(workdir), log_gradients, mesh, on_metrics, profile
         )
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
-    check_equal_in_all({**settings, **options})
+    check_equal_in_all({**config, **options})
     folder = Path(workdir).absolute()  # the task may change the current folder
-    config, layout, is_first = task.train, Layout(mesh), processes.is_first()
+    layout, is_first = Layout(mesh), processes.is_first()
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
         # The first process opens the folder; then all processes have the newest or the first state.
-        check_same = functools.partial(check_resumable, task, settings, folder)
+        check_same = functools.partial(check_resumable, task, config, folder)
         files = {} if feed is None else feed.files
         with processes.together():
             if is_first:
                 stack.enter_context(
-                    begun(folder, settings, resume=resume, check_same=check_same, files=files)
+                    open_run_folder(
+                        folder, config, resume=resume, check_same=check_same, files=files
+                    )
                 )
                 keep_first_params(folder, params)
-            keep: Any = {"keep": config.keep, "keep_best": config.keep_best}
+            keep: Any = {"keep": task.train.keep, "keep_best": task.train.keep_best}
             checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first)
         state, first_step = _first_state(task, layout, checkpoints, params)
         processes.first_does(lambda: _drop_lines_after(folder, first_step))
@@ -149,13 +155,13 @@ def train_run(
         initial_run = TrainedRun(task, state.params, first_step, Path(workdir))
         with processes.together():
             work = on_start and on_start(initial_run, feed)
-        counts = {"start": first_step, "total": config.steps, "seeds": config.seeds}
+        counts = {"start": first_step, "total": task.train.steps, "seeds": task.train.seeds}
         progress = Progress(task.label, **counts, work=work)
         if feed is not None and feed.note:
             progress.note(feed.note)
         profilers = [] if profile is None else [Profile(folder, profile)]
         loggers = [*_as_list(on_metrics), *profilers] if is_first else []
-        log = Loggers(loggers, folder, settings)
+        log = Loggers(loggers, folder, config)
         stack.callback(log.close)
         records = Records(folder, checkpoints, progress, log, log_gradients)
         state = train(task, feed, layout, state, records, interruption)
@@ -189,9 +195,9 @@ def check_run(
         ValueError: as in `train_run`.
     """
     mesh = mesh or MeshShape.default()
-    feed, settings, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
-    check_same = functools.partial(check_resumable, task, settings, workdir)
-    check_begins(workdir, resume=resume, check_same=check_same)
+    feed, config, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
+    check_same = functools.partial(check_resumable, task, config, workdir)
+    check_run_folder(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
 
 
@@ -222,16 +228,9 @@ def _checked(
     if not isinstance(mesh, MeshShape):
         raise ValueError(f"mesh must be a MeshShape or None; got {mesh!r}")
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
-    parts = describe_parts(task)  # before the data is read, which may take seconds
-    feed = checked_feed(task, folder, multiple_of=mesh.data)
-    of_user = not is_of_this_package(type(task))
-    # The program of a user's task is that of one device, whatever the mesh is.
-    fed = task.feed(folder) if of_user and mesh.data > 1 else feed
-    settings = settings_of(task, fed, parts)
-    if of_user:
-        task.check_numbers()
+    feed, config = start_of(task, folder, multiple_of=mesh.data)
     params, digest = first_params(task, folder, resumes=True)
-    return feed, {**settings, **digest}, params
+    return feed, {**config, **digest}, params
 
 
 def _as_list(on_metrics: Loggable) -> list[Any]:
@@ -250,15 +249,14 @@ def _first_state(
     task: Task, layout: Layout, checkpoints: Checkpoints, params: Params | None
 ) -> tuple[TrainState, int]:
     """Returns the newest good state and its step, or the initial state and 0."""
-    start = functools.partial(initial_state, task, layout, params)
-    like = layout.placed(jax.eval_shape(start))
+    like = layout.placed(state_shapes(task))
     restored: Restored | None = None
     with processes.together():
         if processes.is_first() and checkpoints.steps():
             restored = checkpoints.restore(like)
     step = processes.exchanged("" if restored is None else str(restored.step))[0]
     if not step:
-        return start(), 0
+        return initial_state(task, layout, params), 0
     return processes.from_first(restored and restored.state, like), int(step)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from attention_jax.runs.checkpoints import (
 )
 from attention_jax.runs.parameters_file import read_parameters
 from attention_jax.runs.run_folder import JSON, read_config
-from attention_jax.training.loop import initial_state
+from attention_jax.training.loop import initial_state, state_shapes
 from attention_jax.training.settings import task_in
 from attention_jax.training.task import Params, Task
 
@@ -59,8 +58,7 @@ class SavedRun:
             return Restored(0, initial_state(self.task, params=params))
         if not self._kept.steps():
             raise ValueError(f"workdir {self.workdir} has no checkpoint yet; train it first")
-        like = jax.eval_shape(functools.partial(initial_state, self.task))
-        return self._kept.restore(like, step)
+        return self._kept.restore(state_shapes(self.task), step)
 
 
 # --- parameters from another run ---
@@ -84,7 +82,7 @@ def first_params(task: Task, folder: Path, *, resumes: bool = False) -> tuple[Pa
     source = task.train.init_from
     if source is None:
         return None, {}
-    like = jax.eval_shape(functools.partial(initial_state, task)).params
+    like = state_shapes(task).params
     stored = read_config(folder) if (folder / "config.json").exists() else {}
     has_begun = stored.get("train", {}).get("init_from") == str(source.absolute())
     if resumes and has_begun and saved_steps(folder / "checkpoints"):

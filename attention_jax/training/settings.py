@@ -31,7 +31,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import name_of, part_of, task_class
+from attention_jax.training.task_class import name_of, task_class, task_part
 from attention_jax.training.task_program import (
     check_program,
     optimizer_part,
@@ -63,7 +63,7 @@ def check_task(task: Task) -> None:
             )
         if task_class(name) is not cls:
             raise ValueError(f"task {name!r} must be the class that its module has now")
-        part_of(task).check_signatures(task)
+        task_part(task).check_signatures(task)
     check_instances(task, train=TrainConfig)
     if task.train.steps % task.train.accumulate:  # earlier runs with such steps can be evaluated
         raise ValueError(
@@ -114,15 +114,32 @@ def leaves_of(settings: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | None:
-    """The feed of a task, which must fit into config.json; an error of a user's is one line.
+def start_of(task: Task, folder: Path, *, multiple_of: int = 1) -> tuple[Feed | None, JSON]:
+    """The feed of a run that begins or resumes, and the content of its config.json.
+
+    Args:
+        task: the task, from `check_task`.
+        folder: of the run.
+        multiple_of: as in `Task.feed`.
 
     Raises:
-        ValueError: the data cannot be used, or the feed breaks its contract.
+        ValueError: the data cannot be used; or the task, a score, a normaliser or the optimiser is
+            a user's, and a method of it fails or breaks its contract; in one line, with its name.
     """
+    parts = _describe_parts(task)  # before the data is read, which may take seconds
+    feed = _checked_feed(task, folder, multiple_of)
+    if is_of_this_package(type(task)):
+        return feed, config_of(task, feed, parts)
+    # The program of a user's task is that of one device, whatever the mesh is.
+    config = config_of(task, feed if multiple_of == 1 else task.feed(folder), parts)
+    task.check_numbers()
+    return feed, config
+
+
+def _checked_feed(task: Task, folder: Path, multiple_of: int) -> Feed | None:
     if is_of_this_package(type(task)):
         return task.feed(folder, multiple_of=multiple_of)
-    part, read = part_of(task), functools.partial(task.feed, multiple_of=multiple_of)
+    part, read = task_part(task), functools.partial(task.feed, multiple_of=multiple_of)
     feed = part.call("feed(folder, *, multiple_of=1)", read, folder)
     if feed is None:
         check_integer("batch_size", task.train.batch_size)
@@ -133,19 +150,19 @@ def checked_feed(task: Task, folder: Path, *, multiple_of: int = 1) -> Feed | No
     return feed
 
 
-def settings_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -> JSON:
+def config_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -> JSON:
     """The content of config.json.
 
     Args:
         task: the task.
         feed: from `Task.feed`, if it has one.
-        parts: from `describe_parts`, which traces the scores; None to call it.
+        parts: what `_describe_parts` has returned; None to call it.
 
     Raises:
         ValueError: the task is a user's, and a method of it fails; in one line, with its name.
     """
     digests = {} if feed is None else _plain({**feed.digests})
-    parts = describe_parts(task) if parts is None else parts
+    parts = _describe_parts(task) if parts is None else parts
     optimizer = program_of_optimizer(task)
     return {
         "task": name_of(type(task)),
@@ -172,7 +189,7 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     content = read_config(folder)
     try:
         task = _task_of(content, score)
-        check_program(part_of(task), content, program_of(task, lambda: task.feed(folder)))
+        check_program(task_part(task), content, program_of(task, lambda: task.feed(folder)))
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -186,7 +203,7 @@ def check_functions(content: JSON, folder: Path) -> None:
         folder: of the run.
     """
     task = _task_of(content)
-    check_program(part_of(task), content, program_of(task, lambda: task.feed(folder)))
+    check_program(task_part(task), content, program_of(task, lambda: task.feed(folder)))
     _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
 
 
@@ -264,16 +281,16 @@ def _value(hint: Any, value: Any, owner: str) -> Any:
     return tuple(_value(None, each, owner) for each in value) if isinstance(value, list) else value
 
 
-def describe_parts(task: Task) -> JSON:
-    """The scores and normalisers that a model of this library names; {} for another model."""
+def _describe_parts(task: Task) -> JSON:
+    """The scores and normalisers that a model of this library names, traced; {} for another."""
     return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
 
 
 # --- resuming ---
 
 
-def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> None:
-    """Raises ValueError unless a run may be resumed with these settings.
+def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> None:
+    """Raises ValueError unless a run may be resumed with the settings of a task.
 
     They must be those of the run, except for `TrainConfig.free_on_resume`. A setting that did not
     exist yet when the run was trained must have its default. `steps` may change to no less than the
@@ -281,27 +298,27 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
 
     Args:
         task: the task with the new settings.
-        settings: the new ones, from `settings_of`.
+        config: the content of its config.json, from `start_of`.
         folder: of the run.
-        stored: the content of its config.json.
+        stored: the content of the run's config.json.
     """
-    if stored.get("task") != settings["task"]:
-        raise ValueError(f"it is a run of task {stored.get('task')}; got {settings['task']}")
+    if stored.get("task") != config["task"]:
+        raise ValueError(f"it is a run of task {stored.get('task')}; got {config['task']}")
     earlier = _task_of(stored, _new_name_of_score(task, stored))
     # The parts and the program were compared above; where other settings change them too, the
     # message names the settings alone.
     old, new = (
         {**_plain(leaves_of(each)), **_digests(content)}
-        for each, content in ((earlier, stored), (task, settings))
+        for each, content in ((earlier, stored), (task, config))
     )
     free = {f"train.{name}" for name in TrainConfig.free_on_resume}
-    if _digests(settings):  # which decide, wherever the data lies
+    if _digests(config):  # which decide, wherever the data lies
         paths = [name for name, value in leaves_of(task).items() if isinstance(value, Path)]
         free |= {name for name in paths if old[name] is not None}
     names = sorted({*old, *new} - free)
     different = [name for name in names if old.get(name) != new.get(name)]
-    program = program_of(earlier, lambda: earlier.feed(folder)) if different else settings
-    check_program(part_of(earlier), stored, program)
+    program = program_of(earlier, lambda: earlier.feed(folder)) if different else config
+    check_program(task_part(earlier), stored, program)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
@@ -309,8 +326,8 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
         if earlier.train.rate_depends_on_steps:
             reason = f"the learning rate falls along a cosine to 0 at step {earlier.train.steps}"
             cure += " (runs with schedule constant or inverse-sqrt can be extended)"
-        elif program.get("program") != settings.get("program"):  # of an optimiser of a user
-            reason = f"the program of task {settings['task']} depends on steps"
+        elif program.get("program") != config.get("program"):  # of an optimiser of a user
+            reason = f"the program of task {config['task']} depends on steps"
         elif task.train.steps < reached:
             reason = f"the run has reached step {reached}"
         if reason:
@@ -325,7 +342,7 @@ def check_resumable(task: Task, settings: JSON, folder: Path, stored: JSON) -> N
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
         )
-    _check_optimizer(task, stored, settings)
+    _check_optimizer(task, stored, config)
 
 
 def _digests(content: JSON) -> JSON:
@@ -334,12 +351,12 @@ def _digests(content: JSON) -> JSON:
     return leaves_of(digests)
 
 
-def check_equal_in_all(settings: JSON) -> None:
-    """Raises ValueError unless all processes of a run have the same settings.
+def check_equal_in_all(values: JSON) -> None:
+    """Raises ValueError unless all processes of a run have the same values under each name.
 
     Different machines may round the numbers of a user's score differently.
     """
-    of_all = [leaves_of(json.loads(text)) for text in exchanged(json.dumps(settings))]
+    of_all = [leaves_of(json.loads(text)) for text in exchanged(json.dumps(values))]
     for index, other in enumerate(of_all):
         for name in {**of_all[0], **other}:
             if of_all[0].get(name) != other.get(name) and not name.endswith(".numbers"):

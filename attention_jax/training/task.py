@@ -366,4 +366,4 @@ class Task:
 
 
 # The class of a task, where it is chosen by a command line.
-Settings = TypeVar("Settings", bound=Task)
+ChosenTask = TypeVar("ChosenTask", bound=Task)

@@ -86,6 +86,6 @@ def name_of(cls: type[Task]) -> str:
     return f"{module_of(cls)}:{cls.__qualname__}"
 
 
-def part_of(task: Task) -> Part:
+def task_part(task: Task) -> Part:
     """A user's task, with the words for errors about it."""
     return Part("task", name_of(type(task)), "make it a field of the task")

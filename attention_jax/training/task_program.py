@@ -17,7 +17,7 @@ from attention_jax.core.programs import Part, is_of_this_package, one_line, user
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
 from attention_jax.training.task import Feed, Params, Task, check_metrics
-from attention_jax.training.task_class import part_of
+from attention_jax.training.task_class import task_part
 
 
 def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
@@ -39,7 +39,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     if hasattr(task.model, "defaults_of_users_parts"):
         model = dataclasses.replace(task.model, **task.model.defaults_of_users_parts())
         task = dataclasses.replace(task, model=model)  # type: ignore[type-var]
-    part = part_of(task)
+    part = task_part(task)
     part.check_signatures(task)
     feed = feed_of()
     batch = None

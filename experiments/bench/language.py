@@ -102,16 +102,13 @@ def run(config: Config) -> list[Row]:
     parts, digests = text.tenths(), dict(text.feed(Path()).digests)
     baseline = functools.partial(ngrams.rows_of, parts[0], parts[2], ORDERS)
     rows = lab.kept_rows(config.workdir / "ngrams.json", [ORDERS, digests], baseline)
-    for index, score in enumerate(config.scores):
+    for done, score in enumerate(config.scores, 1):
         task, path = config.task(score), config.workdir / f"{score_folder(score)}.json"
         sizes = [config.deviations, config.rates, config.seeds, config.tests]
         settings = repr(dataclasses.replace(task, text=Path()))  # the digest is that of the text
         known_by = [settings, sizes, digests, task.model.known().digest]
         rows += lab.kept_rows(path, known_by, functools.partial(measured, config, score))
-        minutes = (time.monotonic() - start) / 60
-        left = minutes / (index + 1) * (len(config.scores) - index - 1)
-        done = f"{index + 1} of {len(config.scores)}: {score}; {minutes:.1f} min"
-        lab.say(f"{done}, about {left:.1f} left", error=True)
+        lab.say_progress(done, len(config.scores), start, score)
     return rows
 
 

@@ -211,11 +211,8 @@ def run(config: Config) -> list[Row]:
             measure = functools.partial(_measured, config, cells, [*mine])
             mine += lab.kept_rows(path, _known_by(config, cells, mine), measure, group=index)
         rows += mine
-        minutes = (time.monotonic() - start) / 60
-        left = minutes / (index + 1) * (len(groups) - index - 1)
         text = f"{group[0].score}, {group[0].task}, {len(mine)} of {len(group)} rows"
-        text = f"{index + 1} of {len(groups)}: {text}; {minutes:.1f} min, about {left:.0f} left"
-        lab.say(text, error=True)
+        lab.say_progress(index + 1, len(groups), start, text)
     return rows
 
 

@@ -166,18 +166,13 @@ def run(config: Config) -> list[Row]:
     rows: list[Row] = []
     settings = dataclasses.asdict(config) | {"scores": None, "bases": None, "workdir": None}
     make_folder("workdir", config.workdir)
-    files = [config.workdir / f"{score_folder(name)}_{base}.json" for base, name in cells]
-    seconds: list[float] = []  # of the cells that this process has measured
-    for index, (base, name) in enumerate(cells):
-        start, was_there = time.monotonic(), files[index].exists()
+    start = time.monotonic()
+    for done, (base, name) in enumerate(cells, 1):
         measure = functools.partial(_rows_of, config, name, base)
         program = lab.program_of(name, config.dim)
-        found = lab.kept_rows(files[index], settings | {"score": program}, measure, group=name)
-        rows += found
-        seconds += [time.monotonic() - start] if found and not was_there else []
-        left = sum(not file.exists() for file in files[index:]) * np.mean(seconds or [0]) / 60
-        state = f"about {left:.1f} min left" if found else "missing"
-        lab.say(f"{index + 1} of {len(cells)}: {name}, base {base}; {state}")
+        path = config.workdir / f"{score_folder(name)}_{base}.json"
+        rows += lab.kept_rows(path, settings | {"score": program}, measure, group=name)
+        lab.say_progress(done, len(cells), start, f"{name}, base {base}")
     return rows
 
 

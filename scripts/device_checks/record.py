@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from benchmarks.measure import JSON
 
 from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import read_json, write_json
+from benchmarks.measure import JSON
 
 SCHEMA = 1  # of device.json
 _GRACE_SECONDS = 3.0  # after the end, for threads that stop as soon as they see it
@@ -128,8 +128,9 @@ class Record:
 
 
 def _about(shrink: int) -> JSON:
-    scripts, device = Path(__file__).parents[1], jax.devices()[0]
-    about = environment(scripts, scripts.parent / "experiments", packages=_PACKAGES.split())
+    root, device = Path(__file__).parents[2], jax.devices()[0]
+    folders = (root / name for name in ("benchmarks", "experiments", "scripts"))
+    about = environment(*folders, packages=_PACKAGES.split())
     memory = (device.memory_stats() or {}).get("bytes_limit")  # a CPU has none
     driver = str(device.client.platform_version)
     return about | {"driver": driver, "memory_bytes": memory, "shrink": shrink}

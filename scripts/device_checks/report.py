@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from attention_jax.runs.progress import say
 from benchmarks.measure import JSON
 from benchmarks.tables import TABLES, TIMES, Columns, entries, entry, table
 from benchmarks.targets import targets_of
-
-from attention_jax.runs.progress import say
 from device_checks.record import Record
 
 _JUDGED = ("H100", "H200")  # on other devices the targets are not judged

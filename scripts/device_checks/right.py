@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.measure import JSON, attempt
 
 from attention_jax import BlockSizes, attention, causal_mask, get_score, padding_mask
 from attention_jax.kernels import IMPLEMENTATIONS
+from benchmarks.measure import JSON, attempt
 from device_checks.record import NOT_MEASURED, Record
 
 Array = jax.Array

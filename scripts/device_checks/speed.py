@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from attention_jax import interop
+from attention_jax.kernels import IMPLEMENTATIONS
 from benchmarks import measure
 from benchmarks.measure import JSON, Contestant, Race
 from benchmarks.peers import in_pytorch, jax_nn, ours
 from benchmarks.works import Work
-
-from attention_jax import interop
-from attention_jax.kernels import IMPLEMENTATIONS
 from device_checks.record import NOT_MEASURED, Record
 
 Makers = Mapping[str, Callable[[Work], Contestant]]

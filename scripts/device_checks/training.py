@@ -14,10 +14,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from benchmarks.measure import JSON, attempt, significant
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.training.run import load_states
+from benchmarks.measure import JSON, attempt, significant
 from device_checks.record import NOT_MEASURED, Record
 from experiments.bench import maps
 from experiments.bench.training import LOOK, Start, deviation_of, steps_until_solved

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from attention_jax.training.settings import settings_of
+from attention_jax.training.settings import config_of
 from experiments.lab import conduct
 from experiments.translation import translation_budget as budget
 from experiments.translation import translation_comparison as comparison
@@ -41,7 +41,7 @@ def test_heads_by_hand():
 
 def test_arms_differ_in_the_score_alone():
     one, other = (
-        settings_of(comparison.QUICK.training(score, 50)) for score in ("scaled", "additive")
+        config_of(comparison.QUICK.training(score, 50)) for score in ("scaled", "additive")
     )
     assert (one["model"].pop("score"), other["model"].pop("score")) == ("scaled", "additive")
     assert one["scores"].pop("score") != other["scores"].pop("score")

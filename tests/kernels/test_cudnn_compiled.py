@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from accelerator_targets import custom_calls, gradient_on_h100
-from compilation import targets
 
 import attention_jax as aj
+from benchmarks.compilation import targets
 
 pytestmark = pytest.mark.accelerators
 

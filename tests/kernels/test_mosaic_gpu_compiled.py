@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 from accelerator_targets import gradient_on_h100
-from compilation import gpu_kernels
 
 import attention_jax as aj
+from benchmarks.compilation import gpu_kernels
 
 pytestmark = [pytest.mark.accelerators, pytest.mark.filterwarnings("default")]
 

@@ -9,11 +9,11 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 import pytest
-from compilation import programs, targets
 from score_cases import CORE_SCORES, SCORE_CASES
 
 import attention_jax as aj
 from attention_jax.scores import Concat
+from benchmarks.compilation import programs, targets
 
 pytestmark = [
     pytest.mark.accelerators,

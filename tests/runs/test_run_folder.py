@@ -20,7 +20,7 @@ from saved_files import fsynced, snapshot
 
 from attention_jax.runs import run_folder
 from attention_jax.runs.environment import environment
-from attention_jax.runs.run_folder import begun, check_begins, read_config, write_json
+from attention_jax.runs.run_folder import check_run_folder, open_run_folder, read_config, write_json
 
 CONFIG = {"model": {"score": "dot", "dim": 8}, "steps": 5, "rate": 0.1, "sizes": [3, 5]}
 
@@ -32,7 +32,7 @@ def same(stored):
 
 def begin(path, config=CONFIG, *, resume=False, files=()):
     """Begins or resumes a run and ends it at once."""
-    with begun(path, config, resume=resume, check_same=same, files=dict(files)):
+    with open_run_folder(path, config, resume=resume, check_same=same, files=dict(files)):
         pass
 
 
@@ -78,9 +78,9 @@ def test_resuming_needs_resume_and_the_same_configuration(tmp_path):
     with pytest.raises(ValueError, match="already holds a run; add resume=True"):
         begin(folder)
     with pytest.raises(ValueError, match=f"^workdir {folder}: it is another run"):
-        check_begins(folder, resume=True, check_same=lambda stored: same({}))
-    check_begins(folder, resume=True, check_same=same)
-    check_begins(tmp_path / "new" / "run", resume=False, check_same=same)
+        check_run_folder(folder, resume=True, check_same=lambda stored: same({}))
+    check_run_folder(folder, resume=True, check_same=same)
+    check_run_folder(tmp_path / "new" / "run", resume=False, check_same=same)
     assert snapshot(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     begin(folder, resume=True)
@@ -168,7 +168,7 @@ def test_json_has_its_name_once_all_of_it_is_on_disk(tmp_path, monkeypatch):
 
 
 def test_two_cannot_train_in_one_folder(tmp_path):
-    with begun(tmp_path / "run", CONFIG, resume=False, check_same=same, files={}):
+    with open_run_folder(tmp_path / "run", CONFIG, resume=False, check_same=same, files={}):
         for _ in range(2):
             who = f"process {os.getpid()} on {re.escape(platform.node())} is training"
             refused(f"is in use: {who}", lambda: begin(tmp_path / "run", resume=True))
@@ -180,7 +180,7 @@ def test_of_two_starts_at_one_instant_one_succeeds(tmp_path):
     def start(config):
         ready.wait()
         options = {"resume": False, "check_same": same, "files": {}}
-        with contextlib.suppress(ValueError), begun(folder, config, **options):
+        with contextlib.suppress(ValueError), open_run_folder(folder, config, **options):
             tried.wait()
             return config
         tried.wait()
@@ -210,6 +210,6 @@ def test_a_system_without_flock(tmp_path, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("without_flock", run_folder.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with module.begun(tmp_path, CONFIG, resume=False, check_same=same, files={}):
+    with module.open_run_folder(tmp_path, CONFIG, resume=False, check_same=same, files={}):
         assert json.loads((tmp_path / "env.json").read_text())["load"] is None
     assert capsys.readouterr().err.startswith(f"warning: workdir {tmp_path} cannot be locked")

@@ -5,12 +5,12 @@ import json
 
 import jax
 import pytest
+from command_lines import load
+
 from benchmarks import measure, tables, targets
 from benchmarks.measure import Contestant, Race
 from benchmarks.peers import PEERS
 from benchmarks.works import WORKS
-from command_lines import load
-
 from experiments import pages
 
 benchmark = load("scripts/benchmark.py")

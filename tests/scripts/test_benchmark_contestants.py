@@ -5,16 +5,16 @@ import functools
 import jax
 import numpy as np
 import pytest
-from benchmarks import models
-from benchmarks.measure import GRAD
-from benchmarks.peers import PEERS, jax_nn
-from benchmarks.works import OWN, WORKS, Work
 from command_lines import users_settings
 
 from attention_jax import interop
 from attention_jax.nn.config import ModelConfig
 from attention_jax.normalizers import NORMALIZERS
 from attention_jax.tasks.vocabulary import EOS
+from benchmarks import models
+from benchmarks.measure import GRAD
+from benchmarks.peers import PEERS, jax_nn
+from benchmarks.works import OWN, WORKS, Work
 
 
 @pytest.fixture(autouse=True)

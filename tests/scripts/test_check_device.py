@@ -13,9 +13,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from benchmarks import measure
-from benchmarks.measure import Contestant, Race, compiled
-from benchmarks.targets import TARGETS
 from command_lines import check_error, load
 from device_checks import right, speed, training
 from device_checks.record import Record
@@ -25,6 +22,9 @@ from attention_jax.implementations import reference
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.tasks.recall import Recall
 from attention_jax.training.task import TrainConfig
+from benchmarks import measure
+from benchmarks.measure import Contestant, Race, compiled
+from benchmarks.targets import TARGETS
 from experiments.bench import training as bench_training
 
 REPOSITORY = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ COMPILES_FOR_MINUTES = """
 import sys, time
 sys.path[:0] = {paths}
 import check_device
-from command_line import run_command
+from attention_jax.commands.command_line import run_command
 from device_checks import right
 program = right._program
 def slow(score, mask, name, *arguments):

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Literal
 from unittest import mock
 
-import command_line
 import numpy as np
 import pytest
-from command_line import run_command
 from command_lines import check_error, load
 from html_reader import decoded_numbers
 from stand_in_training import run_of_two_seeds
 
+from attention_jax.commands import command_line
+from attention_jax.commands.command_line import run_command
 from attention_jax.runs.progress import say
 from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.pages import cross_attention

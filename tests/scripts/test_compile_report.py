@@ -3,9 +3,10 @@
 import json
 
 import pytest
-from benchmarks.targets import targets_of
 from command_lines import call, load
-from compilation import gpu_kernels, targets, tpu_kernels
+
+from benchmarks.compilation import gpu_kernels, targets, tpu_kernels
+from benchmarks.targets import targets_of
 
 LISTING = """
 .L_x_1:
@@ -107,7 +108,7 @@ def test_the_targets_of_a_tpu():
 @pytest.mark.parametrize("part", ["kernels", "h100"])
 def test_without_the_compiler_every_row_says_so(part, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(targets, "missing_compiler", lambda target: "it is not installed")
-    out, report = tmp_path / "report.json", load("scripts/compile_report.py")
+    out, report = tmp_path / "report.json", load("benchmarks/compilation/compile_report.py")
     assert call(report, "--part", part, "--out", out, monkeypatch=monkeypatch) == 0
     reports = json.loads(out.read_text())["benchmarks"]
     rows = [row for report in reports.values() for row in report["rows"]]

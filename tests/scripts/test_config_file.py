@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import toy_task
-from command_line import parse
 from command_lines import check_error, load
 from saved_files import assert_bits_equal, snapshot
 from stand_in_training import TASK, run_of_two_seeds
@@ -46,26 +45,25 @@ def test_a_file_is_its_options(tmp_path, text, line, options):
     (tmp_path / "run.yaml").write_text(text)
     with_file = ["--config", str(tmp_path / "run.yaml"), *shlex.split(line)]
     found, expected = (
-        parse(train.arguments_of, ["--workdir", "run", *words])
+        train.arguments_of(["--workdir", "run", *words])
         for words in (with_file, shlex.split(options))
     )
-    assert found.settings == expected.settings
+    assert found.task == expected.task
     assert found.options == expected.options
     if "--task" not in options:
         words = ["--workdir", "sweep", "--scores", "dot", "--set", "keep=3,4", *with_file]
         made = [
-            combination.arguments.settings
-            for combination in parse(sweep.Arguments, words).combinations
+            combination.arguments.task for combination in sweep.arguments_of(words).combinations
         ]
-        model = dataclasses.replace(expected.settings.model, score="dot")
-        trains = [dataclasses.replace(expected.settings.train, keep=keep) for keep in (3, 4)]
+        model = dataclasses.replace(expected.task.model, score="dot")
+        trains = [dataclasses.replace(expected.task.train, keep=keep) for keep in (3, 4)]
         assert [(task.model, task.train) for task in made] == [(model, each) for each in trains]
 
 
 def test_the_config_json_of_a_run_repeats_it(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
     arguments = ["--workdir", "new", "--config", str(run_of_two_seeds() / "config.json")]
-    assert parse(train.arguments_of, arguments).settings == TASK
+    assert train.arguments_of(arguments).task == TASK
     saved = "--seeds 2 --steps 4 --log-every 2 --checkpoint-every 2 --batch-size 5 --clip-norm inf"
     words = [*saved.split(), "--task", "toy_task:Toy", "--optimizer", "optax:lion"]
     assert command("train", "--workdir", "old", *words)[0] == 0

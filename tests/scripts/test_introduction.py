@@ -2,11 +2,11 @@
 
 import jax
 import pytest
-from introduction import PEAKS, introduced
 
+from attention_jax.commands.introduction import PEAKS, introduce
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks import Recall, Text
-from attention_jax.training.loop import initial_state
+from attention_jax.training.loop import state_shapes
 from attention_jax.training.run import TrainedRun
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import TrainConfig
@@ -23,9 +23,9 @@ def test_parameters_by_part_tokens_operations_and_the_peak(tmp_path, monkeypatch
     recall = Recall(model=MODEL, train=TRAIN, length=T, pairs=2)
     text = Text(text=tmp_path / "text", length=T, model=MODEL, train=TRAIN)
     for task, feed in ((recall, None), (text, text.feed(tmp_path))):
-        params = jax.eval_shape(lambda task=task: initial_state(task)).params
+        params = state_shapes(task).params
         run = TrainedRun(task, params, 7, tmp_path)
-        work = introduced(run, feed, mesh=MeshShape(data=3))
+        work = introduce(run, feed, mesh=MeshShape(data=3))
         assert (work.tokens, work.peak) == (B * T, 3e9)
         sizes = {
             jax.tree_util.keystr(path): leaf.size // SEEDS

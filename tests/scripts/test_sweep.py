@@ -22,10 +22,11 @@ from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training import run as training
+from attention_jax.training import saved_run
 from attention_jax.training.loop import TrainState
 from attention_jax.training.run import load_run
 from attention_jax.training.run_results import FinishedRun
-from attention_jax.training.settings import settings_of, task_in
+from attention_jax.training.settings import config_of, task_in
 
 sweep = load("scripts/sweep.py")
 TINY = ["--hidden-dim", 7, "--batch-size", 5, "--max-length", 3, "--seeds", 2]
@@ -75,8 +76,8 @@ def shares(_task, params, lengths):
 @pytest.fixture(scope="module", autouse=True)
 def _without_models():
     with (
-        mock.patch.object(training, "initial_state", numbers),
-        mock.patch("attention_jax.training.saved_run.initial_state", numbers),
+        mock.patch.multiple(training, initial_state=numbers, state_shapes=numbers),
+        mock.patch.multiple(saved_run, initial_state=numbers, state_shapes=numbers),
         mock.patch("attention_jax.tasks.sequences.accuracies", shares),
     ):
         yield
@@ -243,7 +244,7 @@ def settings(tmp_path):
     def of(*values, common=(), task="reversal"):
         arguments = sweep.Arguments(("dot",), values, tmp_path, task)
         made = arguments.with_other_options([*common]).combinations
-        return [combination.arguments.settings for combination in made]
+        return [combination.arguments.task for combination in made]
 
     return of
 
@@ -306,7 +307,7 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     for copy, changes in ((other, {"batch_size": 3}), (unfinished, {"steps": 6})):
         shutil.copytree(workdir / NAMES[0], copy)
         changed = dataclasses.replace(task, train=dataclasses.replace(task.train, **changes))
-        (copy / "config.json").write_text(json.dumps(settings_of(changed)))
+        (copy / "config.json").write_text(json.dumps(config_of(changed)))
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     runs = [other, tmp_path / "empty", tmp_path / "file", unfinished, workdir / NAMES[1]]

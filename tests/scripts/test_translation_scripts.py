@@ -25,7 +25,7 @@ from attention_jax.tasks.translation.translate import (
     translator_of,
 )
 from attention_jax.training.run import load_run
-from attention_jax.training.settings import settings_of
+from attention_jax.training.settings import config_of
 
 ROOT = Path(__file__).parents[2]
 TASK = ["--task", "translation"]
@@ -58,7 +58,7 @@ def trained(tmp_path_factory):
     (folder / "latin.de").write_bytes(b"Ja .\n" + "Der B\xe4r .\n".encode("latin-1") * 28)
     (folder / "zipped.de.gz").write_bytes(gzip.compress((folder / "train.de").read_bytes()))
     (folder / "reversal").mkdir()
-    (folder / "reversal" / "config.json").write_text(json.dumps(settings_of(Reversal())))
+    (folder / "reversal" / "config.json").write_text(json.dumps(config_of(Reversal())))
     arguments = [*TASK, "--workdir", "run", *FILES, *SIZE, *VALIDATION, *TINY]
     with pytest.MonkeyPatch.context() as patch, users_settings():
         patch.chdir(folder)

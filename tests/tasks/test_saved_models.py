@@ -25,7 +25,7 @@ from attention_jax.runs.run_folder import write_json
 from attention_jax.training.export import export
 from attention_jax.training.loop import initial_state
 from attention_jax.training.run import check_run, load_run, load_states, train_run
-from attention_jax.training.settings import settings_of
+from attention_jax.training.settings import config_of
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -47,7 +47,7 @@ def test_an_exported_model_has_the_bits_of_the_run(name, tmp_path):
     run, file = tmp_path / "run", tmp_path / "model.safetensors"
     task = small(name, tmp_path)
     run.mkdir()
-    write_json(run / "config.json", settings_of(task, task.feed(run)))
+    write_json(run / "config.json", config_of(task, task.feed(run)))
     export(load_run(run, 0), file, seed_index=1)
     expected = one_seed(initial_state(task).params, 1)
     for model in (aj.load_model(str(file)), aj.load_model(run, 1, 0)):
@@ -126,7 +126,7 @@ def configured(**model):
     def change(folder):
         content = json.loads((folder / "config.json").read_text())
         task = dataclasses.replace(TASK, model=dataclasses.replace(TASK.model, **model))
-        write_json(folder / "config.json", {**content, **settings_of(task)})
+        write_json(folder / "config.json", {**content, **config_of(task)})
 
     return change
 

@@ -18,7 +18,7 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import Additive, SoftCap
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import train_run
-from attention_jax.training.settings import settings_of, task_in
+from attention_jax.training.settings import config_of, task_in
 from attention_jax.training.task import TrainConfig
 
 OLD, NEW = "Temperature(temperature=4.0)", "Temperature(temperature=2.0)"
@@ -49,7 +49,7 @@ def mine(monkeypatch):
 def begun(folder, cls=Reversal, **scores):
     """A run folder with the config.json that `train_run` writes."""
     task = cls(model=ModelConfig(**scores))
-    (folder / "config.json").write_text(json.dumps(settings_of(task)))
+    (folder / "config.json").write_text(json.dumps(config_of(task)))
     return task
 
 

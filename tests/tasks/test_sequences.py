@@ -18,7 +18,7 @@ from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask, Tr
 from attention_jax.tasks.vocabulary import Vocabulary, padded_batch, up_to_eos
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import TrainedRun
-from attention_jax.training.settings import settings_of
+from attention_jax.training.settings import config_of
 
 SEEDS = 2
 SMALL = {"dim": 8, "hidden_dim": 7, "encoder_layers": 0, "decoder_self_attention": False}
@@ -224,4 +224,4 @@ def test_a_shorter_target_is_padded_to_its_own_width(monkeypatch):
     assert batch.source.shape == (3, 9)
     assert batch.targets.tolist() == [[FIRST, EOS]] * 3
     assert batch.target_inputs.tolist() == [[SOS, FIRST]] * 3
-    assert "program" in settings_of(Drawn())
+    assert "program" in config_of(Drawn())

@@ -17,7 +17,7 @@ from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import TRAIN, Translation
 from attention_jax.training.run import check_run, load_run, load_states, train_run
-from attention_jax.training.settings import settings_of, task_in
+from attention_jax.training.settings import config_of, task_in
 from attention_jax.training.task import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -29,11 +29,11 @@ TOY = TrainConfig(seeds=2, batch_size=7, steps=2, log_every=1, checkpoint_every=
 
 
 def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
-    content = settings_of(Reversal(letters=5))
+    content = config_of(Reversal(letters=5))
     del content["model"]["dim"], content["train"]["steps"], content["max_length"]
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert task_in(tmp_path) == Reversal(letters=5)
-    content = settings_of(Translation(Path("a"), Path("b"))) | {"precision": "bfloat16"}
+    content = config_of(Translation(Path("a"), Path("b"))) | {"precision": "bfloat16"}
     del content["model"]["dtype"]  # had this name
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert task_in(tmp_path).model.dtype == "bfloat16"
@@ -53,7 +53,7 @@ def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
     ],
 )
 def test_a_config_json_that_cannot_be_read(tmp_path, changes, message):
-    content = {**settings_of(Reversal()), **changes}
+    content = {**config_of(Reversal()), **changes}
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"^workdir {tmp_path}: .*{message}"):
         task_in(tmp_path)
@@ -158,7 +158,7 @@ def test_other_settings_are_refused(extended, task, message):
 
 def test_steps_that_the_rate_depends_on_cannot_change(tmp_path):
     check_run(lettered(4, "cosine"), tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(settings_of(lettered(4, "cosine"))))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(lettered(4, "cosine"))))
     for steps in (3, 8):
         with pytest.raises(ValueError, match=f"steps was 4, now {steps}, .* cosine to 0 at step 4"):
             train_run(lettered(steps, "cosine"), tmp_path, resume=True)
@@ -226,7 +226,7 @@ def test_an_optimizer_is_a_part_of_the_program(tmp_path, monkeypatch):
 
     constant, falling = (lambda steps: 0.5), (lambda steps: 2 / steps)
     check_run(task(4, falling), tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(settings_of(task(4, constant))))
+    (tmp_path / "config.json").write_text(json.dumps(config_of(task(4, constant))))
     check_run(task(8, constant), tmp_path, resume=True)
     check_run(task(4, falling), tmp_path, resume=True)  # the same numbers
     with pytest.raises(ValueError, match=r"OwnRate was program .*, and is .* now; restore"):

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from command_line import command
-
+from attention_jax.commands.command_line import command
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import write_json
 from benchmarks.measure import quartiles, ratio
@@ -59,7 +58,7 @@ def write_report(
         "schema": schema,
         "command": command(),
         **about,
-        "environment": environment(Path(__file__).parents[1], packages=packages),
+        "environment": environment(Path(__file__).parent, packages=packages),
         "benchmarks": {name: {"rows": rows} for name, rows in reports.items()},
     }
     write_json(path, content)

@@ -18,18 +18,20 @@ from attention_jax.training.saved_run import of_one_seed
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Feed
 
-# Operations per second of a device, dense, in bfloat16, by the name that JAX gives it. Sources:
+# Operations per second of a device, dense, in bfloat16, by the names that JAX gives it. Sources:
 # docs.cloud.google.com/tpu/docs (v4, v5e, v5p, v6e); NVIDIA's data sheets of the GPUs.
 PEAKS = {
-    "TPU v4": 275e12, "TPU v5 lite": 197e12, "TPU v5e": 197e12, "TPU v5": 459e12,
-    "TPU v5p": 459e12, "TPU v6 lite": 918e12, "TPU v6e": 918e12,
-    "NVIDIA A100-SXM4-40GB": 312e12, "NVIDIA A100-SXM4-80GB": 312e12,
-    "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA H200": 989e12,
-}  # fmt: skip
+    **dict.fromkeys(("TPU v4",), 275e12),
+    **dict.fromkeys(("TPU v5 lite", "TPU v5e"), 197e12),
+    **dict.fromkeys(("TPU v5", "TPU v5p"), 459e12),
+    **dict.fromkeys(("TPU v6 lite", "TPU v6e"), 918e12),
+    **dict.fromkeys(("NVIDIA A100-SXM4-40GB", "NVIDIA A100-SXM4-80GB"), 312e12),
+    **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 989e12),
+}
 _SAMPLE = 20  # batches of a feed, over which the number of tokens is averaged
 
 
-def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
+def introduce(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     """Prints a table of the model, the run and the devices; nothing is compiled.
 
     Args:
@@ -43,10 +45,10 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     task, train, kind = run.task, run.task.train, jax.devices()[0].device_kind
     sizes: collections.Counter[str] = collections.Counter()
     for name, leaf in named_leaves(run.params).items():
-        part, *inner = name.split(".")
+        module, *inner = name.split(".")
         # The modules of this library keep the parameters of a score under the name "params".
-        sizes["scores" if "params" in inner else part or "all"] += leaf.size // train.seeds
-    parts = ", ".join(f"{part} {size:,}" for part, size in sizes.items())
+        sizes["scores" if "params" in inner else module or "all"] += leaf.size // train.seeds
+    by_module = ", ".join(f"{module} {size:,}" for module, size in sizes.items())
     one_seed = of_one_seed(run.params)
     dtypes = [" and ".join(sorted({str(leaf.dtype) for leaf in jax.tree.leaves(one_seed)}))]
     if hasattr(task.model, "dtype"):
@@ -63,7 +65,7 @@ def introduced(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
         step.append(f"FLOPs not counted ({one_line(error)})")
     say(f"{run.workdir}: {task.label}")
     for name, text in {
-        "parameters": f"{sizes.total():,}: {parts}",
+        "parameters": f"{sizes.total():,}: {by_module}",
         "a step": f"of one seed: {', '.join(step)}",
         "steps": f"{run.step:,} of {train.steps:,} done",
         "seeds": f"{train.seeds}, from {train.first_seed} on",

@@ -21,7 +21,6 @@ import rich.console
 import rich.table
 import tyro
 
-import attention_jax
 from attention_jax.core.names import did_you_mean
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.processes import several, together
@@ -45,7 +44,7 @@ ScoreNames = Annotated[
 ]
 
 # The type of every option --task; see `task_of`.
-TaskName = Annotated[str, tyro.conf.arg(metavar=f"{{{','.join(TASKS)},module:Name}}")]
+TaskName = Annotated[str, tyro.conf.arg(name="task", metavar=f"{{{','.join(TASKS)},module:Name}}")]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,12 +69,12 @@ class OfARun:
 
 
 _CLOSED_PIPE = 141  # 128 + SIGPIPE: the status that shells give
-_SCRIPTS = Path(__file__).parent
-_PROJECT = (Path(attention_jax.__file__).parent, _SCRIPTS, _SCRIPTS.parent / "experiments")
+_FOLDERS = ("attention_jax", "benchmarks", "experiments", "scripts")
+_PROJECT = tuple(Path(__file__).parents[2] / folder for folder in _FOLDERS)
 
 
 def run_command(
-    arguments: type[Arguments] | Callable[[list[str]], tuple[type[Any], list[str]]],
+    arguments: type[Arguments] | Callable[[list[str]], Arguments],
     main: Callable[[Arguments], int | None],
     **shown: str,
 ) -> None:
@@ -90,8 +89,8 @@ def run_command(
     one line.
 
     Args:
-        arguments: a dataclass of the options, or a function that chooses it from the words of the
-            command line, and may add words to them.
+        arguments: a dataclass of the options, or a function from the words of the command line to
+            an instance of one, for options that depend on other options.
         main: what to run; returns the exit status, None for 0.
         **shown: what --help shows instead: `prog`, the program, and `description`.
     """
@@ -103,8 +102,12 @@ def run_command(
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: warn(" ".join(str(message).split()))
             with together():
-                options = parse(arguments, sys.argv[1:], **shown)
-            status = main(options)
+                words = sys.argv[1:]
+                if isinstance(arguments, type):
+                    given = parse(arguments, words, **shown)
+                else:
+                    given = arguments(words)
+            status = main(given)
     except ValueError as error:
         if not is_users_mistake(error):
             raise
@@ -144,31 +147,24 @@ def keep_compiled_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def parse(
-    arguments: type[Any] | Callable[[list[str]], tuple[type[Any], list[str]]],
-    words: list[str],
-    **shown: str,
-) -> Any:
-    """Returns the arguments for the words of a command line; exits after --help.
+def parse(arguments: Any, words: list[str], **options: Any) -> Any:
+    """Returns an instance of a dataclass for the words of a command line; exits after --help.
 
-    A class of options may have a method `with_other_options`, which gets the words that are not
-    among its options and has to check them.
+    Args:
+        arguments: the dataclass, whose fields are the options.
+        words: the words.
+        **options: further arguments of `tyro.cli`.
 
     Raises:
         ValueError: a word is wrong; the message is one line.
     """
-    chosen: Any = arguments
-    if not isinstance(arguments, type):
-        chosen, words = arguments(words)
-    takes_others = hasattr(chosen, "with_other_options")
-    settings: Any = {"config": (tyro.conf.OmitArgPrefixes,), "return_unknown_args": takes_others}
-    settings |= shown
     # tyro breaks lines at the width of the terminal; a message stays whole on a wide one.
     width = {} if {"-h", "--help"} & {*words} else {"COLUMNS": "100000"}
     printed = io.StringIO()
     try:
         with environment_variables(width), contextlib.redirect_stderr(printed):
-            parsed = tyro.cli(chosen, args=words, **settings)
+            config = (tyro.conf.OmitArgPrefixes,)
+            parsed = tyro.cli(arguments, args=words, config=config, **options)
     except SystemExit as stop:
         if stop.code != 2:
             raise
@@ -180,10 +176,10 @@ def parse(
         raise ValueError(_message(printed.getvalue())) from None
     if text := printed.getvalue().rstrip("\n"):
         say(text, error=True)  # what the code of a user's score printed
-    return parsed[0].with_other_options(parsed[1]) if takes_others else parsed
+    return parsed
 
 
-def part_of(cells: Sequence[Cell], part: str | None) -> Sequence[Cell]:
+def share_of(cells: Sequence[Cell], part: str | None) -> Sequence[Cell]:
     """Returns the cells of the option --part I/N: every N-th, from the I-th on; or all cells.
 
     Raises:

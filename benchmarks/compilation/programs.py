@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from benchmarks.measure import GRAD, derivative
 
 import attention_jax as aj
-from compilation import targets
+from benchmarks.compilation import targets
+from benchmarks.measure import GRAD, derivative
 
 DIM = 128
 TILE = 512  # queries and keys of a tile, for our kernel of scaled dot and its peers

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from command_line import parse
 
+from attention_jax.commands.command_line import parse
 from attention_jax.core.names import did_you_mean
 from attention_jax.core.programs import one_line
 from attention_jax.training.settings import DESCRIPTIONS, check_functions

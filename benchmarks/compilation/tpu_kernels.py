@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+
+from benchmarks.compilation.programs import DIM, Program, programs
 from benchmarks.measure import JSON, attempt
 from benchmarks.targets import targets_of
-
-from compilation.programs import DIM, Program, programs
 
 _BUNDLE = re.compile(r"^\s*(0x[0-9a-f]+|0)\s+([A-Z]{2})?\s*:\s*((?:> ?)*)")
 _PAIRS = 8 * 128  # of a register

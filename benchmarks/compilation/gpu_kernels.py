@@ -14,13 +14,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from benchmarks.measure import JSON, attempt
-from benchmarks.targets import targets_of
-from command_line import environment_variables
 
 import attention_jax as aj
-from compilation.programs import attention
-from compilation.targets import H100
+from attention_jax.commands.command_line import environment_variables
+from benchmarks.compilation.programs import attention
+from benchmarks.compilation.targets import H100
+from benchmarks.measure import JSON, attempt
+from benchmarks.targets import targets_of
 
 BATCH, LENGTH, DIM, FEATURES = 2, 2048, 64, 128
 CUDNN_SCORES = ("dot", "scaled", "general", "cosine", "distance")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 import jax
-from benchmarks.tables import write_report
-from command_line import run_command
-from compilation import gpu_kernels, tpu_kernels
 
+from attention_jax.commands.command_line import run_command
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output
+from benchmarks.compilation import gpu_kernels, tpu_kernels
+from benchmarks.tables import write_report
 
 
 @dataclasses.dataclass(frozen=True)
