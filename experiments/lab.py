@@ -16,8 +16,8 @@ and
                                none
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
-alone, so that they can be changed without a new run. `table` and `plot` work with any scores and
-settings.
+alone, so that they can be changed without a new run: `scripts/reproduce.py NAME` draws the figures
+again. `table` and `plot` work with any scores and settings.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say as say
 from attention_jax.runs.run_folder import make_folder, write_json
 from attention_jax.scores import get_score, known_score
+from attention_jax.scores.registry import FOUR_SCORES as FOUR_SCORES
 from attention_jax.training.metrics import mean_and_deviation
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
-from benchmarks.measure import FOUR_SCORES as FOUR_SCORES
 from benchmarks.measure import interleaved as interleaved
 from benchmarks.tables import markdown as markdown
 from command_line import ScoreNames as ScoreNames
@@ -78,7 +78,7 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "rollout",
         "length",
     ),
-    "costs": ("complexity_ledger",),
+    "costs": ("complexity_ledger", "recurrence"),
     "gradients": ("gradient_analysis",),
     "translation": ("translation_comparison", "translation_budget", "translation_settings"),
 }
@@ -147,10 +147,22 @@ def gain(more: Any, less: Any) -> tuple[float, float]:
     return float(mean), 2 * float(deviation) / math.sqrt(len(more))
 
 
-def spread(by_seed: Sequence[float] | np.ndarray, digits: int = 3) -> str:
-    """Returns "mean ± deviation" over seeds; 1200 rather than 1.2e+03."""
-    mean, deviation = mean_and_deviation(by_seed)
-    return f"{float(f'{mean:.{digits}g}'):g} ± {float(f'{deviation:.1g}'):g}"
+def plus_minus(mean: float, error: float) -> str:
+    """Returns "mean ± error": the error with two significant digits, the mean with as many places.
+
+    >>> plus_minus(0.20123, 0.0567), plus_minus(1234.5, 180.2), plus_minus(1, 0)
+    ('0.201 ± 0.057', '1230 ± 180', '1 ± 0')
+    """
+    error = round(error, 12)
+    if not error > 0:  # also NaN
+        return f"{mean:g} ± {error:g}"
+    places = 1 - math.floor(math.log10(float(f"{error:.1e}")))
+    return " ± ".join(f"{round(x, places):.{max(0, places)}f}" for x in (mean, error))
+
+
+def spread(by_seed: Sequence[float] | np.ndarray) -> str:
+    """Returns "mean ± deviation" over seeds."""
+    return plus_minus(*map(float, mean_and_deviation(by_seed)))
 
 
 def spread_and_worst(
@@ -158,16 +170,6 @@ def spread_and_worst(
 ) -> str:
     """Returns "mean ± deviation (worst seed)"."""
     return f"{spread(by_seed)} ({float(f'{worst(by_seed):.3g}'):g})"
-
-
-def style(score: str, others: Sequence[str] = ()) -> dict[str, Any]:
-    """The colour and marker of a score's line; `others` are the scores beyond the first four."""
-    return plotting.style_of(index_of(score, others))
-
-
-def index_of(score: str, others: Sequence[str] = ()) -> int:
-    """The index of a score's colour and marker; arguments as in `style`."""
-    return [*dict.fromkeys([*FOUR_SCORES, *others, score])].index(score)
 
 
 def check_least(config: Any, **least: float) -> None:
@@ -261,13 +263,18 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
         "rows": rows,
     }
     write_json(folder / f"{name}.json", content)
-    figures = experiment.plot(rows).items()
-    paths = [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
+    paths = draw(experiment, rows, folder)
     claims = claims_of(experiment, content)
     say("\n".join(" | ".join(claim.cells()) for claim in claims))
     say(experiment.table(rows))
     say("\n".join(map(str, [folder / f"{name}.json", *paths])))
     return int(any(claim.verdict == "MISS" for claim in claims))
+
+
+def draw(experiment: ModuleType, rows: list[Row], folder: Path) -> list[Path]:
+    """Writes the figures of an experiment's rows; returns their paths."""
+    figures = experiment.plot(rows).items()
+    return [plotting.save(figure, folder / f"{stem}.png") for stem, figure in figures]
 
 
 def claims_of(experiment: ModuleType, content: Row) -> list[Claim]:

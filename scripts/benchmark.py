@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 from benchmarks import attention, models
-from benchmarks.measure import FOUR_SCORES, JSON, Cases, run
+from benchmarks.measure import JSON, Cases, run
 from benchmarks.tables import TABLES, table, write_report
 from benchmarks.targets import targets_of
 from command_line import ScoreNames, check_names, run_command
@@ -20,6 +20,7 @@ from attention_jax.core.checks import check_integer
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output
 from attention_jax.scores import SCORES, get_score
+from attention_jax.scores.registry import FOUR_SCORES
 
 SCHEMA = 2  # of result files
 # The races of each table.

@@ -26,11 +26,11 @@ from experiments import lab, pages  # noqa: E402
 class Arguments:
     """Run experiments, and write every table, figure and claim into the READMEs of experiments/.
 
-    An experiment that has rows is not run again. If an experiment fails, or is left out because its
-    data or a package is missing, the others still run. Ctrl-C stops, and the same command goes on.
-    The READMEs are written from the rows of all experiments. The exit status is 1 if an experiment
-    fails, if one that is named is left out, or if a claim of one that is named or that ran is a
-    MISS.
+    An experiment that has rows is not run again; if it is named, its figures are drawn again. If an
+    experiment fails, or is left out because its data or a package is missing, the others still run.
+    Ctrl-C stops, and the same command goes on. The READMEs are written from the rows of all
+    experiments. The exit status is 1 if an experiment fails, if one that is named is left out, or
+    if a claim of one that is named or that ran is a MISS.
 
     Attributes:
         names: which experiments; none for all.
@@ -62,6 +62,8 @@ def main(arguments: Arguments) -> int:
         title, folder = f"{name} ({index + 1} of {len(chosen)})", arguments.folder(name)
         if (folder / f"{name}.json").exists() and not arguments.force:
             say(f"{title}: there already; --force runs it again", error=True)
+            if name in arguments.names and (content := lab.content_of(name, folder)):
+                lab.draw(lab.load(name), content["rows"], folder)
             continue
         say(f"--- {title}", error=True)
         start, experiment = time.perf_counter(), lab.load(name)

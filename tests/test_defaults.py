@@ -187,10 +187,11 @@ DEFAULTS = {  # public names -> what inspect finds
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
     "Checkpoints.save": dict(temporary=False),
     "Checkpoints.restore": dict(step="newest"),
-    "new_figure": dict(rows=1, columns=1, grid=False, formulas=False),
+    "index_of": dict(labels=()),
+    "new_figure": dict(rows=1, columns=1, grid=False),
     "printable": dict(keep="\n\t"),
     "weight_heatmaps": dict(ylabel="query", xlabel="key", size=3.1),
-    "draw_band": dict(log=False, limits=(-math.inf, math.inf), markersize=5),
+    "draw_band": dict(log=False, limits=(-math.inf, math.inf)),
 }
 
 OPTIONS = {  # scripts/NAME.py: options besides those of the settings above

@@ -12,59 +12,77 @@ Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.implementations.rounds import Plan, map_query_tiles
-from attention_jax.implementations.tile import Tile, add_keys
+from attention_jax.implementations.rounds import Plan, rows_of_ring
+from attention_jax.implementations.tile import Tile, empty_sums
 from attention_jax.implementations.tile_arrays import repeated
-from attention_jax.implementations.tiling import NUM_DIFFERENTIABLE, Arrays
-from attention_jax.normalizers.rows import RowSummary, RowSums
+from attention_jax.implementations.tiling import DIFFERENTIABLE, Arrays, key_tile_loops
+from attention_jax.normalizers.contract import family_of
+from attention_jax.normalizers.rows import FinalRows, RowSummary, RowSums
+from attention_jax.normalizers.threshold import with_threshold
 
 Array = jax.Array
 
 
 def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as in `tiled`."""
-
     # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
-    floats, rest = arrays[:NUM_DIFFERENTIABLE], arrays[NUM_DIFFERENTIABLE:]
-    fields: Any = *cast_floats(tuple(floats), arrays.compute_dtype), *rest
-    arrays = Arrays(*fields)
+    floats = {name: getattr(arrays, name) for name in DIFFERENTIABLE}
+    arrays = arrays._replace(**cast_floats(floats, arrays.compute_dtype))
 
     # Each tile of queries consists of its index, its features and its rows of the bias tables.
     tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
     tiles = jnp.arange(plan.query_tiles), arrays.queries, tables
-    attend = functools.partial(_attend_to_keys, plan)
-    rows = map_query_tiles(plan, arrays, tiles, attend, recompute=True)
+    empty = empty_sums(plan, arrays)
+    if plan.ring is None:
+
+        @_checkpoint
+        def rows_of_tile(tile: tuple[Array, Any, Any]) -> FinalRows:
+            sums = _add_keys(plan, arrays, *tile, empty)
+            return sums.finalize(plan.options.normalizer)
+
+        rows = jax.lax.map(rows_of_tile, tiles)
+    else:
+        add_keys = functools.partial(_add_keys, plan)
+        rows = rows_of_ring(plan, arrays, tiles, add_keys, empty, _checkpoint)
     return rows.output, rows.summary
 
 
-def _attend_to_keys(
-    plan: Plan,
-    arrays: Arrays,
-    query_tile: tuple[Array, Any, list[Array]],
-    sums: RowSums,
+def _checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient computes the function again instead of saving its arrays.
+
+    Each reverse pass removes one checkpoint. With a single checkpoint, reverse mode of reverse mode
+    would save all keys for every tile of queries. The second checkpoint costs no time.
+    """
+    return jax.checkpoint(jax.checkpoint(function))
+
+
+def _add_keys(
+    plan: Plan, arrays: Arrays, i: Array, queries: Any, tables: list[Array], sums: RowSums
 ) -> RowSums:
-    """The sums of one tile of queries after all tiles of these keys."""
-    i, queries, tables = query_tile
-    order = jnp.arange(plan.key_tiles)
-    visited = jnp.asarray(plan.key_tiles)
-    if arrays.schedule is not None:
-        order, visited = arrays.schedule.order[i], arrays.schedule.visited[i]
+    """The sums of the i-th tile of queries after the keys of `arrays`, as in `tiled`."""
+    family = family_of(plan.options.normalizer, arrays.normalizer_params)
+    order, loops = key_tile_loops(plan, arrays.schedule, i)
+    *_, (*_, visited) = loops
+    # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
+    # into all keys would give a gradient of the size of all keys in every step.
+    keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
+    tables = [repeated(table, plan.key_tiles)[order] for table in tables]
+    key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 
-    def fold(update, carry):
-        """`carry = update(carry, logits, values, factors_of_values)` for each tile of keys."""
-
+    def over_keys(update: Callable[..., Any], carry: Any) -> Any:
         @jax.checkpoint
-        def visit(carry, key_tile):
+        def visit_key_tile(carry: Any, key_tile: Any) -> tuple[Any, None]:
             n, *rest = key_tile
-            return jax.lax.cond(n < visited, compute, lambda carry, *_: carry, carry, *rest), None
+            return jax.lax.cond(n < visited, add_tile, lambda carry, *_: carry, carry, *rest), None
 
-        def compute(carry, j, keys, values, tables):
+        def add_tile(carry: Any, j: Array, keys: Any, values: Array, tables: list[Array]) -> Any:
             # The tile of each table, as a table of a single tile.
             biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
             tile = Tile(plan, arrays._replace(biases=biases), i, j, arrays.mask is not None)
@@ -72,12 +90,7 @@ def _attend_to_keys(
             logits = tile.transformed(arrays.normalizer_params, logits)
             return update(carry, logits, values, tile.factors_of_values)
 
-        return jax.lax.scan(visit, carry, key_tiles)[0]
+        return jax.lax.scan(visit_key_tile, carry, key_tiles)[0]
 
-    # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
-    # into all keys would give a gradient of the size of all keys in every step.
-    keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
-    tables = [repeated(table, plan.key_tiles)[order] for table in tables]
-    key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
-
-    return add_keys(plan, arrays, fold, sums)
+    sums = with_threshold(sums, family, over_keys, plan.padded_lengths[1])
+    return over_keys(functools.partial(RowSums.update, family=family), sums)

@@ -1,9 +1,8 @@
 """Loops over the keys of attention: in one round on one device, or one round per device of a ring.
 
-The work on a tile does not depend on where its keys come from. `tiled` and its twin pass their work
-to `fold_rounds` and `map_query_tiles`. On one device the first is a single call with all keys, and
-the second a map over tiles of queries. All else is for a ring, which calls the work once per round,
-for the keys that the device holds then.
+The work on a tile does not depend on where its keys come from. On one device all keys are there,
+and `fold_rounds` is a single call. A ring calls the work once per round, for the keys that the
+device holds then.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.meshes import varying_as
 from attention_jax.implementations.contract import BlockSizes, Options
 from attention_jax.normalizers.rows import FinalRows, RowSums
 from attention_jax.pairwise.position_functions import Shifts
@@ -130,51 +128,34 @@ def fold_rounds(
     return dkeys, carry
 
 
-def map_query_tiles(
-    plan: Plan, arrays: Any, tiles: Any, attend: Callable[[Any, Any, Any], Any], recompute: bool
+def rows_of_ring(
+    plan: Plan,
+    arrays: Any,
+    tiles: Any,
+    add_keys: Callable[..., RowSums],
+    empty: RowSums,
+    checkpoint: Callable[[Any], Any] = lambda function: function,
 ) -> FinalRows:
-    """The results of each tile of queries, with `sums = attend(arrays, tile, sums)` in every round.
+    """The results of all tiles of queries, [query_tiles, t, ...], after the keys of all devices.
 
     Args:
         plan: the sizes and numbers of tiles, and the ring.
         arrays: as in `fold_rounds`.
-        tiles: a pytree of arrays [query_tiles, ...]: the queries and the arrays that go with them.
-        attend: adds the keys of a round to the `RowSums` of a tile of queries.
-        recompute: whether the gradient recomputes each step instead of saving its arrays.
-
-    Returns:
-        the results, each with a leading axis [query_tiles].
+        tiles: a tuple of arrays [query_tiles, ...]: the queries and what goes with them.
+        add_keys: `add_keys(arrays, *tile, sums)` are the sums of one tile of queries after the keys
+            of one round.
+        empty: the sums of a tile of queries before its first key.
+        checkpoint: wraps the work of a round, and that on a tile of queries.
     """
-    normalizer, values = plan.options.normalizer, arrays.values
-    zeros = jnp.zeros((plan.tile.query, values.shape[-1]), arrays.compute_dtype)
-    empty = RowSums.empty(normalizer, zeros, entropy=plan.options.return_statistics)
-    empty = varying_as(empty, arrays)
 
-    # Each reverse pass removes one checkpoint. With a single checkpoint, reverse mode of reverse
-    # mode would save all keys for every tile of queries. The second checkpoint costs no time.
-    def checkpointed(function: Callable[..., Any]) -> Callable[..., Any]:
-        return jax.checkpoint(jax.checkpoint(function)) if recompute else function
+    @checkpoint
+    def add_round(arrays: Any, sums: RowSums) -> RowSums:
+        return jax.lax.map(checkpoint(lambda tile: add_keys(arrays, *tile)), (*tiles, sums))
 
-    if plan.ring is None:
-
-        @checkpointed
-        def whole_tile(tile: Any) -> FinalRows:
-            return attend(arrays, tile, empty).finalize(normalizer)
-
-        return jax.lax.map(whole_tile, tiles)
-
-    @checkpointed
-    def one_round(arrays: Any, sums: Any) -> Any:
-        @checkpointed
-        def one_tile(tile_and_sums: Any) -> Any:
-            return attend(arrays, *tile_and_sums)
-
-        return jax.lax.map(one_tile, (tiles, sums))
-
-    def visit(arrays: Any, dkeys: None, sums: Any) -> tuple[None, Any]:
-        return dkeys, one_round(arrays, sums)
+    def visit(arrays: Any, dkeys: None, sums: RowSums) -> tuple[None, RowSums]:
+        return dkeys, add_round(arrays, sums)
 
     count = plan.query_tiles
     sums = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *leaf.shape)), empty)
     _, sums = fold_rounds(plan.ring, arrays, None, sums, visit)
-    return jax.vmap(lambda sums: sums.finalize(normalizer))(sums)
+    return jax.vmap(lambda sums: sums.finalize(plan.options.normalizer))(sums)

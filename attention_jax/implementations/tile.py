@@ -1,22 +1,21 @@
-"""One tile of t queries and s keys: its logits, its weights, and the sums of a row over its tiles.
+"""The work on one tile of t queries and s keys: its logits, and the factors of its values.
 
-`tiled` and its twin `plain_tiles` loop over tiles in different ways; the work on a tile is here.
+`tiled` and its twin `plain_tiles` loop over tiles in different ways, and do the same on each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.meshes import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.rounds import Plan
 from attention_jax.implementations.tiling import Arrays, allowed_pairs
-from attention_jax.normalizers.contract import family_of, transformed
+from attention_jax.normalizers.contract import transformed
 from attention_jax.normalizers.rows import RowSums
-from attention_jax.normalizers.threshold import find_shift, num_visits
 from attention_jax.pairwise import dropout
 from attention_jax.scores.stand_ins import pair_with_stand_ins
 
@@ -47,10 +46,9 @@ class Tile(NamedTuple):
             differentiable: whether JAX differentiates the result; stand-ins then replace masked
                 pairs, see `scores.stand_ins`.
         """
-        arrays, allowed = self.arrays, self.allowed()
-        replaced = allowed if differentiable else None
-        score, params = self.plan.options.score, arrays.params
-        logits = pair_with_stand_ins(score, params, queries, keys, replaced, arrays.stand_ins)
+        arrays, allowed, score = self.arrays, self.allowed(), self.plan.options.score
+        stand_ins = arrays.stand_ins if differentiable else None
+        logits = pair_with_stand_ins(score, arrays.params, queries, keys, allowed, stand_ins)
         logits = logits.astype(arrays.compute_dtype)
         bias = bias_tiles.tile_values(arrays.biases, self.plan, self.i, self.j)
         if bias is not None:
@@ -72,22 +70,8 @@ class Tile(NamedTuple):
         return weights if damping is None else weights * jnp.exp(damping)
 
 
-def add_keys(plan: Plan, arrays: Arrays, fold: Callable[..., Any], sums: RowSums) -> RowSums:
-    """The sums of a tile of queries after more keys; with a search for thresholds, after all keys.
-
-    Args:
-        plan: the sizes and numbers of tiles.
-        arrays: those of all tiles.
-        fold: `fold(update, carry)` is the last carry after `carry = update(carry, logits, values,
-            factors_of_values)` for each tile of keys, with transformed logits.
-        sums: those before these keys.
-    """
-    family = family_of(plan.options.normalizer, arrays.normalizer_params)
-    if num_visits(family.normalizer, arrays.compute_dtype):
-
-        def fold_logits(update: Callable[[Any, Array], Any], carry: Any) -> Any:
-            return fold(lambda carry, logits, *_: update(carry, logits), carry)
-
-        zeros = sums.shift.reference
-        sums = sums._replace(shift=find_shift(family, fold_logits, zeros, plan.padded_lengths[1]))
-    return fold(lambda sums, *tile: sums.update(family, *tile), sums)
+def empty_sums(plan: Plan, arrays: Arrays) -> RowSums:
+    """The sums of a tile of queries before its first key."""
+    zeros = jnp.zeros((plan.tile.query, arrays.values.shape[-1]), arrays.compute_dtype)
+    statistics = plan.options.return_statistics
+    return varying_as(RowSums.empty(plan.options.normalizer, zeros, entropy=statistics), arrays)

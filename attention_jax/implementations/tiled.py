@@ -15,23 +15,26 @@ Source: Dao et al. 2022, algorithms 1 and 4, there for scaled dot and without st
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
 from attention_jax.implementations import plain_tiles, reference, tile_arrays, tiling
-from attention_jax.implementations.bias_tiles import add_gradient
+from attention_jax.implementations.bias_tiles import BiasTiles, add_gradient
 from attention_jax.implementations.contract import Inputs, Options, results
-from attention_jax.implementations.rounds import Plan, fold_rounds, map_query_tiles
-from attention_jax.implementations.tile import Tile, add_keys
-from attention_jax.implementations.tiling import Arrays
+from attention_jax.implementations.rounds import Plan, fold_rounds, rows_of_ring
+from attention_jax.implementations.tile import Tile, empty_sums
+from attention_jax.implementations.tiling import Arrays, key_tile_loops
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import family_of
 from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
+from attention_jax.normalizers.threshold import with_threshold
 from attention_jax.scores.stand_ins import pair_vjp_with_stand_ins
 
 Array = jax.Array
@@ -77,24 +80,39 @@ def _attend_fwd(plan, arrays):
 
 
 def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
-    """The results of all rows, in tiles."""
+    """The results of all rows: one tile of queries after the other, each over its tiles of keys."""
+    tiles, empty = (jnp.arange(plan.query_tiles), arrays.queries), empty_sums(plan, arrays)
+    if plan.ring is not None:
+        return rows_of_ring(plan, arrays, tiles, functools.partial(_add_keys, plan), empty)
 
-    def attend_to_keys(arrays: Arrays, query_tile, sums: RowSums) -> RowSums:
-        i, queries = query_tile
+    def rows_of_tile(tile: tuple[Array, Any]) -> FinalRows:
+        return _add_keys(plan, arrays, *tile, empty).finalize(plan.options.normalizer)
 
-        def fold(update, carry):
-            def visit(masked, j, carry):
-                tile = Tile(plan, arrays, i, j, masked)
-                keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-                logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
-                return update(carry, logits, values, tile.factors_of_values)
+    return jax.lax.map(rows_of_tile, tiles)
 
-            return tiling.for_visited_keys(plan, arrays.schedule, i, visit, carry)
 
-        return add_keys(plan, arrays, fold, sums)
+def _add_keys(plan: Plan, arrays: Arrays, i: Array, queries: Any, sums: RowSums) -> RowSums:
+    """The sums of the i-th tile of queries after the keys of `arrays`.
 
-    tiles = jnp.arange(plan.query_tiles), arrays.queries
-    return map_query_tiles(plan, arrays, tiles, attend_to_keys, recompute=False)
+    A normaliser with a threshold first searches for it, and visits the keys several times.
+    """
+    family = family_of(plan.options.normalizer, arrays.normalizer_params)
+    order, loops = key_tile_loops(plan, arrays.schedule, i)
+
+    def over_keys(update: Callable[..., Any], carry: Any) -> Any:
+        def visit_key_tile(masked: bool, n: Array, carry: Any) -> Any:
+            tile = Tile(plan, arrays, i, order[n], masked)
+            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), tile.j)
+            logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
+            return update(carry, logits, values, tile.factors_of_values)
+
+        for masked, first, end in loops:
+            visit = functools.partial(visit_key_tile, masked)
+            carry = jax.lax.fori_loop(first, end, visit, carry)
+        return carry
+
+    sums = with_threshold(sums, family, over_keys, plan.padded_lengths[1])
+    return over_keys(functools.partial(RowSums.update, family=family), sums)
 
 
 class RowCotangents(NamedTuple):
@@ -107,6 +125,22 @@ class RowCotangents(NamedTuple):
     doutput: Array  # [t, Dv]
     doffset: Array | None  # [t] dn' - dO . mean - dH (H - log n); None if it is 0
     dentropy: Array | None  # [t]
+
+
+class KeyGradients(NamedTuple):
+    """The gradients that travel with the keys of a ring, summed over tiles of queries so far."""
+
+    keys: Any  # [key_tiles, s, Fk] of features, or a pytree of such arrays
+    values: Array  # [key_tiles, s, Dv]
+
+
+class SharedGradients(NamedTuple):
+    """The gradients of what all pairs share, summed over the tiles so far."""
+
+    params: Any
+    biases: BiasTiles
+    normalizer_params: Any
+    damping: BiasTiles
 
 
 # For softmax, with its weights w, the output O = sum_j w_j value_j of a row and a cotangent dO,
@@ -128,75 +162,81 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
     arrays = residuals.arrays
     rows = _row_cotangents(plan, residuals, cotangents)
 
-    def visit(arrays: Arrays, dkeys, gradients):
-        gradients = _add_gradients(plan, arrays, rows, gradients._replace(**dkeys))
-        dkeys = {name: getattr(gradients, name) for name in dkeys}
-        return dkeys, gradients._replace(keys=None, values=None)
+    def visit(arrays: Arrays, of_keys: KeyGradients, rest: Any) -> tuple[KeyGradients, Any]:
+        dqueries, shared = rest
+        dqueries, of_keys, shared = _add_gradients(plan, arrays, rows, dqueries, of_keys, shared)
+        return of_keys, (dqueries, shared)
 
-    # The gradients of keys and values travel with them; all others add up over the rounds.
-    floats = arrays.differentiable
-    zeros: Any = tiling.zero_gradients(floats)
-    dkeys = {"keys": zeros.keys, "values": zeros.values}
-    gradients = zeros._replace(keys=None, values=None)
-    dkeys, gradients = fold_rounds(plan.ring, arrays, dkeys, gradients, visit)
-    gradients = gradients._replace(**dkeys)
-    return (jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), gradients, floats),)
+    of_keys = KeyGradients(arrays.keys, arrays.values)
+    shared = SharedGradients(arrays.params, arrays.biases, arrays.normalizer_params, arrays.damping)
+    of_keys, (dqueries, shared) = fold_rounds(
+        plan.ring, arrays, _zeros(of_keys), _zeros((arrays.queries, shared)), visit
+    )
+    gradients = {"queries": dqueries, **of_keys._asdict(), **shared._asdict()}
+    floats = {name: getattr(arrays, name) for name in gradients}
+    gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), gradients, floats)
+    return (Arrays(**gradients),)
 
 
 attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _add_gradients(plan: Plan, arrays: Arrays, rows: RowCotangents, gradients: Any) -> Any:
-    """Adds the gradients of all tiles to `gradients`."""
+def _zeros(tree: Any) -> Any:
+    """Zeros of the shapes of the leaves, in at least float32 for the sum of gradients of tiles.
 
-    def visit_query_tile(gradients, query_tile):
+    Leaves that are no floats stay as they are.
+    """
+
+    def zeros(leaf: Array) -> Array:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.zeros_like(leaf, dtype=accumulator_dtype(leaf)) if is_float else leaf
+
+    return jax.tree.map(zeros, tree)
+
+
+def _add_gradients(
+    plan: Plan,
+    arrays: Arrays,
+    rows: RowCotangents,
+    dqueries: Any,
+    of_keys: KeyGradients,
+    shared: SharedGradients,
+) -> tuple[Any, KeyGradients, SharedGradients]:
+    """Adds what all tiles of queries and the keys of `arrays` give to the gradients."""
+
+    def visit_query_tile(carry: Any, query_tile: Any) -> tuple[Any, Any]:
         i, queries, rows, dqueries = query_tile
         scale = _scale_of_float16(arrays, rows)
         if scale is not None:
             rows = RowCotangents(rows.shift, *jax.tree.map(lambda leaf: leaf * scale, rows[1:]))
+        order, loops = key_tile_loops(plan, arrays.schedule, i)
 
-        def visit(masked, j, carry):
-            dqueries, gradients = carry
-            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), j)
-            tile = Tile(plan, arrays, i, j, masked)
-            logits = tile.logits(queries, keys)
-            dnormalizer, dlogits, dvalues, ddamping = _weights_vjp(tile, logits, values, rows)
-            dparams, dq, dk = pair_vjp_with_stand_ins(
-                plan.options.score,
-                arrays.params,
-                queries,
-                keys,
-                tile.allowed(),
-                arrays.stand_ins,
-                dlogits,
+        def visit_key_tile(masked: bool, n: Array, carry: Any) -> Any:
+            dqueries, of_keys, shared = carry
+            tile = Tile(plan, arrays, i, order[n], masked)
+            dq, of_tile, dparams, dnormalizer, dlogits, ddamping = _tile_gradients(
+                tile, queries, rows, scale
             )
-            if scale is not None:
-                dnormalizer, dlogits, dvalues, ddamping, dparams, dq, dk = jax.tree.map(
-                    lambda gradient: (
-                        gradient  # of a flag in the params, 0
-                        if gradient.dtype == jnp.bool_
-                        else (gradient / scale).astype(gradient.dtype)
-                    ),
-                    (dnormalizer, dlogits, dvalues, ddamping, dparams, dq, dk),
-                )
             dqueries = jax.tree.map(jnp.add, dqueries, dq)
-            gradients = gradients._replace(
-                keys=tile_arrays.add_tile(gradients.keys, j, dk),
-                values=tile_arrays.add_tile(gradients.values, j, dvalues),
-                params=jax.tree.map(jnp.add, gradients.params, dparams),
-                normalizer_params=jax.tree.map(jnp.add, gradients.normalizer_params, dnormalizer),
-                biases=add_gradient(gradients.biases, arrays.biases, dlogits, plan, i, j),
-                damping=add_gradient(gradients.damping, arrays.damping, ddamping, plan, i, j),
+            of_keys = tile_arrays.add_tile(of_keys, tile.j, of_tile)
+            shared = SharedGradients(
+                params=jax.tree.map(jnp.add, shared.params, dparams),
+                biases=add_gradient(shared.biases, arrays.biases, dlogits, plan, i, tile.j),
+                normalizer_params=jax.tree.map(jnp.add, shared.normalizer_params, dnormalizer),
+                damping=add_gradient(shared.damping, arrays.damping, ddamping, plan, i, tile.j),
             )
-            return dqueries, gradients
+            return dqueries, of_keys, shared
 
-        carry = varying_as((dqueries, gradients), arrays, rows)
-        dqueries, gradients = tiling.for_visited_keys(plan, arrays.schedule, i, visit, carry)
-        return gradients, dqueries
+        carry = varying_as((dqueries, *carry), arrays, rows)
+        for masked, first, end in loops:
+            visit = functools.partial(visit_key_tile, masked)
+            carry = jax.lax.fori_loop(first, end, visit, carry)
+        dqueries, *carry = carry
+        return tuple(carry), dqueries
 
-    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, gradients.queries)
-    gradients, dqueries = jax.lax.scan(visit_query_tile, gradients._replace(queries=None), tiles)
-    return gradients._replace(queries=dqueries)
+    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
+    (of_keys, shared), dqueries = jax.lax.scan(visit_query_tile, (of_keys, shared), tiles)
+    return dqueries, of_keys, shared
 
 
 def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCotangents:
@@ -235,22 +275,26 @@ def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
     return jnp.ldexp(jnp.ones_like(largest), jnp.minimum(-exponent, 100))  # below overflow
 
 
-def _weights_vjp(
-    tile: Tile, logits: Array, values: Array, rows: RowCotangents
-) -> tuple[Any, Array, Array, Array]:
-    """The gradients of one tile.
+def _tile_gradients(
+    tile: Tile, queries: Any, rows: RowCotangents, scale: Array | None
+) -> tuple[Any, KeyGradients, Any, Any, Array, Array]:
+    """The gradients of one tile, divided by `scale`.
 
     Returns:
-        those of the normaliser's parameters, of the logits [t, s], of the values [s, Dv], and of
-        the damping [t, s].
+        those of the queries' features [t, Fq], of the keys' features [s, Fk] and values [s, Dv], of
+        the score's parameters, of the normaliser's parameters, of the logits [t, s], and of the
+        damping [t, s].
     """
+    arrays, normalizer = tile.arrays, tile.plan.options.normalizer
+    keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), tile.j)
+    logits = tile.logits(queries, keys)
 
     def undivided_weights(params: Any, logits: Array) -> tuple[Array, Array]:
         shifted = rows.shift.shifted(tile.transformed(params, logits))
-        return family_of(tile.plan.options.normalizer, params).weight(shifted), shifted
+        return family_of(normalizer, params).weight(shifted), shifted
 
     undivided, pull_back, shifted = jax.vjp(
-        undivided_weights, tile.arrays.normalizer_params, logits, has_aux=True
+        undivided_weights, arrays.normalizer_params, logits, has_aux=True
     )
     dfactors = einsum("td,sd->ts", rows.doutput, values)
     factors, dweights = map(tile.factors_of_values, (undivided, dfactors))
@@ -260,4 +304,24 @@ def _weights_vjp(
     if rows.dentropy is not None:
         # A term with weight 0 is 0: 0 * -inf would be NaN.
         dweights = dweights - rows.dentropy[:, None] * jnp.where(undivided > 0, shifted, 0)
-    return *pull_back(dweights), dvalues, dfactors * factors
+    dnormalizer, dlogits = pull_back(dweights)
+    dparams, dq, dk = pair_vjp_with_stand_ins(
+        tile.plan.options.score,
+        arrays.params,
+        queries,
+        keys,
+        tile.allowed(),
+        arrays.stand_ins,
+        dlogits,
+    )
+    gradients = dq, KeyGradients(dk, dvalues), dparams, dnormalizer, dlogits, dfactors * factors
+    if scale is None:
+        return gradients
+    return jax.tree.map(
+        lambda gradient: (
+            gradient  # of a flag in the params, 0
+            if gradient.dtype == jnp.bool_
+            else (gradient / scale).astype(gradient.dtype)
+        ),
+        gradients,
+    )

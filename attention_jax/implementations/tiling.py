@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -63,18 +62,12 @@ class Arrays(NamedTuple):
     num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it
 
     @property
-    def differentiable(self) -> Arrays:
-        """The differentiable arrays alone."""
-        fields: Any = self[:NUM_DIFFERENTIABLE]
-        return Arrays(*fields)
-
-    @property
     def compute_dtype(self) -> jnp.dtype:
         """float64 or float32: the dtype of logits, weights, sums and gradients."""
         return accumulator_dtype(self.values)
 
 
-NUM_DIFFERENTIABLE = Arrays._fields.index("mask")
+DIFFERENTIABLE = Arrays._fields[: Arrays._fields.index("mask")]
 
 
 def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
@@ -160,39 +153,21 @@ def in_tiles(
     )
 
 
-def zero_gradients(tree: Any) -> Any:
-    """Zeros of the shapes of the leaves, in at least float32 for the sum of gradients of tiles.
-
-    Leaves that are no floats stay as they are.
-    """
-
-    def zeros(leaf: Array) -> Array:
-        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return jnp.zeros_like(leaf, dtype=accumulator_dtype(leaf)) if is_float else leaf
-
-    return jax.tree.map(zeros, tree)
-
-
-def for_visited_keys(
-    plan: Plan,
-    schedule: TileSchedule | None,
-    query_tile: Array,
-    visit: Callable[[bool, Array, Any], Any],
-    carry: Any,
-) -> Any:
-    """`carry = visit(masked, key_tile, carry)` for every tile of keys that is not empty.
+def key_tile_loops(
+    plan: Plan, schedule: TileSchedule | None, query_tile: Array
+) -> tuple[Array, list[tuple[bool, Any, Any]]]:
+    """The loops over the tiles of keys that a tile of queries attends to.
 
     Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry.
+
+    Returns:
+        the order of the tiles, int [key_tiles]; and (whether the mask may hide pairs, the first and
+        the end of the places in this order) of each loop.
     """
     if schedule is None:
-        return jax.lax.fori_loop(0, plan.key_tiles, lambda j, carry: visit(False, j, carry), carry)
+        return jnp.arange(plan.key_tiles), [(False, 0, plan.key_tiles)]
     order, full, visited = (array[query_tile] for array in schedule)
-    for masked, first, last in ((False, 0, full), (True, full, visited)):
-        step = functools.partial(visit, masked)
-        carry = jax.lax.fori_loop(
-            first, last, lambda n, carry, step=step: step(order[n], carry), carry
-        )
-    return carry
+    return order, [(False, 0, full), (True, full, visited)]
 
 
 def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
@@ -243,17 +218,23 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
         (int [query_tiles * t], bool [key_tiles * s]).
     """
 
-    def visit_query_tile(used_keys, i):
-        def visit(masked, j, carry):
-            rows, used_keys = carry
+    def visit_query_tile(used_keys: Array, i: Array) -> tuple[Array, Array]:
+        order, loops = key_tile_loops(plan, schedule, i)
+
+        def visit_key_tile(masked: bool, n: Array, carry: tuple[Array, Array]) -> Any:
+            counts, used_keys = carry
+            j = order[n]
             if not masked:
-                return rows + plan.tile.key, used_keys.at[j].set(True)
+                return counts + plan.tile.key, used_keys.at[j].set(True)
             allowed = allowed_pairs(plan, mask, i, j)
-            return rows + allowed.sum(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
+            return counts + allowed.sum(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
 
         carry = varying_as((jnp.zeros(plan.tile.query, int), used_keys), mask)
-        rows, used_keys = for_visited_keys(plan, schedule, i, visit, carry)
-        return used_keys, rows
+        for masked, first, end in loops:
+            visit = functools.partial(visit_key_tile, masked)
+            carry = jax.lax.fori_loop(first, end, visit, carry)
+        counts, used_keys = carry
+        return used_keys, counts
 
     used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
     used_keys, counts = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))

@@ -225,19 +225,19 @@ class RowSums(NamedTuple):
 
     def update(
         self,
-        family: Family,
         logits: Array,
         values: Array,
         factors_of_values: Callable[[Array], Array],
+        family: Family,
     ) -> RowSums:
         """The sums after s more keys.
 
         Args:
-            family: makes the weights of shifted logits.
             logits: transformed logits [t, s], -inf where masked.
             values: [s, Dv].
             factors_of_values: takes weights [t, s] and returns them after dropout and damping, as
                 they multiply the values.
+            family: makes the weights of shifted logits.
         """
         if family.normalizer.is_softmax:
             ((total, weighted),) = self.sums
@@ -308,8 +308,10 @@ def softmax_of_rows(logits: Array, axis: int) -> Array:
 def _softmax_jvp(axis, primals, tangents):
     weights, (dlogits,) = softmax_of_rows(*primals, axis), tangents
     dlogits = jnp.where(weights > 0, dlogits, 0)
-    mean = jnp.sum(weights * dlogits, axis=axis, keepdims=True)
-    return weights, weights * (dlogits - mean)
+    # A product: the compiler of jaxlib 0.10.2 returns a wrong sum(weights * dlogits) for a batch of
+    # tangents of the gradient, which is what `jax.hessian` computes.
+    mean = jnp.vecdot(weights, dlogits, axis=axis, precision=jax.lax.Precision.HIGHEST)
+    return weights, weights * (dlogits - jnp.expand_dims(mean, axis))
 
 
 def _shifted_exponentials(logits: Array, axis: int) -> tuple[Array, Array, Array]:

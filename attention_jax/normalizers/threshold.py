@@ -33,11 +33,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers.rows import Family, RowShift
+from attention_jax.normalizers.rows import Family, RowShift, RowSums
 
 Array = jax.Array
-# fold(update, carry): the last carry after `carry = update(carry, logits)` for every tile of keys.
-Fold = Callable[[Callable[[Any, Array], Any], Any], Any]
+# fold(update, carry): the last carry after `carry = update(carry, logits, ...)` for every tile of
+# keys. What follows the logits is for the sums of a row; the search leaves it alone.
+Fold = Callable[[Callable[..., Any], Any], Any]
 
 
 def num_visits(normalizer: Any, dtype: Any) -> int:
@@ -54,6 +55,17 @@ def num_visits(normalizer: Any, dtype: Any) -> int:
     return (64 if double else 32) * (2 if family.steep else 1)
 
 
+def with_threshold(sums: RowSums, family: Family, fold: Fold, num_keys: int) -> RowSums:
+    """The sums before the first key, with the shift that a search found, where there is a search.
+
+    The arguments are those of `find_shift`.
+    """
+    zeros = sums.shift.reference
+    if not num_visits(family.normalizer, zeros.dtype):
+        return sums
+    return sums._replace(shift=find_shift(family, fold, zeros, num_keys))
+
+
 def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowShift:
     """The largest logit of each of t rows, and the threshold after it, differentiable by JAX.
 
@@ -64,14 +76,14 @@ def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowSh
         num_keys: an upper bound on the keys of a row.
     """
 
-    def larger(largest: Array, logits: Array) -> Array:
+    def larger(largest: Array, logits: Array, *_: Any) -> Array:
         return jnp.maximum(largest, jax.lax.stop_gradient(jnp.max(logits, 1, initial=-jnp.inf)))
 
     reference = fold(larger, zeros - jnp.inf)
     reference = jnp.where(reference == -jnp.inf, 0, reference)
 
     def sum_of_weights(reference: Array, tau: Array) -> Array:
-        def add(total: Array, logits: Array) -> Array:
+        def add(total: Array, logits: Array, *_: Any) -> Array:
             return total + jnp.sum(family.weight(RowShift(reference, tau).shifted(logits)), axis=1)
 
         return fold(add, zeros)
@@ -83,7 +95,7 @@ def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowSh
         tau = _halve(functools.partial(sum_of_weights, reference), lower, upper)
         first = RowShift(reference, jax.lax.stop_gradient(tau))
 
-        def smaller(smallest: Array, logits: Array) -> Array:
+        def smaller(smallest: Array, logits: Array, *_: Any) -> Array:
             logits = jax.lax.stop_gradient(logits)
             weighted = jnp.where(first.shifted(logits) > 0, logits, jnp.inf)
             return jnp.minimum(smallest, jnp.min(weighted, 1, initial=jnp.inf))
@@ -92,7 +104,7 @@ def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowSh
         reference, upper = jnp.where(smallest == jnp.inf, reference, smallest), zeros
 
     def newton(_: Any, tau: Array) -> Array:
-        def add(sums: tuple[Array, Array], logits: Array) -> Any:
+        def add(sums: tuple[Array, Array], logits: Array, *_: Any) -> Any:
             tile = family.weights_and_slopes(RowShift(reference, tau).shifted(logits))
             return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=1), sums, tile)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,15 @@ from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 from PIL import Image  # matplotlib needs it, too
 
 from attention_jax.runs.progress import printable
+from attention_jax.scores.registry import FOUR_SCORES
 from attention_jax.training.metrics import mean_and_deviation
 
-# Okabe and Ito's colours, distinct for every kind of colour vision.
+# Okabe and Ito's colours, distinct for every kind of colour vision. The first four belong to
+# FOUR_SCORES; see `index_of`.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # One marker for each colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -31,6 +33,16 @@ def style_of(index: int) -> dict[str, Any]:
     return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[shifted % len(MARKERS)]}
 
 
+def index_of(label: str, labels: Iterable[str] = ()) -> int:
+    """The index of a line's colour and marker: FOUR_SCORES have theirs in all figures.
+
+    Args:
+        label: of the line, a score or anything else.
+        labels: of the figure's lines, in their order; those of no such score come after the four.
+    """
+    return [*dict.fromkeys([*FOUR_SCORES, *labels, label])].index(label)
+
+
 def new_figure(
     width: float,
     height: float,
@@ -38,15 +50,13 @@ def new_figure(
     rows: int = 1,
     columns: int = 1,
     grid: bool = False,
-    formulas: bool = False,
     **subplots: Any,
 ) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, row by row, independent of any global state; sizes in inches.
 
-    All text is literal; with `formulas`, text between two `$` is a formula of Matplotlib.
+    All text is literal: Matplotlib does not read formulas between two `$`.
     """
-    kind = Figure if formulas else _LiteralFigure
-    figure = kind(figsize=(width, height), layout="constrained")
+    figure = _LiteralFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     axes = list(figure.subplots(rows, columns, squeeze=False, **subplots).flat)
     for ax in axes if grid else ():
@@ -58,15 +68,24 @@ class _LiteralFigure(Figure):
     """A figure in which `$` is a letter, so that it can draw what users wrote."""
 
     def draw(self, renderer: Any) -> None:
+        for axis in self.findobj(Axis):
+            for ticks, replace in (
+                (axis.major, axis.set_major_formatter),
+                (axis.minor, axis.set_minor_formatter),
+            ):
+                if isinstance(ticks.formatter, LogFormatterMathtext):
+                    replace(_PlainNumbers(axis.get_transform().base))  # type: ignore[attr-defined]
         for text in self.findobj(Text):
             text.set_parse_math(False)
             text.set_text(printable(text.get_text()))
-        for axis in self.findobj(Axis):
-            for minor, ticks in ((False, axis.major), (True, axis.minor)):
-                if not isinstance(ticks.formatter, FuncFormatter):
-                    for label in axis.get_ticklabels(minor=minor):
-                        label.set_parse_math(True)  # powers of ten are formulas of Matplotlib
         super().draw(renderer)
+
+
+class _PlainNumbers(LogFormatter):
+    """Labels of a logarithmic axis that are no formulas: 0.001 instead of 10 to the power of -3."""
+
+    def __call__(self, x: float, pos: int | None = None) -> str:
+        return f"{x:g}" if super().__call__(x, pos) else ""
 
 
 def check_png(path: Path) -> None:
@@ -92,7 +111,7 @@ def png(figure: Figure) -> bytes:
     figure.savefig(drawn, format="png", dpi=120)
     image = Image.open(drawn).convert("RGB")
     palette = Image.Quantize.MAXCOVERAGE
-    image = image.quantize(256, palette, dither=Image.Dither.NONE)
+    image = image.quantize(256, palette, kmeans=1, dither=Image.Dither.NONE)
     image.save(reduced, format="png", optimize=True)
     return reduced.getvalue()
 
@@ -177,8 +196,6 @@ def draw_band(
     label: str,
     log: bool = False,
     limits: tuple[float, float] = (-np.inf, np.inf),
-    markersize: float = 5,
-    linewidth: float | None = None,
 ) -> None:
     """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation.
 
@@ -191,8 +208,6 @@ def draw_band(
         log: use mean and deviation of the logarithms, for a logarithmic axis: a band of plain
             deviations could reach below zero.
         limits: the smallest and the largest possible value, at which the band is cut off.
-        markersize: of the markers, in points.
-        linewidth: of the line, in points; None for Matplotlib's default.
     """
     mean, deviation = mean_and_deviation(np.log(values) if log else values)
     middle, low, high = (
@@ -201,6 +216,6 @@ def draw_band(
     style = style_of(index)
     if len(x) > 20:
         style["marker"] = None
-    axes.plot(x, middle, label=label, markersize=markersize, linewidth=linewidth, **style)
+    axes.plot(x, middle, label=label, markersize=5, **style)
     low, high = np.clip(low, *limits), np.clip(high, *limits)
     axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attention_jax.reports.plotting import new_figure, style_of
+from attention_jax.reports.plotting import index_of, new_figure, style_of
 
 _GROUP = 0.84  # height of a group; the distance between two groups is 1
 
@@ -44,12 +44,12 @@ def results_by_setting(panels: Sequence[Panel]) -> Figure:
         columns=len(panels),
         sharey=True,
     )
-    room = _GROUP / len(scores)
+    room, looks = _GROUP / len(scores), [style_of(index_of(score, scores)) for score in scores]
     for ax, panel in zip(axes, panels, strict=True):
         for (score, setting), values in panel.by_seed.items():
             index = scores.index(score)
             place = settings.index(setting) - _GROUP / 2 + room * (index + 0.5)
-            _draw_seeds(ax, place, np.asarray(values, float), index, room)
+            _draw_seeds(ax, place, np.asarray(values, float), looks[index], room)
         for boundary in range(1, len(settings)):
             ax.axhline(boundary - 0.5, color="0.85", linewidth=0.8)
         _set_range(ax, panel)
@@ -58,21 +58,17 @@ def results_by_setting(panels: Sequence[Panel]) -> Figure:
         ax.tick_params(axis="y", length=0)
     axes[0].set(ylim=(len(settings) - 0.5, -0.5))
     axes[0].set_yticks(range(len(settings)), settings)
-    handles = [
-        Line2D([], [], linestyle="", markersize=4, **style_of(index))
-        for index in range(len(scores))
-    ]
+    handles = [Line2D([], [], linestyle="", markersize=4, **look) for look in looks]
     figure.legend(handles, scores, loc="outside upper center", ncols=min(4, len(scores)))
     return figure
 
 
-def _draw_seeds(axes: Axes, place: float, by_seed: np.ndarray, index: int, room: float) -> None:
+def _draw_seeds(axes: Axes, place: float, by_seed: np.ndarray, look: Any, room: float) -> None:
     """The points of one score, spread around its place, and a line at their mean."""
     spread = room * ((np.arange(len(by_seed)) + 0.5) / len(by_seed) - 0.5) / 2
-    style = style_of(index)
-    axes.plot(by_seed, place + spread, linestyle="", alpha=0.7, markersize=4, **style)
+    axes.plot(by_seed, place + spread, linestyle="", alpha=0.7, markersize=4, **look)
     mean, ends = np.full(2, np.mean(by_seed)), np.array([-0.4, 0.4])
-    axes.plot(mean, place + ends * room, color=style["color"])
+    axes.plot(mean, place + ends * room, color=look["color"])
 
 
 def _set_range(axes: Axes, panel: Panel) -> None:

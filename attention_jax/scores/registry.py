@@ -41,6 +41,7 @@ SCORES: dict[str, Score] = {
 }
 
 DEFAULT_SCORE = "scaled"  # the default of every argument `score`
+FOUR_SCORES = ("additive", "dot", "general", "scaled")  # of the papers that began with attention
 
 
 def get_score(name_or_score: ScoreLike) -> Score:

@@ -18,7 +18,7 @@ from attention_jax.tasks.vocabulary import FIRST
 from attention_jax.training.loop import TrainState, train_steps
 from attention_jax.training.task import TrainConfig
 from experiments.bench.training import started
-from experiments.reversal.scale_and_dimension import AtRate
+from experiments.reversal.arms import AtRate
 
 SMALL: Any = {
     "model": dataclasses.replace(MODEL, dim=64, hidden_dim=128, num_heads=2, dropout_rate=0.0),
@@ -56,15 +56,6 @@ class DrawnText(Text):
         starts = jax.random.randint(rng, (size, 1), 0, len(text) - self.length)
         ids = FIRST + text[starts + jnp.arange(self.length + 1)[None, :]].astype(jnp.int32)
         return without_source(ids[:, :-1], ids[:, 1:])
-
-
-def best_cell(
-    sweep: np.ndarray, deviations: tuple[float, ...], rates: tuple[float, ...]
-) -> tuple[float, float]:
-    """The deviation and the rate with the smallest median over seeds of bits, [d, r, seeds]."""
-    medians = np.median(sweep, axis=2)
-    d, r = np.unravel_index(np.argmin(medians), medians.shape)
-    return deviations[d], rates[r]
 
 
 def bits_of(task: Any, cells: Sequence[tuple[int, float, float]], text: bytes) -> np.ndarray:

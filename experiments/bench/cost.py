@@ -35,7 +35,7 @@ from experiments.bench.significance import LEAST, median_interval
 from experiments.bench.summary import in_words, time_of_step
 from experiments.bench.training import states, with_score
 from experiments.lab import Claim, Row, ScoreNames, interleaved, significant
-from experiments.reversal.scale_and_dimension import AtRate
+from experiments.reversal.arms import AtRate
 
 STEPS = 4  # of one call of a program
 WITHIN = 0.03  # of 1: the interval of scaled dot over itself

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
+import itertools
 import time
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,13 @@ from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import score_folder
 from experiments import lab
 from experiments.bench import ngrams
-from experiments.bench.characters import SMALL, DrawnText, best_cell, bits_of
+from experiments.bench.characters import SMALL, DrawnText, bits_of
 from experiments.bench.training import deviation_of, with_score
 from experiments.lab import Claim, Row, ScoreNames, markdown, significant, spread
 
 CAPTIONS = {
-    "language": "Left: bits per character of the last tenth, a point for each seed; dotted: n-grams"
-    " of 5, 4 and 3. Right: bits of the ninth tenth over the deviation of the logits at the start,"
-    " at the best rate, medians over seeds."
+    "language": "Bits per character of the last tenth of the text: a point for each seed. Dotted:"
+    " models of 5, 4 and 3 characters (n-grams)."
 }
 ORDERS = (1, 2, 3, 4, 5)  # of the n-gram models
 
@@ -123,7 +122,8 @@ def measured(config: Config, score: str) -> list[Row]:
     deviations, rates, seeds = config.deviations, config.rates, range(config.seeds)
     cells = [(seed, d / own, rate) for d in deviations for rate in rates for seed in seeds]
     sweep = bits_of(task, cells, chooses).reshape(len(deviations), len(rates), len(seeds))
-    deviation, rate = best_cell(sweep, deviations, rates)
+    least = int(np.argmin(np.median(sweep, axis=2)))
+    deviation, rate = [*itertools.product(deviations, rates)][least]
     tests = [(1000 + seed, deviation / own, rate) for seed in range(config.tests)]
     bits = bits_of(task, tests, measures)
     plain = dataclasses.replace(task, model=dataclasses.replace(task.model, score=score))
@@ -181,32 +181,30 @@ def table(rows: list[Row]) -> str:
         cells = [f"{row['bits']:.3f}", *[""] * 3, f"{row['parameters']:,}"]
         lines.append((row["bits"], [f"{row['order']}-grams", *cells]))
     for row in lab.where(rows, "score"):
-        mean, error = lab.gain(row["by_seed"], scaled[0]) if scaled else (math.nan, math.nan)
+        less = lab.plus_minus(*lab.gain(row["by_seed"], scaled[0])) if scaled else ""
         rate = f"{row['rate']:g}" + "*" * is_at_an_edge(row)
-        bits = f"{spread(row['by_seed'], 4)} ({max(row['by_seed']):.4g})"
-        cells = [bits, f"{mean:+.3f} ± {error:.3f}", f"{row['deviation']:g} ({row['own']:.2g})"]
+        bits = f"{spread(row['by_seed'])} ({max(row['by_seed']):.4g})"
+        cells = [bits, less, f"{row['deviation']:g} ({row['own']:.2g})"]
         cells = [row["score"], *cells, rate, f"{row['parameters']:,}"]
         lines.append((float(np.mean(row["by_seed"])), cells))
     return markdown([*head, "rate", "parameters"], [line for _, line in sorted(lines)])
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """The bits of the test seeds beside n-gram models; the sweep."""
-    figure, (left, right) = plotting.new_figure(9, 4.2, columns=2, grid=True)
-    scores = sorted(lab.where(rows, "score"), key=lambda row: float(-np.mean(row["by_seed"])))
+    """The bits of the test seeds, in the order of the table, beside n-gram models."""
+    scores = sorted(lab.where(rows, "score"), key=lambda row: float(np.mean(row["by_seed"])))
+    names = [row["score"] for row in scores]
+    figure, (ax,) = plotting.new_figure(6.4, 1.4 + 0.3 * len(names), grid=True)
     for y, row in enumerate(scores):
-        is_named = row["score"] in lab.FOUR_SCORES
-        style = {"label": row["score"], **lab.style(row["score"])} if is_named else {"color": "0.7"}
-        left.plot(row["by_seed"], [y] * len(row["by_seed"]), "o", ms=3, color=style["color"])
-        bits = np.median(row["sweep"], axis=2).min(axis=1)
-        right.plot(row["deviations"], bits, ms=3, zorder=1 + is_named, **style)
+        look: Any = {"color": "0.5", "marker": "o"}
+        if row["score"] in lab.FOUR_SCORES:
+            look = plotting.style_of(plotting.index_of(row["score"]))
+        ax.plot(row["by_seed"], [y] * len(row["by_seed"]), ls="", ms=5, alpha=0.7, **look)
     for row in lab.where(rows, "order")[2:]:
-        left.axvline(row["bits"], color="0.4", lw=0.8, ls=":")
-    left.set_yticks(range(len(scores)), [row["score"] for row in scores])
-    left.set(xlabel="bits per character")
-    right.set(xlabel="deviation of the logits at the start", ylabel="bits per character")
-    right.set_xscale("log", base=4)
-    right.legend()
+        ax.axvline(row["bits"], color="0.4", lw=1, ls=":")
+        ax.text(row["bits"], -0.5, f"{row['order']}-grams", rotation=90, ha="right", va="top")
+    ax.set(xlabel="bits per character", ylim=(len(names) - 0.5, -0.7))
+    ax.set_yticks(range(len(names)), names)
     return {"language": figure}
 
 

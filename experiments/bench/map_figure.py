@@ -12,11 +12,11 @@ from experiments.bench.map_rows import infinite
 from experiments.lab import Row
 
 _COLUMNS = 4
-_STAR = "#D55E00"
+_STAR = plotting.COLORS[4]  # of no score
 
 
 def draw(panels: Mapping[str, list[Row]]) -> Any:
-    """Panels of deviation (across) and rate or gain (up); `panels` has the rows of each title."""
+    """Panels of deviation (across) and rate (up); `panels` has the rows of each title."""
     columns = min(_COLUMNS, len(panels))
     lines = -(-len(panels) // columns)
     figure, axes = plotting.new_figure(
@@ -25,8 +25,7 @@ def draw(panels: Mapping[str, list[Row]]) -> Any:
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
     for ax, (title, rows) in zip(axes, panels.items(), strict=False):
-        vertical = "rate" if len({row["rate"] for row in rows}) == len(rows) else "gain"
-        _draw_map(ax, sorted(rows, key=lambda row: row.get(vertical, 1)), vertical)
+        _draw_map(ax, sorted(rows, key=lambda row: row["rate"]))
         ax.set_title(title, fontsize=9, pad=5)
     label = "deviation of the logits at the start, within rows"
     figure.supxlabel(f"{label};  ★ the constant of the paper", fontsize=9)
@@ -34,7 +33,7 @@ def draw(panels: Mapping[str, list[Row]]) -> Any:
     return figure
 
 
-def _draw_map(ax: Any, rows: list[Row], vertical: str) -> None:
+def _draw_map(ax: Any, rows: list[Row]) -> None:
     deviations = rows[0]["deviations"][:-1]
     solved = np.array([infinite(row["solved"])[:-1] for row in rows])  # [rates, deviations, seeds]
     share = np.isfinite(solved).mean(-1)
@@ -50,11 +49,13 @@ def _draw_map(ax: Any, rows: list[Row], vertical: str) -> None:
     if np.ptp(places) == 0:  # the same constant at all rates
         ax.axvline(places[0], color=_STAR, lw=1, ls="--")
         places, heights = places[:1], heights[-1:] + 0.5
+    inside = (places > -0.5) & (places < len(deviations) - 0.5)
+    places, heights = places[inside], heights[inside]
     ax.plot(places, heights, "*", ms=10, color=_STAR, mec="white", mew=0.7, clip_on=False)
     ax.set_xlim(-0.5, len(deviations) - 0.5)
     ticks = range(0, len(deviations), 2)
     ax.set_xticks(ticks, [_power(deviations[i]) for i in ticks], fontsize=7)
-    ax.set_yticks(range(len(rows)), [f"{row.get(vertical, 1):g}" for row in rows], fontsize=7)
+    ax.set_yticks(range(len(rows)), [f"{row['rate']:g}" for row in rows], fontsize=7)
     ax.tick_params(length=0)
 
 

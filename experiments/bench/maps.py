@@ -335,8 +335,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 CAPTIONS = {
     "maps": "Share of seeds that solve the task, recall by default (black: all), over deviation and"
-    " learning rate, and median steps. The star is the constant of the score's paper. The last"
-    " panel has gains of additive's kernels, at rate 0.003.",
+    " learning rate, and median steps. The star is the constant of the score's paper."
 }
 
 
@@ -377,12 +376,10 @@ def _steps(solved: np.ndarray) -> str:
 
 def plot(rows: list[Row]) -> dict[str, Any]:
     """A panel for each map of the first task, except those of controls, which are coarse."""
-    first = lab.where(rows, task=rows[0]["task"])
-    maps = lab.where(first, kind="map")
+    maps = lab.where(rows, task=rows[0]["task"], kind="map")
     scores = dict.fromkeys(row["score"] for row in maps if row["score"] not in CONTROLS)
     panels = {label(score): lab.where(maps, score=score) for score in scores}
-    gains = lab.where(first, kind="gain")
-    return {"maps": map_figure.draw(panels | ({"additive, gains": gains} if gains else {}))}
+    return {"maps": map_figure.draw(panels)}
 
 
 if __name__ == "__main__":

@@ -356,7 +356,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     cells = matrix(rows)
     order, of = in_order(cells), means(cells)
     values = 100 * np.array([[of[score][relation] for relation in RELATIONS] for score in order])
-    figure, (ax,) = plotting.new_figure(8.4, 1.2 + 0.36 * len(order))
+    figure, (ax,) = plotting.new_figure(9.2, 1.2 + 0.36 * len(order))
     ax.imshow(values, cmap="YlGnBu", vmin=0, vmax=100, aspect="auto")
     for (i, j), value in np.ndenumerate(values):
         color = "white" if value > 55 else "black"

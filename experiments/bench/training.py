@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_jax.analysis import capture
 from attention_jax.training.loop import TrainState, initial_state, train_steps
-from experiments.reversal.scale_and_dimension import AtRate
+from experiments.reversal.arms import AtRate
 
 LOOK = 50  # steps between two measurements of the accuracy
 SOLVED = 0.9  # of the answers of LOOK batches, each before it is learned

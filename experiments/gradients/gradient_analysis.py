@@ -311,7 +311,7 @@ def table(rows: list[Row]) -> str:
     for part, columns in (("padding", PADDING_COLUMNS), ("curvature", CURVATURE_COLUMNS)):
         (arm, head), *numbers = columns.items()
         lines = [
-            [row[arm], row["step"], *(spread(row[name], 2) for name, _ in numbers)]
+            [row[arm], row["step"], *(spread(row[name]) for name, _ in numbers)]
             for row in where(rows, part=part)
         ]
         heads = head, "steps of training", *(heading for _, heading in numbers)
@@ -326,7 +326,8 @@ def plot(rows: list[Row]) -> dict[str, Any]:
 
 def _line(ax: Any, rows: list[Row], x: str, name: str, label: str, ls: str = "-") -> None:
     """A column over x; means in a band of 1.96 standard errors."""
-    numbers, drawn = np.array(column(rows, name)), lab.style(rows[0]["score"])
+    numbers = np.array(column(rows, name))
+    drawn = plotting.style_of(plotting.index_of(rows[0]["score"]))
     ax.plot(column(rows, x), numbers, ls=ls, ms=5, label=label, **drawn)
     if errors := column(rows, f"{name}_error"):
         low, high = numbers - 1.96 * np.array(errors), numbers + 1.96 * np.array(errors)

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import score_folder
@@ -17,7 +18,7 @@ from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import TrainedRun, train_run
-from attention_jax.training.task import TrainConfig
+from attention_jax.training.task import Task, TrainConfig
 from experiments.lab import Row, exit_if_interrupted
 
 # The settings of the experiments that study strings of 3 to 8 letters alone. Positions are counted
@@ -82,6 +83,19 @@ def trained_arms(
             runs[task] = train_run(task, folder, resume=True)
             exit_if_interrupted(runs[task].interrupted)
         yield labels, runs[task]
+
+
+class AtRate(Task):
+    """A task whose learning rate may be traced."""
+
+    def __init__(self, task: Reversal, rate: jax.Array | float):
+        self.train, self.init, self.batch, self.loss = task.train, task.init, task.batch, task.loss  # type: ignore[method-assign]
+        self.rate = rate
+
+    def optimizer(self) -> optax.GradientTransformation:
+        # Adam's updates are proportional to the rate: computed at rate 1, then scaled.
+        at_one = dataclasses.replace(self.train, learning_rate=1.0).transformation()
+        return optax.chain(at_one, optax.scale(self.rate))
 
 
 def looks(task: Reversal, every: int, look: Callable[[Any], Any]) -> Iterator[tuple[int, Any]]:

@@ -257,9 +257,13 @@ def _stuck(rows: list[Row]) -> Any:
     figure.colorbar(image, ax=[plain, moving], label="attention weight", shrink=0.8)
     kernels, totals = column(rows, "kernel"), [sum(row["loss"]) for row in rows]
     spread = [np.ptp(row["coverage"]) for row in rows]
-    pink, orange = plotting.COLORS[3:5]
-    losses.plot(kernels, totals, "o", color=pink, label="coverage loss of all queries")
-    losses.plot(kernels, spread, "s", color=orange, label="largest - smallest coverage of a key")
+    measured = {
+        "coverage loss of all queries": totals,
+        "largest - smallest coverage of a key": spread,
+    }
+    for label, values in measured.items():
+        look = plotting.style_of(plotting.index_of(label, measured))
+        losses.plot(kernels, values, ls="", label=label, **look)
     losses.axhline(0, color="black", linestyle="--", label=f"floor: {STEPS} queries, {STEPS} keys")
     losses.set(xlabel="coverage kernel w", ylabel="sum of weights", ylim=(-0.15, None))
     losses.set_title("A stuck decoder moves on\nif covered keys lose score")
@@ -273,21 +277,19 @@ def _learning(rows: list[Row]) -> Any:
     scores = [*dict.fromkeys(column(rows, "score"))]
     panels = (
         (NEAR, "coverage_loss", "coverage loss per string", (FLOOR, np.inf)),
-        (NEAR, "exact_match", "share of right answers", (0, 1)),
         (FAR, "repeated", "longer strings:\nshare of letters repeated wrongly", (0, 1)),
         (FAR, "cross_entropy", "longer strings:\ncross entropy (nats)", (0, np.inf)),
     )
-    size = 11.6, 3.1 * len(scores) + 0.6
+    size = 9.6, 3.1 * len(scores) + 0.6
     shape: Any = {"rows": len(scores), "columns": len(panels), "sharex": True}
     figure, axes = plotting.new_figure(*size, grid=True, **shape)
     for ax, (score, panel) in zip(axes, itertools.product(scores, panels), strict=True):
         strings, name, title, limits = panel
-        for index, arm in enumerate(ARMS):
+        for arm in ARMS:
             looks = where(rows, score=score, strings=strings, arm=arm)
             values, steps = np.array(column(looks, name)), column(looks, "step")
-            plotting.draw_band(
-                ax, steps, values, index=index, label=arm, limits=limits, markersize=4
-            )
+            index = plotting.index_of(arm, ARMS)
+            plotting.draw_band(ax, steps, values, index=index, label=arm, limits=limits)
         if name == "coverage_loss":
             ax.axhline(FLOOR, color="black", linestyle="--", linewidth=1, label="floor")
             ax.set_ylabel(f"{score} attention")

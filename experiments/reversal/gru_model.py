@@ -48,22 +48,12 @@ class GRUReversal(Reversal):
         size, width, hidden = self.vocabulary.size, self.embedding_dim, self.hidden_dim
         source, target, encoder, decoder, score, logits = jax.random.split(rng, 6)
         initial_score = _INITIAL_SCORES.get(self.model.score, get_score(self.model.score).init)
-
-        def gru(rng: Array, input_dim: int) -> Params:
-            rngs, gates = jax.random.split(rng, 4), 3 * hidden
-            return {
-                "input_kernel": _uniform(rngs[0], (input_dim, gates), hidden),
-                "state_kernel": _uniform(rngs[1], (hidden, gates), hidden),
-                "input_bias": _uniform(rngs[2], (gates,), hidden),
-                "state_bias": _uniform(rngs[3], (gates,), hidden),
-            }
-
         kernel_rng, bias_rng = jax.random.split(logits)
         return {
             "source_embedding": jax.random.normal(source, (size, width)),
             "target_embedding": jax.random.normal(target, (size, width)),
-            "encoder": gru(encoder, width),
-            "decoder": gru(decoder, width + hidden),
+            "encoder": initial_gru(encoder, width, hidden),
+            "decoder": initial_gru(decoder, width + hidden, hidden),
             "score": initial_score(score, hidden, hidden),
             "logits": {
                 "kernel": _uniform(kernel_rng, (2 * hidden, size), 2 * hidden),
@@ -89,16 +79,9 @@ class GRUReversal(Reversal):
             float [B, T, V]
         """
         score, score_params = get_score(self.model.score), params["score"]
-        encoder, decoder = params["encoder"], params["decoder"]
+        decoder = params["decoder"]
         mask = real_tokens(lengths, source.shape[1]) | (not self.model.mask_padding)
-        start = jnp.zeros((len(source), self.hidden_dim))
-
-        def encode(state: Array, inputs: Array) -> tuple[Array, Array]:
-            state = _gru(encoder, inputs, state)
-            return state, state
-
-        inputs = _affine(_embed(params["source_embedding"], source), encoder, "input")
-        memory = _scan(encode, start, inputs)
+        memory = gru(params["encoder"], _embed(params["source_embedding"], source))
         k_features = jax.vmap(lambda key: score.project_key(score_params, key))(memory)
 
         def attend(query: Array, k_features: Array) -> Array:
@@ -116,8 +99,30 @@ class GRUReversal(Reversal):
 
         tokens = _embed(params["target_embedding"], target_inputs)
         inputs = _affine(tokens, {**decoder, "input_kernel": token_kernel}, "input")
-        features = _scan(decode, start, inputs)
+        features = _scan(decode, jnp.zeros_like(memory[:, 0]), inputs)
         return features @ params["logits"]["kernel"] + params["logits"]["bias"][None, None]
+
+
+def initial_gru(rng: Array, input_dim: int, hidden_dim: int) -> Params:
+    """The initial parameters of a GRU with states of size `hidden_dim`."""
+    rngs, gates = jax.random.split(rng, 4), 3 * hidden_dim
+    return {
+        "input_kernel": _uniform(rngs[0], (input_dim, gates), hidden_dim),
+        "state_kernel": _uniform(rngs[1], (hidden_dim, gates), hidden_dim),
+        "input_bias": _uniform(rngs[2], (gates,), hidden_dim),
+        "state_bias": _uniform(rngs[3], (gates,), hidden_dim),
+    }
+
+
+def gru(params: Params, tokens: Array) -> Array:
+    """The states [B, S, H] of a GRU after each of the tokens [B, S, E], from a state of 0 on."""
+
+    def step(state: Array, inputs: Array) -> tuple[Array, Array]:
+        state = _gru(params, inputs, state)
+        return state, state
+
+    start = jnp.zeros((len(tokens), params["state_kernel"].shape[0]))
+    return _scan(step, start, _affine(tokens, params, "input"))
 
 
 def _uniform(rng: Array, shape: tuple[int, ...], fan_in: int) -> Array:

@@ -35,9 +35,9 @@ from attention_jax.runs.progress import say
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.loop import initial_state, train_steps
-from attention_jax.training.metrics import exact_match, mean_and_deviation, token_accuracy
+from attention_jax.training.metrics import exact_match, token_accuracy
+from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, check_least, column, main, markdown, where
-from experiments.lab import style as style_of
 from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings
 from experiments.reversal.gru_model import GRUReversal
 
@@ -184,66 +184,52 @@ def table(rows: list[Row]) -> str:
             lines.append((score, "GRU as published, one training", *shares))
         for model, arm in itertools.product(MODELS, (UNMASKED, MASKED)):
             by_length = [100 * right(rows, model, arm, [length])[score] for length in SHOWN]
-            cells = ("{:.0f} ± {:.0f}".format(*mean_and_deviation(shares)) for shares in by_length)
+            cells = map(lab.spread, by_length)
             lines.append((score, f"{model}, {arm}", *cells))
     return markdown(("score", "model", *(f"letters right at length {n}, %" for n in SHOWN)), lines)
 
 
 CAPTIONS = {
     "gru_padding": "Letters right by string length, on strings without padding: as published; the"
-    " same model trained again without a padding mask; and trained with it. Means over seeds, and"
-    " bars of one standard deviation on either side, within the possible range.",
-    "transformer_padding": "The same for this library's transformer, without the mask and with it.",
+    " same model trained again without a padding mask; and trained with it. A point for each"
+    " training, and lines at their means."
 }
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """Letters right by length: published, without the mask, with it; and for the transformer."""
-    scores = {*column(rows, "score")} & {*PUBLISHED}
+    """Letters right by length of the GRU: published, without the mask, and with it."""
+    scores = dict.fromkeys(column(rows, "score"))
     published = [
         {"score": score, "length": length, "letters": [share]}
-        for score in PUBLISHED
+        for score in PUBLISHED.keys() & scores
         for length, share in PUBLISHED[score].items()
-        if score in scores
     ]
-    seeds = f"({len(column(rows, 'letters', model=GRU)[0])} seeds)"
-    gru = {
+    gru = where(rows, model=GRU)
+    seeds = f"({len(gru[0]['letters'])} seeds)"
+    panels = {
         "as published (one training)": published,
-        f"trained again, no padding mask {seeds}": where(rows, model=GRU, arm=UNMASKED),
-        f"trained with a padding mask {seeds}": where(rows, model=GRU, arm=MASKED),
+        f"trained again, no padding mask {seeds}": where(gru, arm=UNMASKED),
+        f"trained with a padding mask {seeds}": where(gru, arm=MASKED),
     }
-    title = "A published ranking of scores vanishes at trained lengths with a padding mask"
-    transformer = {arm: where(rows, model=OURS, arm=arm) for arm in (UNMASKED, MASKED)}
-    return {
-        "gru_padding": _draw(gru, title),
-        "transformer_padding": _draw(transformer, "The same with this library's transformer"),
-    }
-
-
-def _draw(panels: dict[str, list[Row]], title: str) -> Any:
-    """A panel per title: letters right of each score by length."""
     shape: Any = {"columns": len(panels), "sharey": True}
     figure, axes = plotting.new_figure(3.9 * len(panels), 3.9, grid=True, **shape)
-    for ax, (name, rows) in zip(axes, panels.items(), strict=True):
-        scores = [*dict.fromkeys(column(rows, "score"))]
+    for ax, (title, tests) in zip(axes, panels.items(), strict=True):
         ax.axvspan(TRAINED[-1] + 0.5, TESTED[-1] + 0.5, color="#eeeeee")
         for place, score in enumerate(scores):
-            lengths = np.array(column(rows, "length", score=score))
-            letters = np.array(column(rows, "letters", score=score))
-            mean, deviation = mean_and_deviation(100 * letters)
-            bars = np.minimum(deviation, mean), np.minimum(deviation, 100 - mean)
-            line: Any = {"linestyle": "-" if np.all(np.diff(lengths) == 1) else ":"}
-            line |= {"linewidth": 1.3, "label": score, **style_of(score, scores)}
-            ax.errorbar(lengths + 0.12 * (place - (len(scores) - 1) / 2), mean, bars, **line)
-        ax.set(
-            title=name, xlabel="string length (trained on 3 to 8)", xticks=TESTED, ylim=(-3, 106)
-        )
-        ax.set_xlim(TESTED[0] - 0.5, TESTED[-1] + 0.5)
+            letters = 100 * np.array(column(tests, "letters", score=score))
+            at = np.array(column(tests, "length", score=score))
+            at = at + 0.12 * (place - (len(scores) - 1) / 2)
+            look = plotting.style_of(plotting.index_of(score, [*scores]))
+            ax.plot(at, letters, ls="", ms=4, alpha=0.7, **look)
+            mean = [np.mean(by_seed) for by_seed in letters]
+            ax.plot(at, mean, label=score, lw=1.3, color=look["color"])
+        ax.set(title=title, xlabel="string length (trained on 3 to 8)", xticks=TESTED)
+        ax.set(xlim=(TESTED[0] - 0.5, TESTED[-1] + 0.5), ylim=(-3, 106))
     axes[0].set_ylabel("letters right (%)")
     handles, names = axes[-1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names))
-    figure.suptitle(title)
-    return figure
+    figure.suptitle("A published ranking of scores vanishes at trained lengths with a padding mask")
+    return {"gru_padding": figure}
 
 
 if __name__ == "__main__":

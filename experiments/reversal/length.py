@@ -2,9 +2,9 @@
 
 Answer:   Position ids that a letter shares with its place in the answer, drawn at random in
           training, and logits that grow with log n. Trained on strings of 1 to 40 letters, all four
-          scores reverse every tested string of up to 5,000 letters; with an alphabet of 2 letters
-          additive learns nothing. If positions in the source are counted from its start, 4 % of the
-          letters at length 500 are right.
+          scores reverse every tested string of up to 5,000 letters (40 of that length each); with
+          an alphabet of 2 letters additive learns nothing. If positions in the source are counted
+          from its start, 4 % of the letters at length 500 are right.
 Source:   Delétang et al. 2022 ("Neural Networks and the Chomsky Hierarchy"): train on lengths 1-40,
           test on every length from 41 to 500; of the networks there, only those with a stack or a
           tape reverse strings. Ruoss et al. 2023 (positions drawn at random); Chiang and Cholak
@@ -233,10 +233,11 @@ def claims(rows: list[Row]) -> list[Claim]:
     add(f"2 letters: {near}, additive", 0.99, "letters", alphabet=[2], score=SCORES[:1])
     others: Any = {"alphabet": [2], "score": SCORES[1:]}
     add(f"2 letters: {near}, worst of the other scores", 0.999, "letters", **others)
-    text = "26 letters: whole strings right at 500, 2,000 or 5,000, worst score"
+    text = "26 letters: whole strings right at 500, 2,000 or 5,000 (8 per seed), worst score"
     add(text, 1, "strings", alphabet=[26], length=(500, 2000, 5000))
     recipe: Any = {"arm": ["its end", "growing with log n"], "length": [500, 5000]}
-    add("the recipe: letters right at 500 or 5,000, worst", 0.99, "letters", **recipe)
+    text = "the recipe: letters right at 500 or 5,000 (4 strings per seed), worst"
+    add(text, 0.99, "letters", **recipe)
     apart = ["its start", "no positions", "that, and positions from the start"]
     text = "source and answer share no positions: letters right at 500, best arm"
     add(text, 0, "letters", 0.2, arm=apart, length=[500])
@@ -268,15 +269,14 @@ def _margins(rows: list[Row]) -> Iterator[Claim]:
     shares |= {(r["part"], r["arm"], r["length"]): r["letters"] for r in where(rows, "part")}
     waves = (ENTERS, "sinusoidal, 2017's")
     first = {part: (part, next(iter(arms)), 500) for part, arms in PARTS.items()}
+    far = "letters right at 60 minus at 5,000 (4 strings per seed)"
     pairs: dict[str, list[Any]] = {
         "letters right at 500, the recipe's minus those of 2017's waves, of positions 0, 1, 2 and"
         " of logits as they are": [(first[arm[0]], (*arm, 500)) for arm in [*COSTLY, waves]],
-        "letters right at 60 minus at 5,000, positions 0, 1, 2 and logits as they are": [
+        f"{far}, positions 0, 1, 2 and logits as they are": [
             ((*arm, 60), (*arm, 5000)) for arm in COSTLY
         ],
-        "letters right at 60 minus at 5,000, 2017's waves, scaled dot": [
-            ((*waves, 60), (*waves, 5000))
-        ],
+        f"{far}, 2017's waves, scaled dot": [((*waves, 60), (*waves, 5000))],
         "3-8 letters: weight of the right key at 200 with log n, SSMax, entmax or sparsemax, minus"
         " softmax's": [((x, name), (x, "softmax")) for x in SCORES for name in SHARPER],
     }
@@ -292,14 +292,34 @@ def margin_over(more: Sequence[float], less: Sequence[float]) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """Scores and parts of the recipe; a figure shows the normalisers."""
+    """Scores, parts of the recipe, and normalisers at the longest strings."""
     return (
         "Trained on 1 to 40 letters: letters right, with the earlier ones given, and whole strings"
-        " right, by length, % (empty: not measured):\n\n"
+        " right, by length (and number of strings per seed, of five), % (empty: not measured):\n\n"
         f"{_by_length(rows, ('alphabet', 'score'), 'strings', NEAR)}\n\n"
         "Parts of the recipe replaced, the first arm of each being the recipe's: letters right,"
-        f" with the earlier ones given, %:\n\n{_by_length(rows, ('part', 'arm'), 'letters')}"
+        " with the earlier ones given, 4 strings for each of three seeds, %:\n\n"
+        f"{_by_length(rows, ('part', 'arm'), 'letters')}\n\n"
+        f"Normalisers: whole strings right (weight of the right key), %:\n\n{_normalizers(rows)}"
     )
+
+
+def _normalizers(rows: list[Row]) -> str:
+    """Means over seeds at the longest strings, with a column for each training and score."""
+    rows = where(rows, "normalizer")
+    longest = {row["trained"]: row["length"] for row in rows}  # the last of each training
+    arms = dict.fromkeys((row["trained"], row["score"]) for row in rows)
+    heads = [f"{score}, {trained}, at {longest[trained]}" for trained, score in arms]
+    lines = []
+    for name in dict.fromkeys(column(rows, "normalizer")):
+        cells = []
+        for trained, score in arms:
+            labels: Any = {"trained": trained, "score": score, "length": longest[trained]}
+            found = where(rows, normalizer=name, **labels)
+            means = [100 * float(np.mean(row[x])) for row in found for x in ("strings", "weight")]
+            cells.append("{:.0f} ({:.0f})".format(*means) if means else "")
+        lines.append([name, *cells])
+    return lab.markdown(["normaliser", *heads], lines)
 
 
 def _by_length(rows: list[Row], names: Sequence[str], what: str, *more: str) -> str:
@@ -309,7 +329,9 @@ def _by_length(rows: list[Row], names: Sequence[str], what: str, *more: str) -> 
         for row in where(rows, *names)
     }
     lengths: tuple[Any, ...] = (*more, *SHOWN)
-    heads = [*names, *(f"letters, {near}" for near in more), *(f"{what}, {n:,}" for n in SHOWN)]
+    heads = [*names, *(f"letters, {near}" for near in more)]
+    counts = {n: f" ({LENGTHS['score'][n]})" if what == "strings" else "" for n in SHOWN}
+    heads += [f"{what}, {n:,}{count}" for n, count in counts.items()]
     lines = []
     for arm in dict.fromkeys(key[:-1] for key in shares):
         by_length = [shares.get((*arm, length)) for length in lengths]
@@ -321,20 +343,20 @@ def _by_length(rows: list[Row], names: Sequence[str], what: str, *more: str) -> 
 CAPTIONS = {
     "length_logits": "Letters right against the length of the string, for models trained on 1 to 40"
     " letters (dotted). Logits that grow with log n keep their sharpness; a learned factor, the"
-    " same at all lengths, does not help. Bands: one deviation over seeds.",
-    "length_normalizers": "By normaliser and length: whole strings right in free running, and the"
-    " weight of the right key, %, means over seeds, after training on 3 to 8 or 1 to 40 letters.",
+    " same at all lengths, does not help. Bands: one deviation over seeds."
 }
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """The size of logits, and the normalisers as tables of colours."""
-    figure, axes = plotting.new_figure(10, 3.9, columns=2, sharey=True)
+    """The size of logits."""
+    figure, axes = plotting.new_figure(10, 3.9, columns=2, sharey=True, grid=True)
     for ax, part in zip(axes, (SCALED, ADDITIVE), strict=True):
-        for index, arm in enumerate(dict.fromkeys(column(rows, "arm", part=part))):
+        arms = dict.fromkeys(column(rows, "arm", part=part))
+        for arm in arms:
             line = where(rows, part=part, arm=arm)
             shares = 100 * np.array(column(line, "letters"))
             lengths = column(line, "length")
+            index = plotting.index_of(arm, arms)
             plotting.draw_band(ax, lengths, shares, index=index, label=arm, limits=(0, 100))
         ax.axvline(40, color="gray", linestyle=":", linewidth=1)
         ax.set(title=part, xlabel="length of the string", xscale="log")
@@ -342,27 +364,7 @@ def plot(rows: list[Row]) -> dict[str, Any]:
         ax.minorticks_off()
     axes[0].set(ylabel="letters right (%)", ylim=(-3, 103))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    arms = list(dict.fromkeys((r["trained"], r["score"]) for r in where(rows, "trained")))
-    tables = {"length_normalizers": _color_tables(rows, arms)} if arms else {}
-    return {"length_logits": figure, **tables}
-
-
-def _color_tables(rows: list[Row], arms: list[tuple[str, str]]) -> Any:
-    measures = {"strings": "strings right (%)", "weight": "weight of the right key (%)"}
-    figure, axes = plotting.new_figure(2.8 * len(arms) + 1, 5.6, rows=2, columns=len(arms))
-    panels = itertools.product(measures, arms)
-    for ax, (measure, (trained, score)) in zip(axes, panels, strict=True):
-        of_arm = where(rows, trained=trained, score=score)
-        names, lengths = (list(dict.fromkeys(column(of_arm, x))) for x in ("normalizer", "length"))
-        shares = [np.mean(column(of_arm, measure, normalizer=name), axis=1) for name in names]
-        ax.imshow(shares, cmap="viridis", vmin=0, vmax=1, aspect="auto")
-        for (y, x), share in np.ndenumerate(shares):
-            color = "black" if share > 0.5 else "white"
-            ax.text(x, y, f"{100 * share:.0f}", color=color, ha="center", va="center", fontsize=8)
-        ax.set_xticks(range(len(lengths)), lengths)
-        ax.set_yticks(range(len(names)), names, fontsize=8)
-        ax.set_title(f"{score}, trained on {trained}\n{measures[measure]}", fontsize=10)
-    return figure
+    return {"length_logits": figure}
 
 
 if __name__ == "__main__":

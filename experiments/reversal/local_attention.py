@@ -19,7 +19,6 @@ copying the letter in sight writes both right where they happen to be equal. Hen
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Iterator
@@ -211,7 +210,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for row in where(rows, "kind"):
         percent = 100 * np.mean(row["exact"], axis=0)
-        lines.append((row["kind"], f"{lab.spread(percent, 4)} ({percent.min():.1f})"))
+        lines.append((row["kind"], f"{lab.spread(percent)} ({percent.min():.1f})"))
     deviation = "exact match, %: mean ± deviation over seeds (worst)"
     head = "attention, D = 2, longer training", deviation
     lengths = f"strings of {LENGTHS[0]} to {LENGTHS[-1]} letters"
@@ -223,8 +222,8 @@ def table(rows: list[Row]) -> str:
 
 CAPTIONS = {
     "local_attention": "Exact match against the radius of the window, after 1,000 steps: without an"
-    " encoder, where windows around the diagonal follow their ceiling; with an encoder; and, around"
-    " the diagonal, by length of the string. Bands: one deviation over seeds.",
+    " encoder, where windows around the diagonal follow their ceiling, and with an encoder. Bands:"
+    " one deviation over seeds.",
     "local_attention_kinds": "Attention weights of each kind of attention while it writes a word"
     " backwards. Windows around the diagonal and monotonic attention look where the encoder has"
     " moved the letters.",
@@ -248,25 +247,21 @@ def _accuracy(rows: list[Row]) -> Any:
     """Of the first score."""
     score = column(rows, "score")[0]
     arms = where(rows, score=score)
-    figure, axes = plotting.new_figure(10, 4.1, columns=3, sharey=True)
-    band = functools.partial(plotting.draw_band, limits=(0, 1))
+    figure, axes = plotting.new_figure(8, 4.1, columns=2, sharey=True, grid=True)
     for window, settings in WINDOWS.items():
         ax, kind = axes["encoder_layers" not in settings], window.removeprefix("no encoder, ")
         if exact := by_radius(arms, window):
             means = np.array([each.mean(0) for each in exact.values()])
-            band(ax, list(exact), means, index=list(LOCAL).index(kind), label=kind)
-    by_length = by_radius(arms, DIAGONAL)
-    most = [ceilings(radius).mean() for radius in by_length]
-    axes[0].plot(list(by_length), most, "k_", markersize=16, label="the most of the diagonal")
-    for index, (radius, exact_of_radius) in enumerate(by_length.items()):
-        band(axes[2], LENGTHS, exact_of_radius, index=index, label=f"D = {radius}")
-    for ax, title in zip(axes, ("no encoder", "encoder", "no encoder, diagonal"), strict=True):
-        ax.set(title=title, xlabel="radius D of the window (keys)")
-    for ax, window in zip(axes, (ANTI, "local-m, diagonal"), strict=False):
-        ax.set_xticks(list(by_radius(arms, window)))
-    axes[2].set_xlabel("length of the string (letters)")
+            index = plotting.index_of(kind, LOCAL)
+            plotting.draw_band(ax, list(exact), means, index=index, label=kind, limits=(0, 1))
+    radii = [*by_radius(arms, DIAGONAL)]
+    most = [ceilings(radius).mean() for radius in radii]
+    axes[0].plot(radii, most, "k_", markersize=16, label="the most of the diagonal")
+    windows = {"no encoder": ANTI, "encoder": "local-m, diagonal"}
+    for ax, (title, window) in zip(axes, windows.items(), strict=True):
+        ax.set(title=title, xticks=[*by_radius(arms, window)])
+        ax.set_xlabel("radius D of the window (keys)")
     axes[0].set(ylabel=f"exact match ({score})", ylim=(-0.04, 1.06))
-    axes[2].legend()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 

@@ -25,7 +25,6 @@ from attention_jax.runs.metrics_file import read_lines
 from attention_jax.scores import score_folder
 from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.metrics import mean_and_deviation
 from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, column, where
 from experiments.reversal.arms import TrainingSettings, attention_on, trained_arms
@@ -144,10 +143,9 @@ def _soon(rows: list[Row], score: str) -> str:
 
 
 def _percent(by_seed: np.ndarray) -> str:
-    mean, deviation = mean_and_deviation(100 * by_seed)
     if np.ptp(by_seed) == 0:
-        return f"{mean:.2f}"
-    return f"{mean:.2f} ± {deviation:.2f} ({100 * by_seed.min():.2f})"
+        return f"{100 * by_seed[0]:g}"
+    return lab.spread_and_worst(100 * by_seed)
 
 
 CAPTIONS = {
@@ -169,7 +167,7 @@ def plot(rows: list[Row]) -> dict[str, Any]:
     losses, (ax,) = plotting.new_figure(6.4, 3.8, grid=True)
     for score in panels:
         steps, values = (column(where(rows, "loss", score=score), x) for x in ("step", "loss"))
-        index = lab.index_of(score, [*panels])
+        index = plotting.index_of(score, [*panels])
         plotting.draw_band(ax, steps, np.array(values), index=index, label=score, log=True)
     seeds = len(values[0])
     ax.set_title(f"String reversal: geometric mean ± sd of logarithms, {seeds} seeds")

@@ -155,32 +155,22 @@ def table(rows: list[Row]) -> str:
 
 CAPTIONS = {
     "rollout": "Attention rollout after each encoder layer, the cross attention, and its rollout"
-    " through the encoder.",
-    "rollout_heads": "Weights of every encoder head on one word: few heads align, and most of the"
-    " deeper ones spread over all letters.",
+    " through the encoder."
 }
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
     """The attention of the first score on the word."""
-    word = where(rows, "encoder")[0]
+    word = where(rows, "rollouts")[0]
     letters, back = list(WORD), list(reversed(WORD))
-    heads = {
-        f"layer {layer}, head {head}": (np.array(weights), letters, letters)
-        for layer, of_layer in enumerate(word["encoder"], start=1)
-        for head, weights in enumerate(of_layer, start=1)
-    }
-    mixed = {
+    panels = {
         f"rollout after layer {layer}": (np.array(weights), letters, letters)
         for layer, weights in enumerate(word["rollouts"], start=1)
     }
-    mixed["cross attention"] = np.array(word["cross"]), back, letters
-    mixed["its rollout"] = np.array(word["cross_rollout"]), back, letters
-    draw = functools.partial(plotting.weight_heatmaps, xlabel="source letter (key)", size=2.3)
-    return {
-        "rollout": draw(mixed, columns=3, ylabel="position or letter (query)"),
-        "rollout_heads": draw(heads, columns=len(word["encoder"][0]), ylabel="position (query)"),
-    }
+    panels["cross attention"] = np.array(word["cross"]), back, letters
+    panels["its rollout"] = np.array(word["cross_rollout"]), back, letters
+    labels: Any = {"xlabel": "source letter (key)", "ylabel": "position or letter (query)"}
+    return {"rollout": plotting.weight_heatmaps(panels, columns=3, size=2.3, **labels)}
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """What makes dot product attention better or worse: its score, its scale, or its size?
 
 Answer: Its scale. At d = 256 dot ends with a loss of 0.21 nats per token, and scaled dot, the same
-    score times 1/16, with 0.002. At d = 16 and 64 the loss ends below 0.001 where dot's logits
-    begin with a deviation of 0.25, 1 or 2 within a row, and above it from 4 on.
+    score times 1/16, with 0.002 (additive: 0.0005). At d = 16 and 64 the loss ends below 0.001
+    where dot's logits begin with a deviation of 0.25, 1 or 2 within a row, and above it from 4 on.
 Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and scaled dot on the
     reversal task with d = 256, compare their final losses, and plot the entropy of attention across
-    training. The comparisons at equal logits and equal parameters are ours.
+    training. The walkthrough, step 2: dot and additive perform alike where d is modest, and for
+    larger d unscaled dot is worse. The comparisons at equal logits and equal parameters are ours.
 Command: .venv/bin/python -m experiments.reversal.scale_and_dimension  # 35 minutes on 2 CPU cores
 
 All models are the reversal model for short strings (`SHORT_STRINGS` in `arms.py`) with padding
@@ -13,7 +14,8 @@ masked; only the cross attention's score changes. At d = 16 and 64 unscaled dot 
 within this number of steps; at d = 256 it would need more. Every arm is trained at several learning
 rates, and compared at the rate with its lowest mean final loss.
 
-1. Dimension: dot and scaled dot at d of 16, 64 and 256; the source's exercise is d = 256.
+1. Dimension: additive, dot and scaled dot at d of 16, 64 and 256; the chapter's exercise is
+   d = 256.
 2. Size of logits: dot times a constant, chosen for each seed so that its logits begin with a given
    deviation within a row. Scaled dot is the same function: at equal logits both are one model.
 3. The four scores at one d: as they are; with logits that begin with equal deviations; with equally
@@ -33,7 +35,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from attention_jax.analysis import learning_statistics
 from attention_jax.reports import plotting
@@ -41,10 +42,9 @@ from attention_jax.scores import Additive, Dot, General, Params
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
-from attention_jax.training.task import Task
 from experiments import lab
-from experiments.lab import Claim, Row, column, gain, markdown, significant, where
-from experiments.reversal.arms import SHORT_STRINGS, changed
+from experiments.lab import Claim, Row, column, gain, markdown, plus_minus, significant, where
+from experiments.reversal.arms import SHORT_STRINGS, AtRate, changed
 from experiments.reversal.multiplied_scores import Times
 
 PLAIN, SCALED, EQUAL = "as it is", "scaled", 1.0  # sizes of logits; a number is their deviation
@@ -152,6 +152,7 @@ def run(config: Config) -> list[Row]:
     for dim in config.dims:
         sizes = config.sizes if dim in config.size_dims else ()
         arms: dict[str, tuple[str | float, ...]] = {"dot": (PLAIN, SCALED, *sizes)}
+        arms["additive"] = (PLAIN,)
         if dim == config.score_dim:
             arms["dot"] = (PLAIN, SCALED, EQUAL, *(size for size in sizes if size != EQUAL))
             arms |= dict.fromkeys(("additive", "general", "half_additive"), (PLAIN, EQUAL))
@@ -216,19 +217,6 @@ def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float])
     return rows
 
 
-class AtRate(Task):
-    """A task whose learning rate may be traced."""
-
-    def __init__(self, task: Reversal, rate: jax.Array | float):
-        self.train, self.init, self.batch, self.loss = task.train, task.init, task.batch, task.loss  # type: ignore[method-assign]
-        self.rate = rate
-
-    def optimizer(self) -> optax.GradientTransformation:
-        # Adam's updates are proportional to the rate: computed at rate 1, then scaled.
-        at_one = dataclasses.replace(self.train, learning_rate=1.0).transformation()
-        return optax.chain(at_one, optax.scale(self.rate))
-
-
 # --- what came out ---
 
 
@@ -242,13 +230,14 @@ def best(rows: list[Row], **arm: Any) -> Row:
     return min(where(rows, **arm), key=loss_of)
 
 
-def sizes_of_dot(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
-    """Parts 1 and 2: dot by d and by size of its logits, each at its best rate."""
-    dot = where(rows, score="dot")
-    return {
-        dim: {size: best(dot, dim=dim, size=size) for size in column(dot, "size", dim=dim)}
-        for dim in column(dot, "dim")
-    }
+def by_dimension(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
+    """Parts 1 and 2: by d, dot by size of its logits, and additive, each at its best rate."""
+    found: dict[int, dict[str | float, Row]] = {}
+    for dim in column(rows, "dim", score="dot"):
+        dot = where(rows, score="dot", dim=dim)
+        found[dim] = {size: best(dot, size=size) for size in column(dot, "size")}
+        found[dim]["additive"] = best(rows, score="additive", size=PLAIN, dim=dim)
+    return found
 
 
 def comparisons(rows: list[Row]) -> dict[str, dict[str, Row]]:
@@ -272,7 +261,7 @@ def comparisons(rows: list[Row]) -> dict[str, dict[str, Row]]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """What the source and theory predict."""
-    dim, arms = max(sizes_of_dot(rows).items())
+    dim, arms = max(by_dimension(rows).items())
     entropies = [arms[size]["looks"]["entropy"][0] for size in (PLAIN, SCALED)]
     loss, bound = gain(arms[PLAIN]["loss"], arms[SCALED]["loss"])
     harm = max(
@@ -294,26 +283,35 @@ def claims(rows: list[Row]) -> list[Claim]:
     gap, of_chance = gain(four["scaled"]["loss"], four[worst]["loss"])
     most = -of_chance if worst != "scaled" else -math.inf
     text = f"at d = {four['dot']['dim']} scaled dot is not the worst of four: its loss - {worst}'s"
-    return [*found, Claim(text, gap, high=most, source=least, denies=True)]
+    found.append(Claim(text, gap, high=most, source=least, denies=True))
+    few, small = min(by_dimension(rows).items())
+    exact = [np.mean(small[arm]["exact"]) for arm in ("additive", PLAIN)]
+    text = f"at d = {few}: strings that additive reverses minus those of unscaled dot"
+    found.append(Claim(text, float(exact[0] - exact[1]), -0.02, 0.02, "alike where d is modest"))
+    more, bound = gain(arms[PLAIN]["loss"], arms["additive"]["loss"])
+    text = f"at d = {dim} unscaled dot's loss ends above additive's, nats"
+    found.append(Claim(text, more, bound, source="unscaled dot is worse for larger d"))
+    text = f"at d = {dim}: share of the gap between dot's loss and additive's that scaling closes"
+    return [*found, Claim(text, loss / more, 0.95, 1.05)]
 
 
 def table(rows: list[Row]) -> str:
     """Dot by size of its logits; the four scores in each comparison: losses, strings reversed."""
-    lines, scores, form = [], [], "{:.2g} ± {:.1g}"
-    names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot"}
-    for dim, arms in sizes_of_dot(rows).items():
+    lines, scores = [], []
+    names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot", "additive": "additive"}
+    for dim, arms in by_dimension(rows).items():
         least = min(arms.values(), key=loss_of)
         for size, row in arms.items():
             looks = [np.mean(row["looks"][n], axis=1) for n in CROSS if "looks" in row]
             ends = [f"{values[0]:.3g} → {values[-1]:.3g}" for values in looks] or ["", ""]
             name = names.get(size, f"times a constant: deviation {size}")
-            gap = "least" if row is least else form.format(*gain(row["loss"], least["loss"]))
+            gap = "least" if row is least else plus_minus(*gain(row["loss"], least["loss"]))
             lines.append((dim, name, f"{row['rate']:g}", _outcome(row), gap, *ends))
     for what, arms_of in comparisons(rows).items():
         order = sorted(arms_of, key=lambda score: loss_of(arms_of[score]))
         losses = "; ".join(f"{score} {_outcome(arms_of[score])}" for score in order)
         first, second = (arms_of[score]["loss"] for score in order[:2])
-        scores.append((what, losses, form.format(*gain(second, first))))
+        scores.append((what, losses, plus_minus(*gain(second, first))))
     outcome, error = "nats ± deviation over seeds (strings reversed)", "± 2 standard errors"
     heads = ["d", "score", "best rate", f"final loss, {outcome}"]
     heads += [f"minus the least of this d, {error}", "entropy of attention, before → after"]
@@ -323,13 +321,12 @@ def table(rows: list[Row]) -> str:
 
 
 def _outcome(row: Row) -> str:
-    return f"{lab.spread(row['loss'], 2)} ({100 * np.mean(row['exact']):.0f} %)"
+    return f"{lab.spread(row['loss'])} ({100 * np.mean(row['exact']):.0f} %)"
 
 
 CAPTIONS = {
-    "scale_and_dimension_sizes": "Final loss of dot times a constant, over the initial deviation of"
-    " its logits, at the best learning rate; open symbols are dot and scaled dot as they are."
-    " Geometric means over seeds, and bands of one standard deviation of the logarithms.",
+    "scale_and_dimension_sizes": "Final loss over the initial deviation of the logits, at the best"
+    " learning rate, a point for each seed: dot, scaled dot, and dot times other constants.",
     "scale_and_dimension_training": "Dot and scaled dot while they learn, at their best learning"
     " rates: loss, entropy of the cross attention and deviation of its logits within a row. Means"
     " over seeds, and bands of one deviation, of logarithms where the axis is logarithmic.",
@@ -342,13 +339,14 @@ def plot(rows: list[Row]) -> dict[str, Any]:
 
 
 def _training(rows: list[Row]) -> Any:
-    dims = sizes_of_dot(rows)
+    dims = by_dimension(rows)
     shape: Any = {"rows": 3, "columns": len(dims), "sharex": "col", "sharey": "row"}
     figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 6.8, grid=True, **shape)
     panels = zip(axes, itertools.product(LABELS.items(), dims.items()), strict=True)
     for ax, ((name, label), (dim, arms)) in panels:
-        for size, score, index in ((PLAIN, "dot", 1), (SCALED, "scaled dot", 3)):
+        for size, score in ((PLAIN, "dot"), (SCALED, "scaled")):
             looks, log = arms[size]["looks"], name != "entropy"
+            index = plotting.index_of(score)
             options: Any = {"index": index, "label": score, "log": log, "limits": (0, np.inf)}
             plotting.draw_band(ax, looks["step"], np.array(looks[name]), **options)
         ax.set(yscale="log" if name != "entropy" else "linear", ylabel=label)
@@ -362,24 +360,21 @@ def _training(rows: list[Row]) -> Any:
 
 
 def _sizes(rows: list[Row]) -> Any:
-    figure, (ax,) = plotting.new_figure(7.4, 4.2, grid=True)
-    ax.set(xscale="log", yscale="log", xlabel="sd of logits within a row, before training")
-    ax.set_ylabel(f"final {LABELS['loss']}")
-    for index, (dim, arms) in enumerate(sizes_of_dot(rows).items(), start=4):
-        sizes = sorted(size for size in arms if not isinstance(size, str))
-        if sizes:
-            losses = np.array([arms[size]["loss"] for size in sizes])
-            plotting.draw_band(ax, sizes, losses, index=index, label=f"d = {dim}", log=True)
-            ax.set_xticks(sizes, [f"{size:g}" for size in sizes])
-        for size, marker in ((PLAIN, "s"), (SCALED, "^")):
-            sd = np.mean(arms[size]["looks"]["logit_sd"][0])
-            loss = np.exp(np.mean(np.log(arms[size]["loss"])))
-            label = f"{'dot' if size == PLAIN else 'scaled dot'} as it is, d = {dim}"
-            options: Any = {"mfc": "white", "mew": 1.6, "color": plotting.COLORS[index]}
-            ax.plot(sd, loss, marker, ms=9, label=label, **options)
-    ax.axhline(GUESSING, color="black", ls="--", lw=1, label="guessing letters")
-    ax.minorticks_off()
-    figure.legend(loc="outside right center", fontsize=9)
+    dims = by_dimension(rows)
+    shape: Any = {"columns": len(dims), "sharex": True, "sharey": True}
+    figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 3.8, grid=True, **shape)
+    points = {}
+    for ax, (dim, arms) in zip(axes, dims.items(), strict=True):
+        for size, row in arms.items():
+            name = {PLAIN: "dot", SCALED: "scaled"}.get(str(size), "dot times a constant")
+            at = [size] * len(row["loss"]) if "looks" not in row else row["looks"]["logit_sd"][0]
+            look = plotting.style_of(plotting.index_of(name))
+            (points[name],) = ax.plot(at, row["loss"], ls="", alpha=0.7, ms=5, **look)
+        points["guessing letters"] = ax.axhline(GUESSING, color="black", ls="--", lw=1)
+        ax.set(xscale="log", yscale="log", title=f"d = {dim}")
+        ax.set_xlabel("sd of logits, before training")
+    axes[0].set_ylabel(f"final {LABELS['loss']}")
+    figure.legend(points.values(), points.keys(), loc="outside lower center", ncols=4)
     return figure
 
 

@@ -5,7 +5,8 @@ Answer:   A causal mask skips 496 of 1,024 tiles. A masked logit has gradient 0,
           what it must not see; this library gives it an output and gradients of 0.
 Source:   day 11 ("Scaled Dot-Product Attention"), §11.7-11.8: a causal mask, 1 = attend; the
           notebook's attention, True = masked, and its `nan_to_num`; topic 7: masked logits get
-          weight 0 and send gradient 0 to their values, and "-1e9 at forbidden entries".
+          weight 0 and send gradient 0 to their values, and "-1e9 at forbidden entries"; chapter 38,
+          §38.7: the figure of three masks of 16 queries and 20 keys.
 Command:  .venv/bin/python -m experiments.scores.attention_masks   # 20 seconds on 2 CPU cores
 
 Here a mask is a function of positions, True = may attend; masks combine with &, | and ~.
@@ -36,6 +37,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +53,11 @@ from experiments.lab import Claim, Row, column, main, markdown, significant, whe
 Array = jax.Array
 
 LENGTH, TILE = 24, 4  # of the drawn tables
-CAPTIONS = {"attention_masks": "Nine masks of 24 tokens in tiles of 4 x 4; allowed pairs are blue."}
+CAPTIONS = {
+    "attention_masks": "Nine masks of 24 tokens in tiles of 4 x 4; allowed pairs are blue.",
+    "attention_masks_windows": "All keys, a window around the diagonal, and one around centers with"
+    " noise of deviation 2, which stand for predicted ones: the figure of §38.7.",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +139,18 @@ def run(config: Config) -> list[Row]:
         row = {"mask": name, "table": np.asarray(table).astype(int).tolist()}
         row["masked_dlogit"] = float(largest(table))
         rows.append(row | tile_counts(mask, config.length, config.tile))
+    rows += [{"window": name, "table": table.tolist()} for name, table in windows().items()]
     return rows + [{"way": name, **without_keys(weigh)} for name, weigh in WAYS.items()]
+
+
+def windows() -> dict[str, np.ndarray]:
+    """The masks of §38.7: 16 queries, 20 keys, windows of 3 keys on either side of a center."""
+    diagonal = np.arange(16) * 20 / 16
+    noisy = np.clip(diagonal + np.random.default_rng(2).normal(0, 2, 16), 0, 19)
+    masks = {"global": np.ones((16, 20), int)}
+    for name, centers in (("local-m", diagonal), ("local-p, noisy centers", noisy)):
+        masks[name] = (abs(np.arange(20) - centers.astype(int)[:, None]) <= 3).astype(int)
+    return masks
 
 
 def tile_counts(mask: Mask, length: int, tile: int) -> dict[str, int]:
@@ -206,18 +223,23 @@ def table(rows: list[Row]) -> str:
 def plot(rows: list[Row]) -> dict[str, Figure]:
     """The masks' tables."""
     figure, axes = plotting.new_figure(9.6, 10.4, rows=3, columns=3, sharex=True, sharey=True)
-    colors = ListedColormap(["white", plotting.COLORS[5]])
     for ax, row in zip(axes, where(rows, "mask"), strict=True):
-        ax.imshow(row["table"], cmap=colors, vmin=0, vmax=1)
         edges = np.arange(0, LENGTH + 1, TILE) - 0.5
         ax.vlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)
         ax.hlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)
-        share = f"{100 * np.mean(row['table']):.0f} % of the pairs"
-        ax.set_title(f"{row['mask']}\n{share}", fontsize=11)
-        ax.set(xlabel="key position", ylabel="query position")
-        ax.label_outer()
+        _draw(ax, row["mask"], row["table"])
     figure.suptitle(f"Who may attend to whom (blue), in tiles of {TILE} × {TILE}")
-    return {"attention_masks": figure}
+    local, axes = plotting.new_figure(9.6, 3.4, columns=3, sharey=True)
+    for ax, row in zip(axes, where(rows, "window"), strict=True):
+        _draw(ax, row["window"], row["table"])
+    return {"attention_masks": figure, "attention_masks_windows": local}
+
+
+def _draw(ax: Any, name: str, table: list[list[int]]) -> None:
+    ax.imshow(table, cmap=ListedColormap(["white", plotting.COLORS[5]]), vmin=0, vmax=1)
+    ax.set_title(f"{name}\n{100 * np.mean(table):.0f} % of the pairs", fontsize=11)
+    ax.set(xlabel="key position", ylabel="query position")
+    ax.label_outer()
 
 
 if __name__ == "__main__":

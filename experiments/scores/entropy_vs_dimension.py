@@ -55,7 +55,7 @@ from attention_jax import attention, attention_weights
 from attention_jax.reports import plotting
 from attention_jax.scores import get_score
 from experiments import entropy_limits as limits
-from experiments.lab import Claim, Row, ScoreNames, column, main, markdown, style, where
+from experiments.lab import Claim, Row, ScoreNames, column, main, markdown, where
 
 DAY_11_KEYS, DAY_11_DIM = 10, 512
 DRAWN = (1, 16, 64, 256, 512)  # d_k of the notebook's heat maps
@@ -215,7 +215,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     for ax, keys in zip(axes, counts, strict=False):
         for score in scores:
             line = where(rows, part="sweep", keys=keys, score=score)
-            dims, look = column(line, "dim"), style(score, scores)
+            dims, look = column(line, "dim"), plotting.style_of(plotting.index_of(score, scores))
             ax.plot(dims, column(line, "entropy"), label=score, markersize=5, **look)
             bounds = column(line, "low"), column(line, "high")
             ax.fill_between(dims, *bounds, color=look["color"], alpha=0.2, linewidth=0)
@@ -225,9 +225,10 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         ax.axhline(math.log(keys), color="gray", ls="--", label="uniform: log T")
         ax.set(xlabel="dₖ", ylabel="entropy (nats)", title=f"{keys} keys", ylim=(0, None))
     for score in (score for score in scores if score != "dot"):
+        look = plotting.style_of(plotting.index_of(score, scores))
         line = where(rows, part="keys", score=score)
         below = [math.log(row["keys"]) - row["entropy"] for row in line]
-        axes[-1].plot(column(line, "keys"), below, label=score, **style(score, scores))
+        axes[-1].plot(column(line, "keys"), below, label=score, **look)
     many = [keys for keys in column(rows, "keys", part="keys", score=scores[0]) if keys >= 16]
     limit = [math.log(keys) - limits.scaled_entropy_limit(keys) for keys in many]
     axes[-1].plot(many, limit, "k-.", label="1/2 - (1 + e) / 2T")

@@ -52,7 +52,8 @@ Array = jax.Array
 ONE_HOT = {"dot": 1.0, "scaled": 1.0, "general": 0.99}  # the least weight of long keys
 CAPTIONS = {
     "geometry_angle": "A query turns from one key to another: long keys switch at 45 degrees.",
-    "geometry_scale": "Orthogonal keys grow: all scores but additive become one-hot.",
+    "geometry_scale": "Orthogonal keys grow: all scores but additive become one-hot. Lines are the"
+    " means over draws that the table has; a few draws can hold a mean above its band.",
 }
 
 
@@ -196,17 +197,17 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     angles.legend(loc="outside lower center", ncols=len(turning))
     figure, axes = plotting.new_figure(8, 7.4, rows=2, grid=True, sharex=True)
     for shift, row in enumerate(where(rows, "score")):
-        look = lab.style(row["score"], column(rows, "score"))
+        look = plotting.style_of(plotting.index_of(row["score"], column(rows, "score")))
         for ax, what in zip(axes, ("weight", "jacobian"), strict=True):
-            low, middle, high = np.maximum(row[f"{what} quantiles"], 1e-12)
+            low, _, high = np.maximum(row[f"{what} quantiles"], 1e-12)
             # Markers at different scales, so that curves that coincide are seen.
             label = row["score"] if what == "weight" else ""
-            ax.plot(row["scales"], middle, markevery=(2 * shift % 6, 6), label=label, **look)
+            ax.plot(row["scales"], row[what], markevery=(2 * shift % 6, 6), label=label, **look)
             ax.fill_between(row["scales"], low, high, color=look["color"], alpha=0.2, linewidth=0)
     for row in where(rows, score="additive"):
         axes[0].axhline(row["limit"], color="black", ls="--", lw=1, label="additive, infinite keys")
     axes[0].set(ylabel="largest weight", ylim=(0, 1.03))
-    axes[0].set_title("One query, orthogonal keys that grow longer (median; bands: 95 % of draws)")
+    axes[0].set_title("One query, orthogonal keys that grow longer (means; bands: 95 % of draws)")
     axes[1].set(xscale="log", yscale="log", ylim=(1e-8, 1), ylabel="norm of d weights / d logits")
     axes[1].set_xlabel("key scale (1: features of variance 1)")
     figure.legend(loc="outside lower center", ncols=3)

@@ -49,11 +49,11 @@ PRINTED = {"Q": 34.12, "K": 26.70, "compatibility": 25801.72, "scaled": 806.30}
 RECIPES = {"source": 1.0, "ours": 1.0 / DIM}  # variance of the entries of three projections
 TITLES = {
     "embedding": "1. embeddings X",
-    "Q": "2. queries Q = X $W_q$",
-    "K": "2. keys K = X $W_k$",
-    "V": "2. values V = X $W_v$",
-    "compatibility": "3. compatibility $QK^T$",
-    "scaled": "4. scaled, $QK^T/\\sqrt{32}$",
+    "Q": "2. queries Q = X W_q",
+    "K": "2. keys K = X W_k",
+    "V": "2. values V = X W_v",
+    "compatibility": "3. compatibility QKᵀ",
+    "scaled": "4. scaled, QKᵀ / √32",
     "weights": "5. weights, softmax of rows",
     "context": "6. context, weights V",
 }
@@ -187,7 +187,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
 
 
 def _steps(rows: list[Row], recipe: str, title: str) -> Figure:
-    figure, axes = plotting.new_figure(10, 5.8, rows=2, columns=4, formulas=True)
+    figure, axes = plotting.new_figure(10, 5.8, rows=2, columns=4)
     for ax, row in zip(axes, where(rows, recipe=recipe), strict=True):
         values = np.array(row["values"])
         limit = np.abs(values).max()

@@ -60,7 +60,7 @@ NORMALISATIONS: dict[str, Callable[[Array], Array]] = {
     "LayerNorm": functools.partial(jax.nn.standardize, axis=-1),
 }
 PRODUCTS = {name: functools.partial(SCORES[name], {}) for name in ("dot", "scaled")}
-COLORS = (plotting.COLORS[4], plotting.COLORS[5], "#999999")  # of no score
+COLORS = (*plotting.COLORS[4:6], "#999999")  # of no score
 CAPTIONS = {
     "score_variance_heatmaps": "Logits and weights of 12 tokens, before and after scaling.",
     "score_variance_means": "Variance of scaled logits for six choices of means; black: formula.",
@@ -242,7 +242,7 @@ def table(rows: list[Row]) -> str:
     lines = []
     for dot, scaled in zip(where(rows, product="dot"), where(rows, product="scaled"), strict=True):
         source = [f"{x:.4g}" for x in column(rows, "deviation", dim=dot["dim"])] or [""]
-        ours = (spread(row["deviations"], digits=4) for row in (dot, scaled))
+        ours = (spread(row["deviations"]) for row in (dot, scaled))
         lines.append([dot["dim"], *ours, *source])
     by_dim = markdown(head, lines)
     head, lines = ["variance of scaled logits over pairs / within a row", "by formula"], []

@@ -218,9 +218,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     even, random = where(rows, scores="even")[0], where(rows, scores="random")[0]
     scales, peak = even["scales"], even["peak_scale"]
     color, other_color, median_color = plotting.COLORS[4:]  # of no score
-    figure, (left, right) = plotting.new_figure(
-        11, 4.5, columns=2, grid=True, sharey=True, formulas=True
-    )
+    figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, grid=True, sharey=True)
     left.plot(scales, even["gradient"], color=color, label="norm for the largest weight")
     left.plot(scales, even["jacobian"], "--", color=other_color, label="norm of the whole Jacobian")
     left.axvline(peak, color=color, lw=1, alpha=0.6)
@@ -236,18 +234,18 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     right.plot(scales, median, color=median_color, ls="--", label="median")
     limit = expected_maximum(random["keys"]) / math.sqrt(2)
     tail = [scale for scale in scales if limit / scale < 0.3]
-    label = r"limit of the mean, $m_T / (\sqrt{2}\,c)$"
+    label = "limit of the mean, m_T / (√2 c)"
     right.plot(tail, [limit / c for c in tail], ":", color="gray", lw=2.5, label=label)
     right.set_title(f"random queries, {random['keys']} keys each")
-    right.set_xlabel("scale c, the scores' standard deviation: $\\sqrt{d_k}$ of raw dot products")
-    curves, axes = plotting.new_figure(10, 4.2, columns=2, grid=True, sharey=True, formulas=True)
+    right.set_xlabel("scale c, the scores' standard deviation: √dₖ of raw dot products")
+    curves, axes = plotting.new_figure(10, 4.2, columns=2, grid=True, sharey=True)
     for ax, arm in zip(axes, ("raw", "scaled"), strict=True):
         of_arm = where(rows, arm=arm)
         colors = colormaps["viridis"](np.linspace(0, 0.88, len(of_arm)))
         for index, row in enumerate(of_arm):
             # Side by side, so that curves that coincide are seen.
             x = np.arange(1, CURVE_KEYS + 1) + 0.1 * (index - (len(of_arm) - 1) / 2)
-            marker, label = plotting.MARKERS[index % 7], f"$d_k$ = {row['dim']}"
+            marker, label = plotting.MARKERS[index % 7], f"dₖ = {row['dim']}"
             ax.plot(x, row["mean"], color=colors[index], marker=marker, ms=5, label=label)
             bounds = row["quantiles"][::2]
             ax.fill_between(x, *bounds, color=colors[index], alpha=0.1, linewidth=0)

@@ -3,8 +3,8 @@
 Answer:   Dot is 1.1800, scaled 0.5900, general 0.3471 and additive -0.6569, all as the source
           prints them. Its second form of general, with W^T h, gives -0.0027 instead.
 Source:   chapter 38 ("Attention Variants"), §38.1 (four scores of one pair), §38.9 (matrix form and
-          loop form), exercise 38.1 (general is dot on projected keys); day 11, E11.1 (three tokens
-          by hand).
+          loop form), exercise 38.1 (general is dot on projected keys); day 11, §11.4 (softmax of
+          [10, 0, 0]) and E11.1 (three tokens by hand).
 Command:  .venv/bin/python -m experiments.scores.worked_example   # 10 seconds on 2 CPU cores
 
 General and additive have random parameters in the source; `torch_random` draws the same ones. Any
@@ -38,7 +38,7 @@ from matplotlib.figure import Figure
 from attention_jax import attention, attention_weights
 from attention_jax.reports import plotting
 from attention_jax.scores import get_score
-from experiments.lab import Claim, Row, ScoreNames, main, markdown, significant, style, where
+from experiments.lab import Claim, Row, ScoreNames, column, main, markdown, significant, where
 from experiments.torch_random import TorchRandom
 
 # §38.1
@@ -49,10 +49,10 @@ PRINTED_STEPS = {  # s W, and tanh(Wq s + Wk h)
     "additive": (-0.63, 0.659, -0.101, 0.877),
 }
 SUMMANDS = {
-    "dot": "$s_i\\,h_i$",
-    "scaled": "$s_i\\,h_i\\,/\\,\\sqrt{4}$",
-    "general": "$(s^T W)_i\\,h_i$",
-    "additive": "$v_i\\,\\tanh(W_q s + W_k h)_i$",
+    "dot": "sᵢ hᵢ",
+    "scaled": "sᵢ hᵢ / √4",
+    "general": "(sᵀW)ᵢ hᵢ",
+    "additive": "vᵢ tanh(W_q s + W_k h)ᵢ",
 }
 # Day 11, E11.1, where K and V are the same numbers.
 THREE_QUERIES = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
@@ -98,9 +98,11 @@ def run(config: Config) -> list[Row]:
     transposed = (QUERY @ (KEY @ of_source["general"]["kernel"]).T)[0, 0]
     rows.append({"number": "s . W^T h", "is": significant(transposed)})
     rows.append({"number": "matrix minus loop", "is": matrix_minus_loop()})
+    saturated = significant(jax.nn.softmax(jnp.array([10.0, 0.0, 0.0])))
+    rows.append({"number": "softmax([10, 0, 0])", "is": saturated})
     tables = {
-        "dot products $QK^T$": THREE_QUERIES @ THREE_KEYS.T,
-        "scaled $QK^T/\\sqrt{2}$": get_score("scaled")({}, THREE_QUERIES, THREE_KEYS),
+        "dot products QKᵀ": THREE_QUERIES @ THREE_KEYS.T,
+        "scaled QKᵀ / √2": get_score("scaled")({}, THREE_QUERIES, THREE_KEYS),
         "weights A, rows sum to 1": attention_weights(THREE_QUERIES, THREE_KEYS),
         "output AV": attention(THREE_QUERIES, THREE_KEYS, THREE_KEYS),
     }
@@ -148,6 +150,8 @@ def claims(rows: list[Row]) -> list[Claim]:
     transposed = where(rows, number="s . W^T h")[0]["is"] - general["logit"]
     loop = where(rows, number="matrix minus loop")[0]["is"]
     tables = [np.array(row["is"]) for row in where(rows, "table")]
+    first, second, _ = where(rows, number="softmax([10, 0, 0])")[0]["is"]
+    last_digits = max(abs(first - 0.9999) / 1e-4, abs(second - 5e-5) / 1e-5)
     hand = max(np.abs(a - b).max() for a, b in zip(tables[2:], by_hand(), strict=True))
     return [
         Claim("largest difference from the printed scores", logit, 0, 5.1e-5, "four scores"),
@@ -162,6 +166,13 @@ def claims(rows: list[Row]) -> list[Claim]:
             denies=True,
         ),
         Claim("E11.1: largest difference from weights and outputs by hand", hand, 0, 5e-5, "0"),
+        Claim(
+            "softmax([10, 0, 0]): largest difference from the printed weights, in last digits",
+            last_digits,
+            0,
+            0.5,
+            "0.9999, 0.00005, 0.00005",
+        ),
     ]
 
 
@@ -189,24 +200,22 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     """The summands of each logit, and the four tables of E11.1."""
     scores = where(rows, "score")
     width = max(2.6 * len(scores), 5.2)
-    summands, axes = plotting.new_figure(
-        width, 3.4, columns=len(scores), sharey=True, formulas=True
-    )
+    summands, axes = plotting.new_figure(width, 3.6, columns=len(scores), sharey=True)
     for ax, row in zip(axes, scores, strict=True):
         name, heights = row["score"], row.get("summands") or [row["logit"]]
         features = range(1, len(heights) + 1)
-        color = style(name, [each["score"] for each in scores])["color"]
-        bars = ax.bar(features, heights, color=color)
+        index = plotting.index_of(name, column(scores, "score"))
+        bars = ax.bar(features, heights, color=plotting.style_of(index)["color"])
         ax.bar_label(bars, fmt="%.3f", padding=2)
         ax.axhline(0, color="black", linewidth=0.8)
-        title = f"{name}: {SUMMANDS[name]}" if name in SUMMANDS else name.replace("$", r"\$")
-        ax.set_title(f"{title}\nlogit {row['logit']:+.4f}", fontsize=11)
+        title = filter(None, (name, SUMMANDS.get(name), f"logit {row['logit']:+.4f}"))
+        ax.set_title("\n".join(title), fontsize=11)
         ax.set(xlabel="feature i", xticks=features)
     axes[0].set_ylabel("summand of the logit")
     axes[0].margins(y=0.15)
     summands.suptitle("The logit of one query s and one key h, and its summands, for each score")
     ratios = {"width_ratios": [3, 3, 3, 2]}
-    tokens, axes = plotting.new_figure(10.5, 3.6, columns=4, formulas=True, gridspec_kw=ratios)
+    tokens, axes = plotting.new_figure(10.5, 3.6, columns=4, gridspec_kw=ratios)
     for ax, row in zip(axes, where(rows, "table"), strict=True):
         numbers = np.array(row["is"])
         plotting.draw_weights(ax, numbers, "123", "123"[: numbers.shape[1]])

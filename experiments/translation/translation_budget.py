@@ -31,7 +31,8 @@ from experiments.translation.translators import SEARCHES, Texts, bootstrapped, t
 
 CAPTIONS = {
     "translation_budget": "BLEU of greedy translations of the validation text, against minutes of"
-    " training, with all compilation and validation."
+    " training, with all compilation and validation: the short and the long recipe with scaled dot,"
+    " and the long one with additive."
 }
 SHORT = {"dropout_rate": 0.1, "warmup_steps": 500, "buckets": 6}
 # Name -> the score, and what differs from `RECIPE` of translators.py.
@@ -128,10 +129,11 @@ def table(rows: list[Row]) -> str:
 def plot(rows: list[Row]) -> dict[str, Any]:
     """Validation BLEU against minutes."""
     figure, (ax,) = plotting.new_figure(5.6, 3.6, grid=True)
-    for index, row in enumerate(where(rows, "minutes")):
+    for row in where(rows, "minutes"):
         minutes = [step / row["steps"] * row["minutes"] for step in row["validated"]]
-        drawn = plotting.style_of(index)
-        ax.plot(minutes, row["validation_bleu"], label=row["recipe"], ms=4, **drawn)
+        look = plotting.style_of(plotting.index_of(RECIPES[row["recipe"]][0]))
+        look["ls"] = "--" if row["recipe"] == "short" else "-"
+        ax.plot(minutes, row["validation_bleu"], label=row["recipe"], ms=4, **look)
     ax.set(xlabel="minutes", ylabel="BLEU, greedy", xlim=(0, None))
     ax.legend(loc="lower right")
     return {"translation_budget": figure}

@@ -19,7 +19,6 @@ import numpy as np
 from attention_jax.runs.progress import say
 
 JSON = dict[str, Any]
-FOUR_SCORES = ("additive", "dot", "general", "scaled")  # of the literature; the default
 
 _TURN_SECONDS = 0.5
 _SLOW_SECONDS, _SLOW_TURNS = 2.0, 3  # a contestant whose call takes longer has fewer turns

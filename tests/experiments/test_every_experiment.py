@@ -53,3 +53,13 @@ def test_small_settings_run_from_measuring_to_drawing(name, tmp_path):
     assert lab.conduct(experiment, config, tmp_path) == 0
     assert lab.content_of(name, tmp_path)["rows"]
     assert {path.stem for path in tmp_path.glob("*.png")} == experiment.CAPTIONS.keys()
+
+
+def test_an_error_has_two_significant_digits_and_its_mean_as_many_places():
+    pairs = {(0.20123, 0.0567): "0.201 ± 0.057", (1234.5, 180.2): "1230 ± 180", (1, 0): "1 ± 0"}
+    pairs |= {
+        (2.5, 0.996): "2.5 ± 1.0",
+        (3.0, 1e-17): "3 ± 0",
+        (-0.00724, 9.96e-05): "-0.00724 ± 0.00010",
+    }
+    assert [lab.plus_minus(*pair) for pair in pairs] == [*pairs.values()]

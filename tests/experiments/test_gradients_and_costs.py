@@ -11,6 +11,7 @@ from attention_jax import SCORES, attention
 from attention_jax.scores import Additive
 from attention_jax.tasks.vocabulary import Batch
 from experiments.costs import complexity_ledger as ledger
+from experiments.costs import recurrence
 from experiments.gradients import gradient_analysis as analysis
 
 
@@ -104,3 +105,21 @@ def test_temporary_memory_of_real_programs():
     naive = ledger.temporary("additive", "naive", 128, ledger.QUICK)
     assert naive >= 2 * ledger.QUICK.dim * table  # [T, S, A] and its gradient
     assert ledger.temporary("scaled", "tiled", 128, ledger.QUICK) < table
+
+
+# --- recurrence ---
+
+
+def test_operations_are_those_of_the_products():
+    config = recurrence.Config(turns=1, turn_seconds=0.0)
+    d, n = 24, 36
+    of_gru, of_attention = (row["operations"] for row in recurrence._measured(d, n, config))
+    assert 0 <= of_gru - 12 * n * d**2 <= 30 * n * d  # gates
+    assert 0 <= of_attention - 8 * n * d**2 - 4 * n**2 * d <= 10 * n**2 + n * d  # softmax, scale
+
+
+def test_a_crossing_lies_on_a_line_through_the_logarithms():
+    lengths, ones = np.array([1.0, 2, 4, 8]), np.ones(4)
+    assert recurrence.crossing(lengths, ones, np.array([2, 0.5, 2, 4])) == pytest.approx(8**0.5)
+    assert recurrence.crossing(lengths, ones, np.array([2.0, 2, 2, 4])) == 1
+    assert recurrence.crossing(lengths, ones, np.array([0.5, 2, 2, 0.5])) == np.inf

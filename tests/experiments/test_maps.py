@@ -12,8 +12,7 @@ import attention_jax as aj
 from attention_jax.analysis import capture
 from attention_jax.tasks.recall import Recall
 from attention_jax.training.task import TrainConfig
-from experiments import lab
-from experiments.bench import controls, cost, significance, summary, training
+from experiments.bench import controls, cost, significance, training
 from experiments.bench.map_rows import against_scaled, best_cell, cells_between, shares
 from experiments.bench.training import Start, deviation_of, states, steps_until_solved, with_score
 
@@ -128,16 +127,6 @@ def test_scores_are_compared_with_scaled_dot_by_seed_and_corrected():
     p_values = against_scaled(rows, "recall")
     assert p_values == pytest.approx({"dot": 6 / 1024, "l2": 6 / 1024, "cosine": 1.0})
     assert against_scaled(rows[1:], "recall") == {}
-
-
-def test_the_four_scores_are_those_of_readme(monkeypatch):
-    monkeypatch.setattr(lab, "content_of", lambda name: None)
-    solved = [[100, None], [100, 200], [None, None], [100, 100]]
-    rows = [row(solved, [1, 1, 0, 1], score=s, parameters=7, device="d") for s in ("dot", "l2")]
-    rows += [{**row(solved, [1, 1, 0, 1], score="general"), "kind": "again"}]
-    head, _, *lines = summary.four_scores(rows).splitlines()
-    assert "recall: solved at its own constant (rate 0.003)" in head
-    assert lines == ["| dot | 2 of 2 | 0.5; 0.003 | 150 (2 of 2) | 7 | d |"]
 
 
 # --- models ---
@@ -277,7 +266,6 @@ def test_turns_are_added_until_scaled_dot_over_itself_is_1(monkeypatch, tmp_path
     assert (late["steady"], late["turns"]) == (True, 10)  # the second smallest of 9 or more
     apart = measured([1.01] * 20, most_turns=20)  # narrow, but not around 1
     assert (apart["steady"], apart["turns"]) == (False, 20)
-    assert "1.50 (1.50 to 1.50), not steady" in cost.table([apart])
 
 
 def test_scaled_dot_is_compiled_twice(monkeypatch):

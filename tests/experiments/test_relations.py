@@ -111,18 +111,6 @@ def test_both_bases_of_a_score_are_one_part_and_rows_are_kept(tmp_path, monkeypa
     assert len(lab.rows_of(relations, config, None)[0]) == len(measured) == 4
 
 
-def test_the_table_tells_parameters_learned_expressed_and_edges_apart():
-    sweep = [[0.9, 0, 0], [0, 0.5, 0], [0, 0, 0]]
-    row = {"base": 0, "right": [0.95, 0.89], "interior": True, "parameters": 7, "validation": sweep}
-    names = (relations.CONTROLS[-1], "dot")
-    rows = [row | {"score": name, "relation": each} for name in names for each in RELATIONS]
-    rows[-1] |= {"right": [0.1, 0.2], "interior": False}
-    assert relations.table(rows).splitlines()[-2:] == [
-        "| WithLength | 7 | 9 | 0 | 0 | 9 | 0; 0.0 |",
-        "| dot | 7 | 8 | 2 | 7 | 0 | 1; 40.0 |",
-    ]
-
-
 def test_twins_are_compared_in_all_relations_but_parity():
     of = {name: dict.fromkeys(RELATIONS, 0.5) for name in SCORES}
     of["l2"] = of["l2"] | {"inner": 0.75, "parity": 1.0}

@@ -114,9 +114,11 @@ def test_translation_without_its_packages(name, package, monkeypatch):
     assert "'.[translate]'" in experiment.missing(experiment.QUICK)
 
 
-def test_finished_experiments_run_again_only_with_force(house, monkeypatch):
+def test_finished_experiments_run_again_only_with_force(house, tmp_path, monkeypatch):
+    figure = tmp_path / "experiments/subject/first.png"
     for _ in range(2):
         assert run("first", "third", monkeypatch=monkeypatch) == 0
+        figure.unlink()  # it is drawn from the rows
     assert house == [("first", 3), ("third", 3)]
     assert run("first", "--force", monkeypatch=monkeypatch) == 0
     assert house[2:] == [("first", 3)]

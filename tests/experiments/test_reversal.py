@@ -16,6 +16,7 @@ from attention_jax.tasks.vocabulary import EOS, PAD
 from attention_jax.training.task import TrainConfig
 from experiments.reversal import coverage, gru_padding
 from experiments.reversal import scale_and_dimension as scale
+from experiments.reversal.arms import AtRate
 
 B, S, T, E, H = 3, 7, 5, 11, 13
 LENGTHS = np.array([7, 2, 5])
@@ -119,7 +120,7 @@ def test_a_traced_rate_is_the_rate_of_the_configuration():
 
     with jax.numpy_dtype_promotion("standard"):
         expected = steps(lambda _: task.optimizer(), 1.0)
-        found = steps(lambda rate: scale.AtRate(task, rate).optimizer(), 3e-3)
+        found = steps(lambda rate: AtRate(task, rate).optimizer(), 3e-3)
     assert not np.allclose(expected, params["x"], atol=1e-3)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 

@@ -197,6 +197,18 @@ def test_orthogonal_keys_follow_the_formula():
 # --- attention_masks and qkv_walkthrough ---
 
 
+def test_windows_are_those_of_the_chapter():
+    noise = np.random.default_rng(2)
+    centers = [int(i * 20 / 16) for i in range(16)]
+    noisy = [int(np.clip(i * 20 / 16 + noise.normal(0, 2), 0, 19)) for i in range(16)]
+    for table, of_row in zip(
+        [*attention_masks.windows().values()][1:], (centers, noisy), strict=True
+    ):
+        assert [np.flatnonzero(row)[[0, -1]].tolist() for row in table] == [
+            [max(0, p - 3), min(19, p + 3)] for p in of_row
+        ]
+
+
 def test_tiles_of_a_causal_mask():
     # 5 tiles in a row: 5 on the diagonal are partial, 10 below full, 10 above empty.
     counts = {"empty": 10, "full": 10, "partial": 5}

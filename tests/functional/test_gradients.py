@@ -18,6 +18,7 @@ from conformance import (
 )
 from score_cases import each_score
 
+from attention_jax import attention
 from attention_jax.analysis import attention_gradients
 
 DOUTPUT = cotangents()["output"]  # [B, T, DV]
@@ -56,3 +57,17 @@ def test_every_score_with_nan_padding(score_name):
 def test_narrower_floats_come_back_in_float32():
     """The inputs are exact in bfloat16, and nothing on the way is rounded to it."""
     check("general", "dense", jnp.bfloat16, 2e-5)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+def test_a_hessian_is_the_same_forward_over_reverse(implementation):
+    """A compiler got this wrong from 17 keys on, in a batch of tangents of the gradient."""
+    query, key, value = jax.random.normal(jax.random.key(0), (3, 40, 6))
+    kernel = jax.random.normal(jax.random.key(1), (6, 6)) / 2
+
+    def loss(kernel):
+        output = attention(query @ kernel, key, value, implementation=implementation)
+        return jnp.sum(jnp.sin(output))
+
+    expected = jax.jacrev(jax.jacrev(loss))(kernel)
+    assert_close("hessian", jax.hessian(loss)(kernel), expected, 2e-5)

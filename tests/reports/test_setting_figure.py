@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from attention_jax.reports.plotting import save
+from attention_jax.reports.plotting import COLORS, save
 from attention_jax.reports.setting_figure import Panel, results_by_setting
 
 SCORES = [f"score {index}" for index in range(8)]
@@ -23,6 +23,14 @@ def panels(scores, settings, seeds=3):
 def points_of(axes):
     lines = [line for line in axes.get_lines() if line.get_linestyle() == "None"]
     return lines, [float(x) for line in lines for x in line.get_xdata()]
+
+
+@pytest.mark.parametrize("scores", [["dot"], ["scaled", "mine", "dot"]])
+def test_a_score_of_the_papers_has_one_color(scores):
+    axes = results_by_setting(panels(scores, SETTINGS[:1])).axes[0]
+    colors = [line.get_color() for line in points_of(axes)[0]]
+    assert colors[-1] == COLORS[1]
+    assert colors[1:-1] == [COLORS[4]] * (len(scores) > 1)  # that of no score of the papers
 
 
 @pytest.mark.parametrize("counts", [(2, 1), (8, 4)])
