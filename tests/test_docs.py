@@ -1,4 +1,4 @@
-"""Public names have docstrings, those of the library examples; the links of the site lead somewhere.
+"""Public names have docstrings, those of the library examples; links of the site lead somewhere.
 
 The public names are those of the modules on the pages of the API (docs/api). Each function
 and class has a docstring of its own, and each public method has one, its own or an inherited one.
