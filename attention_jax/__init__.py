@@ -73,7 +73,7 @@ from attention_jax.functional.monotonic_walks import (
 )
 from attention_jax.functional.ring_attention import ring_attention
 from attention_jax.implementations import BlockSizes
-from attention_jax.implementations.softmax import masked_softmax
+from attention_jax.implementations.masked_softmax import masked_softmax
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.nn.decoding import beam_search, greedy_search, sample_search
 from attention_jax.normalizers import (

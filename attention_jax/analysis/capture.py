@@ -83,15 +83,15 @@ def capture(
     >>> attentions["attention"].weights.shape
     (2, 3, 5)
     """
-    program, structure = traced("function", function, args, kwargs, matrices)
+    program, structure = traced_call("function", function, args, kwargs, matrices)
     outputs, captures = evaluate(program, [])
-    return Captured(jax.tree.unflatten(structure, outputs), named("function", captures))
+    return Captured(jax.tree.unflatten(structure, outputs), named_attentions("function", captures))
 
 
 # --- tracing and names ---
 
 
-def traced(
+def traced_call(
     name: str,
     function: Any,
     args: tuple[Any, ...],
@@ -136,7 +136,7 @@ def _is_module(value: Any) -> bool:
     return isinstance(value, nnx.Module)
 
 
-def named(function: str, captures: Captures) -> dict[str, CapturedAttention]:
+def named_attentions(function: str, captures: Captures) -> dict[str, CapturedAttention]:
     """The captured attentions by name; ValueError if there are none."""
     if not captures:
         raise ValueError(

@@ -68,7 +68,7 @@ def hessian_vector_product(loss: Loss, params: Any, vector: Any) -> Any:
     Source: Pearlmutter 1994: his R{gradient}, the tangent of the gradient along v, which stores no
     residuals.
     """
-    params = _checked_params(params)
+    params = _float_params(params)
     vector = _checked_vector(vector, params)
     return _product(loss, params, vector)
 
@@ -264,7 +264,7 @@ def _product(loss: Loss, params: Any, vector: Any) -> Any:
 
 def _flattened(loss: Loss, params: Any) -> tuple[Array, Product]:
     """(params as one vector [P], the product with the Hessian at params)."""
-    params = _checked_params(params)
+    params = _float_params(params)
     # One wide dtype, for sums over the whole vector; the loss gets the params in their own dtypes.
     dtype = accumulator_dtype(*jax.tree.leaves(params))
     point, restore = ravel_pytree(jax.tree.map(lambda leaf: leaf.astype(dtype), params))
@@ -279,7 +279,7 @@ def _flattened(loss: Loss, params: Any) -> tuple[Array, Product]:
 # --- checks of arguments ---
 
 
-def _checked_params(params: Any) -> Any:
+def _float_params(params: Any) -> Any:
     params = _float_arrays("params", params)
     if sum(leaf.size for leaf in jax.tree.leaves(params)) == 0:
         raise ValueError(f"params must hold at least one number; got {params!r}")

@@ -23,19 +23,19 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from attention_jax.analysis.capture import named, traced
+from attention_jax.analysis.capture import named_attentions, traced_call
 from attention_jax.analysis.jaxpr_evaluation import evaluate
 from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm, softmax_vjp
 from attention_jax.analysis.statistics import weight_entropy
 from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
-from attention_jax.functional.attention import results_of
+from attention_jax.functional.attention import results_of_call
 from attention_jax.functional.capture_point import CapturedAttention
 from attention_jax.functional.checks import Call, check_axes, checked_call
 from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.softmax import masked_softmax
+from attention_jax.implementations.masked_softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import Params, Score
@@ -132,14 +132,14 @@ def capture_gradients(
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         float_array(f"params {jax.tree_util.keystr(path, simple=True, separator='/')}", leaf)
-    program, structure = traced("loss", loss, args, kwargs, matrices, params)
+    program, structure = traced_call("loss", loss, args, kwargs, matrices, params)
 
     names: list[str] = []
 
     def evaluate_loss(params: Any, added: list[Array] | None) -> Any:
         outputs, captures = evaluate(program, jax.tree.leaves(params), added)
         value, auxiliary = _loss_and_auxiliary(jax.tree.unflatten(structure, outputs))
-        attentions = named("loss", captures)
+        attentions = named_attentions("loss", captures)
         names[:] = attentions
         # A list, because JAX would sort a dict.
         return value, (auxiliary, list(attentions.values()))
@@ -243,7 +243,7 @@ def attention_gradients(
     dweights, dlogits, dquery, dkey.
     """
     call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
-    captured = _captured(call, doutput)
+    captured = _gradients_of_call(call, doutput)
     _, dweights, dlogits = captured.gradients["attention"]
     assert dweights is not None
     assert dlogits is not None
@@ -298,13 +298,13 @@ def logit_scale_sweep(
     if scales.ndim != 1:
         raise ValueError(f"scales must be [n]; got {list(scales.shape)}")
     call = checked_call(query, key, value, score=score, params=params, mask=mask)
-    captured = _captured(call, doutput)
+    captured = _gradients_of_call(call, doutput)
     attention, gradient = captured.attentions["attention"], captured.gradients["attention"]
-    return scale_sweep(attention.logits, attention.mask, gradient.dweights, scales)
+    return sweep_of_captured(attention.logits, attention.mask, gradient.dweights, scales)
 
 
 @jax.jit
-def scale_sweep(logits: Array, mask: Array, dweights: Array, scales: Array) -> ScaleSweep:
+def sweep_of_captured(logits: Array, mask: Array, dweights: Array, scales: Array) -> ScaleSweep:
     """`logit_scale_sweep` from captured logits, mask and dweights, [*B, T, S] each."""
     has_key = jnp.any(mask, axis=-1)
     count = jnp.maximum(jnp.sum(has_key), 1).astype(logits.dtype)
@@ -320,7 +320,7 @@ def scale_sweep(logits: Array, mask: Array, dweights: Array, scales: Array) -> S
     return ScaleSweep(scales, *jax.vmap(at_scale)(scales))
 
 
-def _captured(call: Call, doutput: Any) -> CapturedGradients:
+def _gradients_of_call(call: Call, doutput: Any) -> CapturedGradients:
     """<output, doutput> of each example and its gradients, by "reference"."""
     query, value = call.inputs.query, call.inputs.value
     doutput = float_array("doutput", doutput)
@@ -339,7 +339,7 @@ def _captured_by_reference(options: Options, inputs: Inputs, doutput: Array) -> 
             leaves = [b if f is None else f for f, b in zip(floats, bias, strict=True)]
             moved = inputs._replace(params=params, bias=jax.tree.unflatten(structure, leaves))
             moved = moved._replace(**dict(zip(("query", "key", "value"), tokens, strict=True)))
-            output = results_of(Call(options, moved), "reference")
+            output = results_of_call(Call(options, moved), "reference")
             return jnp.sum(output * doutput.astype(output.dtype))
 
         # Cast before the gradient, so that none is rounded to a narrower dtype.

@@ -110,7 +110,7 @@ def _evaluate_equation(
             output = capture_p.bind(output, *leaves, structure=equation.params["structure"])
         return [output], [(scope, jax.tree.unflatten(equation.params["structure"], leaves))]
     if _points_of(equation) == 0:
-        return bind(equation, values), []
+        return bind_eqn(equation, values), []
     if primitive.name == "scan":
         return _scan(equation, values, added, scope)
     if primitive.name in IN_LINE:
@@ -124,7 +124,7 @@ def _evaluate_equation(
     )
 
 
-def bind(equation: JaxprEqn, values: Sequence[Any]) -> list[Array]:
+def bind_eqn(equation: JaxprEqn, values: Sequence[Any]) -> list[Array]:
     """The outputs of an equation."""
     primitive = equation.primitive
     outputs = primitive.bind(*values, **primitive.get_bind_params(equation.params))
@@ -140,7 +140,7 @@ def _with_own_rule(
     the rule has the added arrays, which are 0: only its gradient is used.
     """
     (program,) = programs_of(equation)
-    outputs = bind(equation, values)
+    outputs = bind_eqn(equation, values)
     summands = [next(added) for _ in range(points_in(program.jaxpr))]
     no_summands: Iterator[None] = iter([None] * len(summands))
     _, captures = _evaluate(program, values, no_summands, scope)

@@ -49,7 +49,7 @@ def gradient_norms(gradients: Any, *, depth: int | None = None) -> dict[str, Arr
     """
     groups = _groups(gradients, depth)
     return {
-        name: jnp.sqrt(_total(jnp.sum(leaf * leaf) for leaf in leaves))
+        name: jnp.sqrt(_sum_of(jnp.sum(leaf * leaf) for leaf in leaves))
         for name, leaves in groups.items()
     }
 
@@ -180,9 +180,9 @@ def _as_rows(pairs: Any) -> Array:
 def _signal_to_noise(leaves: list[Array]) -> Array:
     n = leaves[0].shape[0]
     means = [jnp.mean(leaf, axis=0, keepdims=True) for leaf in leaves]
-    squared_mean = _total(jnp.sum(mean * mean) for mean in means)
+    squared_mean = _sum_of(jnp.sum(mean * mean) for mean in means)
     deviations = (leaf - mean for leaf, mean in zip(leaves, means, strict=True))
-    variance = _total(jnp.sum(deviation * deviation) for deviation in deviations) / (n - 1)
+    variance = _sum_of(jnp.sum(deviation * deviation) for deviation in deviations) / (n - 1)
     without_noise = jnp.where(squared_mean == 0, 0, jnp.asarray(jnp.inf, variance.dtype))
     ratio = (squared_mean - variance / n) / jnp.where(variance == 0, 1, variance)
     return jnp.where(variance == 0, without_noise, ratio)
@@ -203,5 +203,5 @@ def _groups(gradients: Any, depth: Any) -> dict[str, list[Array]]:
     }
 
 
-def _total(numbers: Any) -> Array:
+def _sum_of(numbers: Any) -> Array:
     return jnp.sum(jnp.stack(list(numbers)))

@@ -19,7 +19,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, jaxpr_as_fun
 from jax.interpreters import partial_eval
 
-from attention_jax.analysis.jaxpr_evaluation import IN_LINE, WITH_OWN_RULE, bind, programs_of
+from attention_jax.analysis.jaxpr_evaluation import IN_LINE, WITH_OWN_RULE, bind_eqn, programs_of
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention
 from attention_jax.functional.checks import score_of_sizes
@@ -151,7 +151,7 @@ def _count(program: ClosedJaxpr) -> np.ndarray:
     for equation in _with_loops(program):
         # XLA counts the body of a loop once.
         total -= _count_by_xla(
-            lambda *values, equation=equation: bind(equation, values),
+            lambda *values, equation=equation: bind_eqn(equation, values),
             [atom.aval for atom in equation.invars],
         )
         inner = np.max([_count(each) for each in programs_of(equation)], axis=0)

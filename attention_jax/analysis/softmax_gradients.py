@@ -45,7 +45,7 @@ def softmax_jacobian(weights: Array) -> Array:
 
     Source: Dao et al. 2022, appendix B.2 (their P_i: is a row of weights).
     """
-    weights = _rows("weights", weights)
+    weights = _float_rows("weights", weights)
     outer = weights[..., :, None] * weights[..., None, :]
     diagonal = weights * (1 - weights)
     eye = jnp.broadcast_to(jnp.eye(weights.shape[-1], dtype=bool), outer.shape)
@@ -75,7 +75,7 @@ def softmax_jacobian_norm(weights: Array) -> Array:
 
     Source: the norm of the Jacobian in Dao et al. 2022, appendix B.2.
     """
-    weights = _rows("weights", weights)
+    weights = _float_rows("weights", weights)
     if weights.shape[-1] == 0:
         return jnp.zeros(weights.shape[:-1], weights.dtype)
     # |J|_F^2 = sum_j a_j^2 ((1 - a_j)^2 + P - a_j^2) with P = sum_k a_k^2 has no negative term. But
@@ -116,7 +116,7 @@ def softmax_vjp(weights: Array, dweights: Array) -> Array:
 
     Source: Dao et al. 2022, appendix B.2 (their dP, dS, D_i are dweights, dlogits and the sum).
     """
-    weights, dweights = _rows("weights", weights), _rows("dweights", dweights)
+    weights, dweights = _float_rows("weights", weights), _float_rows("dweights", dweights)
     if weights.shape != dweights.shape:
         raise ValueError(
             f"dweights must be {list(weights.shape)} to match weights; got {list(dweights.shape)}"
@@ -128,7 +128,7 @@ def softmax_vjp(weights: Array, dweights: Array) -> Array:
     return weights * (dweights - mean)
 
 
-def _rows(name: str, value: Any) -> Array:
+def _float_rows(name: str, value: Any) -> Array:
     array = float_array(name, value)
     if array.ndim < 1:
         raise ValueError(f"{name} must be [..., S]; got a scalar")

@@ -42,7 +42,7 @@ def kept_call(
     def evaluate(leaves: Any, _: Any) -> list[Any]:
         return function(*leaves)
 
-    return _bind(evaluate, None, arguments, [], program.out_avals, program)
+    return _bind_kept_call(evaluate, None, arguments, [], program.out_avals, program)
 
 
 def linear_map(
@@ -69,7 +69,7 @@ def linear_map(
             jax.tree.unflatten(structure, map(jnp.asarray, leaves)), x
         )
 
-    return _bind(on_leaves(evaluate), on_leaves(transpose), leaves, inputs, types, None)
+    return _bind_kept_call(on_leaves(evaluate), on_leaves(transpose), leaves, inputs, types, None)
 
 
 def function_of(
@@ -98,7 +98,7 @@ class _KeptCall(core.Primitive):
 kept_call_p = _KeptCall("kept_call")
 
 
-def _bind(
+def _bind_kept_call(
     evaluate: Function,
     transpose: Function | None,
     residuals: Leaves,
@@ -169,7 +169,7 @@ def _transpose(cotangents, *operands, evaluate, transpose, linear, **_):
     )
     if any(isinstance(const, jax.core.Tracer) for const in program.consts):
         raise ValueError("bwd must not close over a traced value: make it an argument")
-    results = _bind(transpose, evaluate, residuals, cotangents, types, program)
+    results = _bind_kept_call(transpose, evaluate, residuals, cotangents, types, program)
     pairs = zip(results, is_wanted, strict=True)
     return [None] * len(residuals) + [result if wanted else None for result, wanted in pairs]
 
@@ -201,7 +201,7 @@ def _batch(axis, operands, axes, **params):
     if program is not None:
         of_batch = batched(core.jaxpr_as_fun(program), *residual_axes, *[0] * len(inputs))
         program = jax.make_jaxpr(of_batch)(*residuals, *inputs)
-    outputs = _bind(
+    outputs = _bind_kept_call(
         batched(params["evaluate"], residual_axes, 0),
         batched(params["transpose"], residual_axes, 0),
         residuals,

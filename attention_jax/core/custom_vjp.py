@@ -158,14 +158,18 @@ class _Rules:
         variables = zip(program.outvars, outputs, strict=True)
         saved = [argument_of.get(id(v), output) for v, output in variables]
         residuals = jax.tree.unflatten(structure, saved)[1]
-        dresult = self.push(result, (list(leaves), residuals), tangents)
+        dresult = self.result_tangents(result, (list(leaves), residuals), tangents)
         # The residuals have tangent 0: only `bwd` reads them, and its derivatives are taken with
         # respect to the arguments.
         zeros = [SymbolicZero(jax.typeof(output).to_tangent_aval()) for output in outputs]
         return outputs, [dresult.get(i, zero) for i, zero in enumerate(zeros)]
 
-    def push(self, result: Any, saved: Any, tangents: Leaves) -> dict[int, Any]:
+    def result_tangents(self, result: Any, saved: Any, tangents: Leaves) -> dict[int, Any]:
         """The tangent of each floating-point leaf of the result, by the leaf's index.
+
+        They are a linear map of the tangents of the perturbed leaves. Forward mode evaluates it
+        (`evaluate`), reverse mode transposes it (`transpose`). Both read what is saved, and are
+        functions of the leaves that take part: of f(x, n) with an integer n, of x alone.
 
         Args:
             result: of the function.
@@ -182,6 +186,7 @@ class _Rules:
             return function_of(self.twin, leaves, perturbed), [leaves[i] for i in perturbed]
 
         def evaluate(saved, tangents):
+            """Tangents of the perturbed leaves -> those of the result: by the twin."""
             twin, leaves = twin_at(saved[0])
             dresult = jax.tree.leaves(jax.jvp(twin, leaves, tangents)[1])
             self.check("the tangent of the twin", types, dresult)
@@ -198,6 +203,7 @@ class _Rules:
 
         @jax.custom_jvp
         def transpose(saved, cotangents):
+            """Cotangents of the result -> those of the perturbed leaves: by `bwd`."""
             leaves, residuals = saved
             given = self.by_leaf(self.bwd(residuals, of_result(cotangents)))
             wanted = [leaves[i] for i in perturbed]
@@ -210,6 +216,8 @@ class _Rules:
 
         @transpose.defjvp
         def transpose_jvp(primals, tangents):
+            """The derivative of `transpose`: that of the twin's transpose, not of `bwd`."""
+
             def by_twin(saved, cotangents):
                 twin, leaves = twin_at(saved[0])
                 return list(jax.vjp(twin, *leaves)[1](of_result(cotangents)))

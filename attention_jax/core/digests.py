@@ -24,7 +24,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
 
-LIBRARY = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+LIBRARY_FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 _JAX = os.path.join(os.path.dirname(jax.__file__), "")
 _NO_MESH = jax.sharding.AbstractMesh((), ())
 # Operations that do more than their text shows, and the parameter that is their function.
@@ -167,5 +167,5 @@ def _is_fixed(function: ClosedJaxpr, name: str, orders: int) -> bool:
         return False
     source = str(function.jaxpr.debug_info.func_src_info).partition(" at ")[2]
     # A batched `kept_call` has a function of JAX.
-    fixed = (LIBRARY,) if name == "kept_call" else (LIBRARY, _JAX)
+    fixed = (LIBRARY_FOLDER,) if name == "kept_call" else (LIBRARY_FOLDER, _JAX)
     return source.startswith(fixed) and not any(file in source for file in _OF_CALLERS)

@@ -2,8 +2,12 @@
 
 Compiled programs are cached by their static arguments. But a user's object may compute something
 else and still be equal to what it was: a global, an attribute or the source of a function has
-changed. So each call traces such a part, on shapes, and replaces it by a `Known`. Two of these are
+changed. So each call traces such a part, on shapes, and replaces it by a stand-in. Two of these are
 equal only if their programs are, including the numbers in them.
+
+Scores and normalisers are static arguments: their stand-in is a `Known`. Masks and biases hold
+arrays that JAX differentiates: their stand-in is a pytree (`pairwise/known.py`), with the digest of
+the program as a static field. A `Part` traces and checks both.
 """
 
 from __future__ import annotations
@@ -21,12 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.digests import LIBRARY, digest_of
+from attention_jax.core.digests import LIBRARY_FOLDER, digest_of
 
 Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
 
-_INSTALLED = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
-_NOT_OF_A_USER = ("<frozen ", LIBRARY, *(os.path.join(folder, "") for folder in _INSTALLED))
+_FOLDERS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+# How the names of files begin that are installed, which no user writes.
+_INSTALLED_FILES = ("<frozen ", LIBRARY_FOLDER, *(os.path.join(each, "") for each in _FOLDERS))
 _SEEN: set[tuple[str, str]] = set()  # what has been checked on numbers
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
@@ -39,12 +44,13 @@ class Part:
     """Calls and traces the methods of a part that a user wrote, and words the errors about it.
 
     Attributes:
+        part: the part, or its name.
         name: one line for errors, such as "score Mine(size=3)".
         remedy: how a traced array reaches the part, such as "give attention params=".
     """
 
     def __init__(self, kind: str, part: Any, remedy: str):
-        text = " ".join(str(part).split())
+        text, self.part = " ".join(str(part).split()), part
         self.name = f"{kind} {text if len(text) <= 100 else text[:97] + '...'}"
         self.remedy = remedy
 
@@ -115,9 +121,27 @@ class Part:
             check()
             _SEEN.add((self.name, digest))
 
-    def trace_init(self, init: Callable[[jax.Array], Any]) -> str:
-        """The digest of a function that makes params of a PRNG key."""
-        return self.trace(init, jax.eval_shape(lambda: jax.random.key(0)))
+    def known(self, program: Any, args: Any, dtype: Any, init: Any, sizes: Any, check: Any) -> Any:
+        """The `Known` of this part, after `check` where its program was not seen before.
+
+        Args:
+            program: takes params and arrays, and calls all methods of the user but `init`.
+            args: its arguments, of which the shapes are read.
+            dtype: float32 or float64, in which the part computes.
+            init: makes params of a PRNG key.
+            sizes: the shapes of `sample_numbers`.
+            check: takes the arguments of the program as `jax.ShapeDtypeStruct`.
+        """
+        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), args)
+        key, sampled = jax.eval_shape(lambda: jax.random.key(0)), (self.part, init, *sizes)
+        known = Known(
+            self.part,
+            trace=lambda: self.trace(program, *shapes),
+            trace_init=lambda: self.trace(init, key),
+            sample=lambda: self.call("its derivative", sample_numbers, *sampled),
+        )
+        self.check_once(known.digest, lambda: check(*shapes))
+        return known
 
     def trace(self, program: Callable[..., Any], *arguments: Any) -> str:
         """Traces a function on shapes; nothing is computed and nothing is compiled.
@@ -138,10 +162,9 @@ class Part:
 class Known:
     """Stands in for a user's part; equal to another if the parts and their programs are equal.
 
-    It has all attributes and methods of the part, and is an instance of the part's class for
-    `isinstance`. For a derivative JAX may trace a method again later, with the part of the original
-    call. So the parts are compared as well as the programs, and a part that has changed since is
-    refused.
+    It has all attributes and methods of the part. For a derivative JAX may trace a method again
+    later, with the part of the original call. So the parts are compared as well as the programs,
+    and a part that has changed since is refused.
 
     Args:
         part: the part.
@@ -168,6 +191,8 @@ class Known:
             check_unchanged(repr(self.part), self.digest, self._trace())
         return self if value is self.part else value
 
+    # `isinstance` and `dataclasses.fields` read `__class__`, so that a `Known` score is a `Score`.
+    # `type(score) is Known` tells it from the part itself.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self.part)
@@ -233,7 +258,7 @@ def users_line(error: BaseException) -> str | None:
     The user's code is neither this library nor an installed package. None if there is no such line.
     """
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(_NOT_OF_A_USER):
+        if not frame.filename.startswith(_INSTALLED_FILES):
             return f"{os.path.basename(frame.filename)}, line {frame.lineno}"
     return None
 

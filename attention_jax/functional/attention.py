@@ -124,10 +124,10 @@ def attention(
         block_sizes=block_sizes,
         return_statistics=return_statistics,
     )
-    return results_of(call, implementation)
+    return results_of_call(call, implementation)
 
 
-def results_of(call: Call, implementation: str | None = None) -> Any:
+def results_of_call(call: Call, implementation: str | None = None) -> Any:
     """The output of `attention`; or (output, statistics) if they are requested."""
     options, inputs = call
     implementation = checked_implementation(implementation)

@@ -60,17 +60,17 @@ class CaptureOptions(NamedTuple):
 
 # JAX includes this context in the cache key of compiled functions: a function that was compiled
 # without capture points is traced again.
-_capturing = jax.make_user_context(default_value=None)
+_options_of_capture = jax.make_user_context(default_value=None)
 
 
 def capturing() -> CaptureOptions | None:
     """The options of the open `capture_points` context, or None."""
-    return _capturing.value
+    return _options_of_capture.value
 
 
 def capture_points(matrices: bool) -> contextlib.AbstractContextManager[Any]:
     """A context in which every traced attention call has a capture point."""
-    return _capturing(CaptureOptions(matrices))
+    return _options_of_capture(CaptureOptions(matrices))
 
 
 def heads_as_one_axis(batch_ndim: int) -> contextlib.AbstractContextManager[Any]:
@@ -78,7 +78,7 @@ def heads_as_one_axis(batch_ndim: int) -> contextlib.AbstractContextManager[Any]
     options = capturing()
     if options is None:
         return contextlib.nullcontext()
-    return _capturing(options._replace(grouped_heads=batch_ndim))
+    return _options_of_capture(options._replace(grouped_heads=batch_ndim))
 
 
 def capturing_matrices() -> bool:

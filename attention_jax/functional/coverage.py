@@ -15,8 +15,8 @@ from attention_jax.functional.capture_point import capture_point, capturing_matr
 from attention_jax.functional.checks import check_axes, checked_call
 from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
+from attention_jax.implementations.masked_softmax import masked_softmax
 from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
-from attention_jax.implementations.softmax import masked_softmax
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.masks import Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score

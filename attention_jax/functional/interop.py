@@ -21,7 +21,7 @@ from jax.typing import ArrayLike
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
 from attention_jax.core.checks import checked_rng
-from attention_jax.functional.attention import results_of, weights_of
+from attention_jax.functional.attention import results_of_call, weights_of
 from attention_jax.functional.capture_point import heads_as_one_axis
 from attention_jax.functional.checks import (
     Call,
@@ -119,8 +119,8 @@ def dot_product_attention(
     query, key, value = (float_array(name, array) for name, array in tokens.items())
     if scale is not None:
         score, query = _with_scale(score, scale, query)
-    given = mask, causal_mask() if is_causal else None, _window_mask(local_window_size)
-    masks = [_as_mask(mask, 4) for mask in given if mask is not None]
+    given = mask, causal_mask() if is_causal else None, _mask_of_window(local_window_size)
+    masks = [_mask_with_axes(mask, 4) for mask in given if mask is not None]
     # What a user wrote is traced here, outside of the program below.
     score, heads = _checked_heads(score, params, query, key, value, bias, masks)
     batch_size = query.shape[0] if query.ndim > 3 else 1
@@ -139,7 +139,7 @@ def _dot_product_attention(
     score: Score,
     implementation: str | None,
     return_residual: bool,
-    heads: _Heads,
+    heads: _HeadArrays,
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
 ) -> Any:
@@ -155,7 +155,7 @@ def _dot_product_attention(
         masks.append(padding_mask(every_key[:, None], query_seq_lengths[:, None]))
     heads = heads._replace(masks=masks)
     call = _grouped_call(score, heads, return_statistics=return_residual)
-    results = _results(call, implementation)
+    results = _results_by_head(call, implementation)
     if return_residual:
         output, statistics = results
         results = output, statistics.logsumexp.astype(heads.key.dtype)
@@ -267,7 +267,7 @@ class _FlaxAttention(nnx.Module):
         # In a step of a cache the mask that Flax made is causal, and the query is not the first.
         is_step = mask is not None and query.shape[-3] == 1 < key.shape[-3]
         given = mask, causal_mask() if is_causal and not is_step else None
-        masks = [_as_mask(mask, query.ndim) for mask in given if mask is not None]
+        masks = [_mask_with_axes(mask, query.ndim) for mask in given if mask is not None]
         rate = 0.0 if deterministic else dropout_rate
         if broadcast_dropout and rate:
             # `attention` would split one key over the batch and the heads; here they share it.
@@ -280,13 +280,13 @@ class _FlaxAttention(nnx.Module):
             # The name of the collection in Linen; in NNX it stands for `nnx.Intermediate`.
             weights = ungroup_heads(weights_of(*call), query.ndim - 3)
             module.sow("intermediates", "attention_weights", weights)
-        return _results(call, self.implementation)
+        return _results_by_head(call, self.implementation)
 
 
 # --- from the arguments of `jax.nn.dot_product_attention` to those of `attention`, and back ---
 
 
-class _Heads(NamedTuple):
+class _HeadArrays(NamedTuple):
     """The arrays of a call, positions before heads."""
 
     query: Array  # [*B, T, N, Dq]
@@ -305,7 +305,7 @@ def _checked_heads(
     value: Array,
     bias: Bias | ArrayLike | None,
     masks: list[Mask],
-) -> tuple[Score, _Heads]:
+) -> tuple[Score, _HeadArrays]:
     """The score and the arrays of a call, with what a user wrote traced.
 
     Raises:
@@ -336,10 +336,10 @@ def _checked_heads(
     sizes = query.shape[-3], key.shape[-3]
     known = functools.partial(known_positions, lengths=sizes, dtype=dtype)
     known_bias = None if bias is None else known(jax.tree.map(jnp.asarray, bias))
-    return score, _Heads(query, key, value, params, known_bias, [*map(known, masks)])
+    return score, _HeadArrays(query, key, value, params, known_bias, [*map(known, masks)])
 
 
-def _grouped_call(score: Score, heads: _Heads, **options: Any) -> Call:
+def _grouped_call(score: Score, heads: _HeadArrays, **options: Any) -> Call:
     """The call of `attention` with batch axes [*B, K, G]; ValueError unless the arguments match."""
     *batch, length, num_heads, query_dim = heads.query.shape
     source_length, num_key_heads, key_dim = heads.key.shape[-3:]
@@ -359,15 +359,15 @@ def _grouped_call(score: Score, heads: _Heads, **options: Any) -> Call:
     )
 
 
-def _results(call: Call, implementation: str | None) -> Any:
+def _results_by_head(call: Call, implementation: str | None) -> Any:
     """The output [*B, T, N, Dv]; or (output, statistics [*B, T, N]) if they are requested."""
     batch_ndim = call.inputs.query.ndim - 4
     with heads_as_one_axis(batch_ndim):
-        results = ungroup_heads(results_of(call, implementation), batch_ndim)
+        results = ungroup_heads(results_of_call(call, implementation), batch_ndim)
     return jax.tree.map(lambda array: array.swapaxes(batch_ndim, batch_ndim + 1), results)
 
 
-def _as_mask(mask: Mask | ArrayLike, ndim: int) -> Mask:
+def _mask_with_axes(mask: Mask | ArrayLike, ndim: int) -> Mask:
     """An array with fewer than `ndim` axes lacks the leading ones, as in `jax.nn` and Flax."""
     return as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), ndim))
 
@@ -386,7 +386,7 @@ def _with_scale(score: Score, scale: Any, query: Array) -> tuple[Score, Array]:
     return Dot(), (query.astype(dtype) * scale.astype(dtype)).astype(query.dtype)
 
 
-def _window_mask(size: int | tuple[int, int] | None) -> Mask | None:
+def _mask_of_window(size: int | tuple[int, int] | None) -> Mask | None:
     """The mask of `local_window_size`."""
     if size is None:
         return None

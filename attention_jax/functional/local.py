@@ -17,7 +17,7 @@ import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import check_integer
-from attention_jax.functional.attention import results_of, weights_of
+from attention_jax.functional.attention import results_of_call, weights_of
 from attention_jax.functional.checks import (
     NO_VALUE,
     AttentionArguments,
@@ -76,7 +76,7 @@ def local_attention(
     """
     tokens = query, key, value
     call = _windowed_call(tokens, centers, radius, sigma, AttentionArguments, arguments)
-    return results_of(call, implementation)
+    return results_of_call(call, implementation)
 
 
 def local_attention_weights(

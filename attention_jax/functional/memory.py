@@ -18,7 +18,7 @@ from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes, checked_params
 from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
 from attention_jax.implementations.contract import narrow_or
-from attention_jax.implementations.features import rounded
+from attention_jax.implementations.features import rounded_features
 from attention_jax.scores import KeyLike, Params, ProjectedKeys, ScoreLike, get_score
 
 Array = jax.Array
@@ -79,7 +79,7 @@ def remember(
 
     def project(params: Params, key: Array) -> ProjectedKeys:
         features = score.project_key(*cast_floats((params, key), dtype))
-        features = rounded(score, features, "key", narrow_or(dtype, {key.dtype}))
+        features = rounded_features(score, features, "key", narrow_or(dtype, {key.dtype}))
         core_ndims = tuple(leaf.ndim for leaf in jax.tree.leaves(features))
         return ProjectedKeys(features, key.shape[-1], core_ndims)
 

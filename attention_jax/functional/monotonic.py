@@ -110,8 +110,8 @@ def monotonic_attention(
         rng = checked_rng(noise_rng, name="noise_rng")
         inputs = inputs._replace(dropout_rng=rng)  # split over the batch
     batch_shape, source_length = inputs.query.shape[:-2], inputs.key.shape[-2]
-    offset = _checked_number("offset", offset, batch_shape)
-    noise_scale = _checked_number("noise_scale", noise_scale, batch_shape)
+    offset = _number_of_batch("offset", offset, batch_shape)
+    noise_scale = _number_of_batch("noise_scale", noise_scale, batch_shape)
     initial = checked_initial(initial, batch_shape, source_length)
     if not isinstance(hard, bool):
         raise ValueError(f"hard must be True or False; got {hard!r}")
@@ -185,7 +185,7 @@ def _start(initial: Array) -> Array:
     return jnp.min(jnp.where(initial > 0, jnp.arange(length), length), initial=length)
 
 
-def _checked_number(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
+def _number_of_batch(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
     """A float array that broadcasts to *B; ValueError if it does not."""
     number = float_array(name, float(number) if isinstance(number, numbers.Integral) else number)
     return check_axes(name, number, (), batch_shape)

@@ -29,7 +29,7 @@ class BiasTiles(NamedTuple):
 def prepare(bias: Bias | None, dtype: jnp.dtype, plan: Plan) -> BiasTiles:
     """The tables of a bias, cut into tiles, and its functions."""
     summands = [] if bias is None else _summands(cast_floats(bias, dtype))
-    tables = [cut(part.table, plan) for part in summands if isinstance(part, DenseBias)]
+    tables = [cut_table(part.table, plan) for part in summands if isinstance(part, DenseBias)]
     functions = [part for part in summands if not isinstance(part, DenseBias)]
     return BiasTiles(tuple(tables), tuple(functions))
 
@@ -69,7 +69,7 @@ def _summands(bias: Bias) -> list[Any]:
     return [bias]
 
 
-def cut(table: Array, plan: Plan) -> Array:
+def cut_table(table: Array, plan: Plan) -> Array:
     """[T or 1, S or 1] -> [query_tiles or 1, key_tiles or 1, t or 1, s or 1], zero-padded."""
     counts, sizes = (plan.query_tiles, plan.key_tiles), (plan.tile.query, plan.tile.key)
     sides = [

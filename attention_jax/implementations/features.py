@@ -36,12 +36,12 @@ def projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -
     is_projected, dtype = isinstance(key, ProjectedKeys), inputs.token_dtype
     k_features = key.features if is_projected else score.project_key(params, key)
     return (
-        rounded(score, score.project_query(params, query), "query", dtype),
-        rounded(score, k_features, "key", dtype),
+        rounded_features(score, score.project_query(params, query), "query", dtype),
+        rounded_features(score, k_features, "key", dtype),
     )
 
 
-def rounded(score: Score, features: Features, side: Side, dtype: jnp.dtype) -> Features:
+def rounded_features(score: Score, features: Features, side: Side, dtype: jnp.dtype) -> Features:
     """The features as `pair` reads them, of tokens that are multiplied in a dtype."""
     return score.round(features, side, dtype) if dtype.itemsize == 2 else features
 

@@ -32,7 +32,7 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.programs import one_line
 from attention_jax.implementations.batching import core_ndims, map_over_batch, vmap_over_batch
 from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.kernels import tokens
+from attention_jax.kernels import preparation
 from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.rule import twin
 from attention_jax.kernels.windows import bounds_of
@@ -49,10 +49,10 @@ CUDNN_GENERATION = 8.0  # the compute capability from which cuDNN has fused atte
 
 def attend(options: Options, inputs: Inputs) -> tuple[Array, None]:
     """A whole batch: output [*B, T, Dv] in the query's dtype."""
-    tokens.refuse("cudnn", reason_against(options, inputs))
+    preparation.refuse("cudnn", reason_against(options, inputs))
     if 0 in (*inputs.query.shape, *inputs.value.shape):
-        return _twin(options, inputs), None  # cuDNN takes no empty arrays
-    return _attend(options, inputs), None
+        return _twin_of_batch(options, inputs), None  # cuDNN takes no empty arrays
+    return _fused(options, inputs), None
 
 
 def reason_against(options: Options, inputs: Inputs) -> str | None:
@@ -65,7 +65,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
         return f"needs query, key and value in bfloat16, or all in float16; got {names}"
     if options.return_statistics:
         return "returns no max_logit and no entropy, so it needs return_statistics=False"
-    if reason := tokens.reason_against(options, inputs):
+    if reason := preparation.reason_against_call(options, inputs):
         return reason
     dims = inputs.query.shape[-1], inputs.key.shape[-1]
     features = jax.eval_shape(
@@ -188,7 +188,7 @@ def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]
         options = dataclasses.replace(options, score=score)
 
     def of_example(inputs: Inputs) -> Any:
-        operands, windows = tokens.operands_of(options, inputs, lengths)
+        operands, windows = preparation.operands_of(options, inputs, lengths)
         features = operands[:3]
         if windows is None or not bounds_of(inputs.mask).padded:
             return features, None, None
@@ -233,23 +233,23 @@ def _batched_alike(*trees: Any) -> Any:
 # --- the derivative rule ---
 
 
-def _twin(options: Options, inputs: Inputs) -> Array:
+def _twin_of_batch(options: Options, inputs: Inputs) -> Array:
     """The output of `twin` for the batch."""
     attend = functools.partial(twin, options)
     output: Array = vmap_over_batch(options, attend, inputs)[0]
     return output
 
 
-def _attend_fwd(options: Options, inputs: Inputs) -> tuple[Array, Inputs]:
+def _fused_fwd(options: Options, inputs: Inputs) -> tuple[Array, Inputs]:
     # The forward pass of a gradient saves the rows' logsumexp too.
     return jax.vjp(functools.partial(_output, options, even=True), inputs)[0], inputs
 
 
-def _attend_bwd(options: Options, inputs: Inputs, doutput: Array) -> tuple[Inputs]:
+def _fused_bwd(options: Options, inputs: Inputs, doutput: Array) -> tuple[Inputs]:
     _, doutput = _batched_alike(inputs, doutput)
-    # Within one program XLA merges this forward pass with that of `_attend_fwd`.
+    # Within one program XLA merges this forward pass with that of `_fused_fwd`.
     return jax.vjp(functools.partial(_output, options, even=True), inputs)[1](doutput)
 
 
-_attend = custom_vjp(_output, nondiff_argnums=(0,), twin=_twin)
-_attend.defvjp(_attend_fwd, _attend_bwd)
+_fused = custom_vjp(_output, nondiff_argnums=(0,), twin=_twin_of_batch)
+_fused.defvjp(_fused_fwd, _fused_bwd)

@@ -19,10 +19,10 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.implementations import tiled
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import Operands
-from attention_jax.kernels.rows import RowTerms, row_terms
-from attention_jax.kernels.tokens import operands_of, refuse
+from attention_jax.kernels.preparation import operands_of, refuse
+from attention_jax.kernels.row_terms import RowTerms, row_terms
 from attention_jax.kernels.windows import Windows, padded_windows
-from attention_jax.normalizers.rows import RowSummary, Sums
+from attention_jax.normalizers.rows import RowSummary, SoftmaxSums
 
 Array = jax.Array
 
@@ -48,9 +48,21 @@ class Kernels(NamedTuple):
     reason_against: Callable[[Options, Inputs], str | None]  # see `refuse`
     tile: Callable[[Options, int, int], tuple[int, int]]  # the tile of these lengths
     # -> output [T, Dv], and sums; the windows are None if each query sees each key.
-    forward: Callable[[KernelCall, Operands, Windows | None], tuple[Array, Sums]]
-    # (..., the cotangent of the output) -> cotangents of the operands
-    backward: Callable[[KernelCall, Operands, Windows | None, RowTerms, Array], Operands]
+    forward: Callable[[KernelCall, Operands, Windows | None], tuple[Array, SoftmaxSums]]
+    # (..., the results of `row_terms`) -> cotangents of the operands
+    backward: Callable[[KernelCall, Operands, Windows | None, Array, RowTerms], Operands]
+
+
+def attention_by(kernels: Kernels, options: Options, inputs: Inputs) -> Any:
+    """One example: output [T, Dv] in the query's dtype, and statistics.
+
+    Raises:
+        NotImplementedError: the kernels cannot serve; the message has the reason.
+    """
+    refuse(kernels.name, kernels.reason_against(options, inputs))
+    if 0 in (inputs.query.shape[0], *inputs.value.shape):
+        return tiled.attend(options, inputs)  # no kernel has a tile without entries
+    return _attend(kernels, options, inputs)
 
 
 def twin(options: Options, inputs: Inputs) -> Any:
@@ -59,55 +71,56 @@ def twin(options: Options, inputs: Inputs) -> Any:
     return output.astype(inputs.query.dtype), statistics
 
 
-def attention_by(kernels: Kernels) -> Callable[[Options, Inputs], Any]:
-    """(options, inputs of one example) -> output [T, Dv] in the query's dtype, and statistics.
+@functools.partial(
+    custom_vjp, nondiff_argnums=(0, 1), twin=lambda _, options, inputs: twin(options, inputs)
+)
+def _attend(kernels: Kernels, options: Options, inputs: Inputs) -> Any:
+    return _attend_fwd(kernels, options, inputs)[0]
 
-    The function raises NotImplementedError, with the reason, where the kernels cannot serve.
-    """
 
-    def call_of(options: Options, inputs: Inputs) -> KernelCall:
-        lengths = inputs.query.shape[0], inputs.key.shape[0]
-        tile = kernels.tile(options, *lengths)
-        tiles = (math.ceil(lengths[0] / tile[0]), math.ceil(lengths[1] / tile[1]))
-        return KernelCall(options, tile, tiles, inputs.query.dtype)
+class Residuals(NamedTuple):
+    """The arrays that the forward pass saves for the backward pass; T in whole tiles."""
 
-    def prepared(call: KernelCall, inputs: Inputs) -> tuple[Operands, Windows | None]:
-        operands, windows = operands_of(call.options, inputs, call.lengths)
-        return operands, windows and padded_windows(windows, *call.lengths)
+    inputs: Inputs
+    sums: SoftmaxSums  # [T]
+    output: Array  # [T, Dv]
 
-    def forward(options: Options, inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
-        call = call_of(options, inputs)
-        output, sums = kernels.forward(call, *prepared(call, inputs))
-        statistics = None if sums.excess is None else RowSummary.of_sums(*sums).statistics()
-        results = output.astype(inputs.query.dtype), statistics
-        results = jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results)
-        return results, (inputs, sums, output)
 
-    @functools.partial(custom_vjp, nondiff_argnums=(0,), twin=twin)
-    def with_gradient(options: Options, inputs: Inputs) -> Any:
-        return forward(options, inputs)[0]
+def _attend_fwd(kernels: Kernels, options: Options, inputs: Inputs) -> tuple[Any, Residuals]:
+    call = _call_of(kernels, options, inputs)
+    output, sums = kernels.forward(call, *_prepared(call, inputs))
+    statistics = None if sums.moment is None else RowSummary.of_sums(*sums).statistics()
+    results = output.astype(inputs.query.dtype), statistics
+    results = jax.tree.map(lambda rows: rows[: inputs.query.shape[0]], results)
+    return results, Residuals(inputs, sums, output)
 
-    def backward(options: Options, residuals: Any, cotangents: Any) -> tuple[Inputs]:
-        inputs, sums, output = residuals
-        call = call_of(options, inputs)
-        operands, pull_back, windows = jax.vjp(
-            functools.partial(prepared, call), inputs, has_aux=True
-        )
 
-        def pad(rows: Array) -> Array:
-            padding = call.lengths[0] - rows.shape[0]
-            return jnp.pad(rows, ((0, padding), *[(0, 0)] * (rows.ndim - 1)))
+def _attend_bwd(
+    kernels: Kernels, options: Options, residuals: Residuals, cotangents: Any
+) -> tuple[Inputs]:
+    inputs, sums, output = residuals
+    call = _call_of(kernels, options, inputs)
+    operands, pull_back, windows = jax.vjp(functools.partial(_prepared, call), inputs, has_aux=True)
 
-        cotangents = jax.tree.map(pad, cotangents)
-        terms = row_terms(sums, output, cotangents)
-        return pull_back(kernels.backward(call, operands, windows, terms, cotangents[0]))
+    def pad(rows: Array) -> Array:
+        padding = call.lengths[0] - rows.shape[0]
+        return jnp.pad(rows, ((0, padding), *[(0, 0)] * (rows.ndim - 1)))
 
-    with_gradient.defvjp(forward, backward)
+    terms = row_terms(sums, output, jax.tree.map(pad, cotangents))
+    return pull_back(kernels.backward(call, operands, windows, *terms))
 
-    def attend(options: Options, inputs: Inputs) -> Any:
-        refuse(kernels.name, kernels.reason_against(options, inputs))
-        if 0 in (inputs.query.shape[0], *inputs.value.shape):
-            return tiled.attend(options, inputs)  # no kernel has a tile without entries
-        return with_gradient(options, inputs)
 
-    return attend
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _call_of(kernels: Kernels, options: Options, inputs: Inputs) -> KernelCall:
+    lengths = inputs.query.shape[0], inputs.key.shape[0]
+    tile = kernels.tile(options, *lengths)
+    tiles = (math.ceil(lengths[0] / tile[0]), math.ceil(lengths[1] / tile[1]))
+    return KernelCall(options, tile, tiles, inputs.query.dtype)
+
+
+def _prepared(call: KernelCall, inputs: Inputs) -> tuple[Operands, Windows | None]:
+    """What the kernels read, padded to whole tiles."""
+    operands, windows = operands_of(call.options, inputs, call.lengths)
+    return operands, windows and padded_windows(windows, *call.lengths)

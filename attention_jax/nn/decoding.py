@@ -201,17 +201,17 @@ def beam_search(
     # A negative penalty would divide longer hypotheses by less, and the stopping rule would fail.
     if penalty < 0:
         raise ValueError(f"length_penalty must be at least 0; got {length_penalty!r}")
-    state = jax.tree.map(lambda leaf: _repeated(leaf, batch_size, beams), state)
+    state = jax.tree.map(lambda leaf: _for_each_beam(leaf, batch_size, beams), state)
     logits_dtype = _check_step(step, state, batch_size * beams, eos)
     dtype = accumulator_dtype(jnp.empty((), logits_dtype))
 
     def scores_of(log_probabilities: Array, length: Array | int) -> Array:
         return log_probabilities / ((5 + jnp.asarray(length, dtype)) / 6) ** penalty
 
-    def unfinished(search: _Search) -> Array:
+    def unfinished(search: _BeamState) -> Array:
         return (search.t < max_length) & jnp.any(search.live > -jnp.inf)
 
-    def extend(search: _Search) -> _Search:
+    def extend(search: _BeamState) -> _BeamState:
         logits, state = step(search.state, search.last.reshape(-1))
         # First the best of each prefix by its logits, then the best of all: sums of
         # log-probabilities are rounded, and values that become equal keep the order of the logits.
@@ -244,12 +244,12 @@ def beam_search(
         # Each row stops on its own, so that its result does not depend on the other rows.
         live = jnp.where((kept.scores[:, -1] >= bound)[:, None], -jnp.inf, live)
         last = jnp.where(live > -jnp.inf, new_tokens, pad)
-        return _Search(length, state, last, tokens, live, kept)
+        return _BeamState(length, state, last, tokens, live, kept)
 
     shape = (batch_size, beams)
     tokens = jnp.full((*shape, max_length), pad, jnp.int32)
     nothing = jnp.full(shape, -jnp.inf, dtype)
-    search = _Search(
+    search = _BeamState(
         t=jnp.int32(0),
         state=state,
         last=jnp.broadcast_to(first[:, None], shape),
@@ -267,7 +267,7 @@ def beam_search(
     )
 
 
-class _Search(NamedTuple):
+class _BeamState(NamedTuple):
     """The carry of the loop of beam search."""
 
     t: Array  # int32 [], tokens generated so far
@@ -318,7 +318,7 @@ def first_tokens(sos: Any, batch_size: int) -> Array:
     return jnp.broadcast_to(tokens.astype(jnp.int32), (batch_size,))
 
 
-def _repeated(leaf: Any, batch_size: int, beams: int) -> Array:
+def _for_each_beam(leaf: Any, batch_size: int, beams: int) -> Array:
     """An array of the state, each row `beams` times."""
     leaf = jnp.asarray(leaf)
     if leaf.shape[:1] != (batch_size,):

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.meshes import varying_as
-from attention_jax.normalizers.rows import Family, softmax_of_rows, summary_of_rows
+from attention_jax.normalizers.rows import BoundFamily, softmax_of_rows, summary_of_rows
 from attention_jax.normalizers.threshold import find_shift
 from attention_jax.scores.contract import init_shapes
 
@@ -132,9 +132,9 @@ class Normalizer:
         return init_shapes(self)
 
 
-def family_of(normalizer: Normalizer, params: Params) -> Family:
+def family_of(normalizer: Normalizer, params: Params) -> BoundFamily:
     """The family of a normaliser with its parameters."""
-    return Family(normalizer.family, normalizer.family_params(params))
+    return BoundFamily(normalizer.family, normalizer.family_params(params))
 
 
 def sink_logit(normalizer: Normalizer, params: Params) -> Array | None:

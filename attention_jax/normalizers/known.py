@@ -17,7 +17,6 @@ from attention_jax.core.programs import (
     is_of_library,
     is_wide,
     on_numbers,
-    sample_numbers,
 )
 from attention_jax.normalizers.contract import (
     Normalizer,
@@ -75,17 +74,11 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
 
     shapes = part.call("init", normalizer.param_shapes)
     arrays = (shapes, np.empty((3, 5)), np.empty((3, 1)), np.empty(3))
-    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), arrays)
-    known: Any = Known(
-        normalizer,
-        trace=lambda: part.trace(program, *arguments),
-        trace_init=lambda: part.trace_init(normalizer.init),
-        sample=lambda: part.call(
-            "its derivative", sample_numbers, normalizer, normalizer.init, (3, 4)
-        ),
-    )
-    part.check_once(known.digest, lambda: _check_weights(part, normalizer, dtype))
-    return known
+
+    def check(*_: Any) -> None:
+        _check_weights(part, normalizer, dtype)
+
+    return part.known(program, arrays, dtype, normalizer.init, ((3, 4),), check)
 
 
 def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
@@ -113,7 +106,7 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
         " sums_to_one = False if no weight reaches 1",
     )
     shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
-    # The user's own method: `Family.weight` gives a masked key the weight 0 without asking it.
+    # The user's own method: `BoundFamily.weight` gives a masked key the weight 0 without asking it.
     weights = on_numbers(lambda x: family.normalizer.weight(family.params, x), shifted)
     for wrong, problem in (
         (np.isnan(weights), "must be numbers"),

@@ -6,12 +6,12 @@ sums of tiles add up. For softmax the shift is M, the largest of the logits x_j 
 softmax*), and the sums are
 
     total = sum_j exp(x_j - M),    weighted = sum_j exp(x_j - M) v_j,
-    excess = sum_j exp(x_j - M) (x_j - M).
+    moment = sum_j exp(x_j - M) (x_j - M).
 
-When M rises by r, the first two shrink by exp(-r), and excess becomes exp(-r) (excess - r total).
+When M rises by r, the first two shrink by exp(-r), and moment becomes exp(-r) (moment - r total).
 The results do not depend on M, so it needs no gradient. With n the total at the end, a row has
 
-    output = weighted / n,    logsumexp = M + log n,    entropy = log n - excess / n.
+    output = weighted / n,    logsumexp = M + log n,    entropy = log n - moment / n.
 
 A sink is one more key, with the logit z and the value 0. The other keys then have the share
 
@@ -42,7 +42,7 @@ from attention_jax.core.serialization import exported
 Array = jax.Array
 
 
-class Family(NamedTuple):
+class BoundFamily(NamedTuple):
     """The `weight` and `inverse` of a normaliser, with its parameters."""
 
     normalizer: Any  # a `Normalizer` that is its own family
@@ -92,15 +92,15 @@ class RowSummary(NamedTuple):
     entropy: Any  # [t] in nats; 0 without keys; None where it is not requested
 
     @classmethod
-    def of_sums(cls, largest: Array, total: Array, excess: Array | None) -> RowSummary:
-        """The summary of rows [t] with these sums; the excess gives the entropy.
+    def of_sums(cls, largest: Array, total: Array, moment: Array | None) -> RowSummary:
+        """The summary of rows [t] with these sums; the moment gives the entropy.
 
         `largest` may hold anything in a row without keys, whose total is 0.
         """
         any_allowed = total != 0  # `> 0` would hide a NaN
         total = jnp.where(any_allowed, total, 1)
         log_sum = jnp.log(total)
-        entropy = None if excess is None else jnp.where(any_allowed, log_sum - excess / total, 0)
+        entropy = None if moment is None else jnp.where(any_allowed, log_sum - moment / total, 0)
         return cls(jnp.where(any_allowed, largest, -jnp.inf), log_sum, entropy)
 
     def statistics(self) -> AttentionStatistics:
@@ -129,42 +129,39 @@ class RowSummary(NamedTuple):
 LOWEST = float(jnp.finfo(jnp.float32).min)  # of kernels
 
 
-class Sums(NamedTuple):
+class SoftmaxSums(NamedTuple):
     """The sums of a softmax over the keys so far, of each row: arrays, or a kernel's references."""
 
     largest: Any  # [T] M; the lowest float without keys: -inf minus -inf would be NaN
     total: Any  # [T]; 0 without keys
-    excess: Any  # [T]; None where no entropy is requested
+    moment: Any  # [T]; None where no entropy is requested
 
+    def with_tile(
+        self,
+        logits: Array,
+        largest: Array,
+        spread: Callable[[Array], Array],
+        sum_of_rows: Callable[[Array], Array],
+    ) -> tuple[SoftmaxSums, Array, Array]:
+        """(the sums with a tile of keys, its exp(x - M), the factor of what was summed before).
 
-def with_tile(
-    sums: Sums,
-    logits: Array,
-    largest: Array,
-    spread: Callable[[Array], Array],
-    sum_of_rows: Callable[[Array], Array],
-) -> tuple[Sums, Array, Array]:
-    """(the sums with a tile of keys, its exp(x - M), the factor of what was summed before).
-
-    Args:
-        sums: of the tiles before, in any form of rows.
-        logits: [t, s]; -inf where masked.
-        largest: rows of the largest logits of this tile.
-        spread: rows -> tile.
-        sum_of_rows: tile -> rows.
-    """
-    largest = jnp.maximum(sums.largest, largest)
-    rise = sums.largest - largest
-    shrink = jnp.exp(rise)
-    shifted = logits - spread(largest)
-    exponentials = jnp.exp(shifted)
-    excess = sums.excess
-    if excess is not None:
-        # 0 where the exponential is 0: 0 * -inf would be NaN.
-        excess = shrink * (excess + jnp.where(shrink > 0, rise, 0.0) * sums.total)
-        excess = excess + sum_of_rows(exponentials * where_positive(exponentials, shifted))
-    total = shrink * sums.total + sum_of_rows(exponentials)
-    return Sums(largest, total, excess), exponentials, shrink
+        Args:
+            logits: [t, s]; -inf where masked.
+            largest: rows of the largest logits of this tile, in the form of the sums' rows.
+            spread: rows -> tile.
+            sum_of_rows: tile -> rows.
+        """
+        largest = jnp.maximum(self.largest, largest)
+        rise = self.largest - largest
+        shrink = jnp.exp(rise)
+        shifted = logits - spread(largest)
+        exponentials = jnp.exp(shifted)
+        moment = self.moment
+        if moment is not None:
+            moment = shrink * (moment + where_positive(shrink, rise) * self.total)
+            moment = moment + sum_of_rows(exponentials * where_positive(exponentials, shifted))
+        total = shrink * self.total + sum_of_rows(exponentials)
+        return SoftmaxSums(largest, total, moment), exponentials, shrink
 
 
 def where_positive(exponentials: Array, shifted: Array) -> Array:
@@ -202,7 +199,7 @@ class RowSums(NamedTuple):
     # (total [t], weighted sum of values [t, Dv]) of the weights; after a search for the threshold
     # also of the slopes of the weights, for the mean.
     sums: tuple[tuple[Array, Array], ...]
-    excess: Array | None = None  # [t] for the entropy of a softmax
+    moment: Array | None = None  # [t] for the entropy of a softmax
 
     @classmethod
     def empty(cls, normalizer: Any, weighted: Array, *, entropy: bool) -> RowSums:
@@ -228,7 +225,7 @@ class RowSums(NamedTuple):
         logits: Array,
         values: Array,
         factors_of_values: Callable[[Array], Array],
-        family: Family,
+        family: BoundFamily,
     ) -> RowSums:
         """The sums after s more keys.
 
@@ -241,8 +238,8 @@ class RowSums(NamedTuple):
         """
         if family.normalizer.is_softmax:
             ((total, weighted),) = self.sums
-            sums, exponentials, shrink = with_tile(
-                Sums(self.shift.reference, total, self.excess),
+            before = SoftmaxSums(self.shift.reference, total, self.moment)
+            sums, exponentials, shrink = before.with_tile(
                 logits,
                 jax.lax.stop_gradient(jnp.max(logits, axis=1)),
                 lambda rows: rows[:, None],
@@ -250,7 +247,7 @@ class RowSums(NamedTuple):
             )
             factors = factors_of_values(exponentials)
             weighted = shrink[:, None] * weighted + einsum("ts,sd->td", factors, values)
-            return RowSums(RowShift(sums.largest), ((sums.total, weighted),), sums.excess)
+            return RowSums(RowShift(sums.largest), ((sums.total, weighted),), sums.moment)
         shifted = self.shift.shifted(logits)
         searched = len(self.sums) > 1
         weights = family.weights_and_slopes(shifted) if searched else (family.weight(shifted),)
@@ -267,7 +264,7 @@ class RowSums(NamedTuple):
         summary, mean = None, None
         divisor = jnp.where(empty | (not normalizer.family.sums_to_one), 1, total)
         if normalizer.family.is_softmax:
-            summary = RowSummary.of_sums(self.shift.reference, total, self.excess)
+            summary = RowSummary.of_sums(self.shift.reference, total, self.moment)
         else:  # see `threshold.py`
             divisor = jax.lax.stop_gradient(divisor)
         output = output / divisor[:, None]
@@ -286,10 +283,9 @@ class RowSums(NamedTuple):
 def summary_of_rows(logits: Array) -> RowSummary:
     """The summary [..., T] of rows of logits [..., T, S], float32 or wider, -inf where masked."""
     largest, exponentials, total = _shifted_exponentials(logits, -1)
-    # l_j - max, or 0 where the weight is 0: 0 * -inf would be NaN, while x log x goes to 0.
-    shifted = jnp.where(exponentials > 0, logits - largest, 0)
-    excess = jnp.sum(exponentials * shifted, axis=-1)
-    return RowSummary.of_sums(largest[..., 0], total[..., 0], excess)
+    shifted = jnp.where(exponentials > 0, logits - largest, 0)  # as in `where_positive`
+    moment = jnp.sum(exponentials * shifted, axis=-1)
+    return RowSummary.of_sums(largest[..., 0], total[..., 0], moment)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

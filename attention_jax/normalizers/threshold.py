@@ -33,7 +33,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers.rows import Family, RowShift, RowSums
+from attention_jax.normalizers.rows import BoundFamily, RowShift, RowSums
 
 Array = jax.Array
 # fold(update, carry): the last carry after `carry = update(carry, logits, ...)` for every tile of
@@ -55,7 +55,7 @@ def num_visits(normalizer: Any, dtype: Any) -> int:
     return (64 if double else 32) * (2 if family.steep else 1)
 
 
-def with_threshold(sums: RowSums, family: Family, fold: Fold, num_keys: int) -> RowSums:
+def with_threshold(sums: RowSums, family: BoundFamily, fold: Fold, num_keys: int) -> RowSums:
     """The sums before the first key, with the shift that a search found, where there is a search.
 
     The arguments are those of `find_shift`.
@@ -66,7 +66,7 @@ def with_threshold(sums: RowSums, family: Family, fold: Fold, num_keys: int) -> 
     return sums._replace(shift=find_shift(family, fold, zeros, num_keys))
 
 
-def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowShift:
+def find_shift(family: BoundFamily, fold: Fold, zeros: Array, num_keys: int) -> RowShift:
     """The largest logit of each of t rows, and the threshold after it, differentiable by JAX.
 
     Args:
@@ -125,7 +125,7 @@ def find_shift(family: Family, fold: Fold, zeros: Array, num_keys: int) -> RowSh
     return RowShift(reference, jax.lax.custom_root(excess, lower, search, divide))
 
 
-def _newton_step(family: Family, total: Array, slope: Array) -> Array:
+def _newton_step(family: BoundFamily, total: Array, slope: Array) -> Array:
     """The step of tau, from the sums of weights and of slopes at tau; 0 where they are 0."""
     valid = (total > 0) & (slope > 0)
     total, slope = jnp.where(valid, total, 1), jnp.where(valid, slope, 1)

@@ -27,7 +27,7 @@ from attention_jax.pairwise.position_functions import (
 
 Array = jax.Array
 
-_TILE = (3, 5)  # the queries and keys of the traced tile
+_TRACED_SIZES = (3, 5)  # the queries and keys of the traced tile
 
 
 @position_dataclass
@@ -91,7 +91,7 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
     def known(function: Any) -> Any:
         if not is_users(function):
             return function
-        part, digest = _part_of(function), _digest(function, dtype)
+        part, digest = _named_part(function), _digest(function, dtype)
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(function))
         if _has_status(function) and not is_traced:
             sizes = f"{digest} {lengths}"  # a longer call has tiles that a shorter one has not
@@ -104,7 +104,7 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
     return jax.tree.map(known, function, is_leaf=is_whole)
 
 
-def _part_of(function: PositionFunction) -> Part:
+def _named_part(function: PositionFunction) -> Part:
     return Part(function.kind, type(function).__name__, "make it a field made by array_field()")
 
 
@@ -114,14 +114,14 @@ def _has_status(function: PositionFunction) -> bool:
 
 def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
     """Traces the methods of a user's mask or bias on a small tile, and checks their results."""
-    part = _part_of(function)
+    part = _named_part(function)
     part.check_signatures(function)
     is_mask = isinstance(function, Mask)
     name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
     values = "booleans" if is_mask else f"floats of {jnp.dtype(dtype)} or more"
     contract = (
-        f"{name} must return {values} that broadcast to {list(_TILE)} of {_TILE[0]} queries,"
-        f" {_TILE[1]} keys"
+        f"{name} must return {values} that broadcast to {list(_TRACED_SIZES)} of"
+        f" {_TRACED_SIZES[0]} queries, {_TRACED_SIZES[1]} keys"
     )
 
     def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
@@ -132,14 +132,14 @@ def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
 
     def program(function: Any, *positions: Array) -> Any:
         entries = part.call(name, getattr(function, name), *positions, of=positions, cure=contract)
-        fits = is_array(entries, kind) and broadcasts(entries.shape, _TILE)
+        fits = is_array(entries, kind) and broadcasts(entries.shape, _TRACED_SIZES)
         part.require(fits and is_wide(entries, dtype), contract, entries)
         if not _has_status(function):
             return entries
         return entries, part.call("tile_status", function.tile_status, *positions, of=positions)
 
     example = jax.tree.map(without_batch, function, function.core_ndims())
-    positions = [jax.ShapeDtypeStruct((size,), jnp.arange(0).dtype) for size in _TILE]
+    positions = [jax.ShapeDtypeStruct((size,), jnp.arange(0).dtype) for size in _TRACED_SIZES]
     return part.trace(program, example, *positions)
 
 

@@ -20,7 +20,7 @@ from attention_jax.core.programs import is_of_this_package
 from attention_jax.core.serialization import exported
 
 Array = jax.Array
-Function = TypeVar("Function", bound="PositionFunction")
+OwnClass = TypeVar("OwnClass", bound="PositionFunction")
 
 _CORE_AXES = "core_axes"
 
@@ -133,7 +133,7 @@ class PositionFunction:
         values = pad_rank(values, 2)
         return jnp.broadcast_to(values, (*values.shape[:-2], target_length, source_length))
 
-    def core_ndims(self: Function) -> Function:
+    def core_ndims(self: OwnClass) -> OwnClass:
         """A copy with every array replaced by its number of axes, excluding batch axes."""
         return dataclasses.replace(  # type: ignore[type-var]
             self,

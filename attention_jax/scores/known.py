@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +18,6 @@ from attention_jax.core.programs import (
     is_of_this_package,
     is_wide,
     on_numbers,
-    sample_numbers,
 )
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.wrapped import WrappedScore
@@ -51,14 +51,14 @@ def known_score(
     part.check_signatures(score)
     arguments = (params, query_dim, key_dim, dtype)
     try:
-        return _traced(part, score, *arguments)
+        return _traced_score(part, score, *arguments)
     except Exception:
         if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
             known_score(score.score, *arguments)  # names the part inside
         raise
 
 
-def _traced(
+def _traced_score(
     part: Part, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any
 ) -> Score:
     # Transposed features and logits have other shapes.
@@ -68,7 +68,6 @@ def _traced(
         np.empty((target, query_dim)),
         np.empty((source, key_dim)),
     )
-    arguments = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), arrays)
     width = f"{jnp.dtype(dtype)} or more"
 
     def init(rng: Any) -> Params:
@@ -107,14 +106,7 @@ def _traced(
         ]
 
     shapes = ((3, query_dim), (4, key_dim))
-    known: Any = Known(
-        score,
-        trace=lambda: part.trace(program, *arguments),
-        trace_init=lambda: part.trace_init(init),
-        sample=lambda: part.call("its derivative", sample_numbers, score, init, *shapes),
-    )
-    part.check_once(known.digest, lambda: _check_pairs(part, score, *arguments))
-    return known
+    return part.known(program, arrays, dtype, init, shapes, partial(_check_pairs, part, score))
 
 
 def _is_users(score: Score, method: str) -> bool:

@@ -170,7 +170,7 @@ class Yat(Score):
         check_real("epsilon", self.epsilon, above=0)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        squares = jnp.square(_differences(q_features, k_features)).sum(-1)
+        squares = jnp.square(_feature_differences(q_features, k_features)).sum(-1)
         products = einsum("td,sd->ts", q_features, k_features)
         return _log_square(products) - jnp.log(squares + self.epsilon)
 
@@ -190,7 +190,7 @@ class Manhattan(Score):
     needs_equal_dims = True
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        differences = _differences(q_features, k_features)
+        differences = _feature_differences(q_features, k_features)
         sizes = differences * jnp.sign(differences)  # `abs` has the derivative 1 at 0
         return -sizes.sum(-1) / math.sqrt(k_features.shape[-1])
 
@@ -212,7 +212,7 @@ class Tropical(Score):
     needs_equal_dims = True
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        differences = _differences(q_features, k_features)
+        differences = _feature_differences(q_features, k_features)
         return differences.min(-1) - differences.max(-1)
 
 
@@ -241,7 +241,7 @@ class Hyperbolic(Score):
         return {"log_beta": jnp.zeros(())}
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        squares = jnp.square(_differences(q_features, k_features)).sum(-1)
+        squares = jnp.square(_feature_differences(q_features, k_features)).sum(-1)
         heights = _height(q_features)[:, None] - _height(k_features)[None, :]
         excess = jnp.maximum(squares - heights * heights, 0) / 2 + 1e-12
         distances = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))  # arcosh(1 + excess)
@@ -357,7 +357,7 @@ class Softplus(LogitMap):
         return jnp.where(small, logits, jnp.log(jax.nn.softplus(jnp.where(small, 0, logits))))
 
 
-def _differences(queries: Array, keys: Array) -> Array:
+def _feature_differences(queries: Array, keys: Array) -> Array:
     """[t, F] and [s, F] -> [t, s, F]"""
     return queries[:, None, :] - keys[None, :, :]
 

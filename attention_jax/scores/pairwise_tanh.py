@@ -97,7 +97,7 @@ def _tanh_of_feature(v: Array, a: Array, b: Array) -> Array:
 
 def _logits_by_tanh(v: Array, a: Array, b: Array) -> Array:
     def add_features(v, a, b):
-        return _total([_tanh_of_feature(*each) for each in zip(v, a, b, strict=True)])
+        return _sum_of_terms([_tanh_of_feature(*each) for each in zip(v, a, b, strict=True)])
 
     return _sum_over_first_axis(add_features, v, a.T, b.T)
 
@@ -136,7 +136,7 @@ def _divisors(x: Sequence[Array], y: Sequence[Array]) -> list[Array]:
 def _tanhs(coefficients: Sequence[Array], divisors: Sequence[Array]) -> Array:
     """sum_n c_n tanh_n = sum_n c_n - 2 sum_n c_n / d_n"""
     pairs = _by_two(coefficients, divisors)
-    return _total(coefficients) - 2 * _total(
+    return _sum_of_terms(coefficients) - 2 * _sum_of_terms(
         [(c1 * d2 + c2 * d1) / (d1 * d2) for c1, c2, d1, d2 in pairs]
     )
 
@@ -148,7 +148,7 @@ def _slopes(coefficients: Sequence[Array], divisors: Sequence[Array]) -> Array:
         inverse = 1 / (d1 * d2)
         r1, r2 = inverse * d2, inverse * d1
         terms.append(c1 * (r1 - r1 * r1) + c2 * (r2 - r2 * r2))
-    return 4 * _total(terms)
+    return 4 * _sum_of_terms(terms)
 
 
 def _by_two(coefficients, divisors):
@@ -224,7 +224,7 @@ def _sum_over_tokens(terms: Callable, x: Array, y: Array, dlogits: Array) -> Arr
 # --- loops ---
 
 
-def _total(terms: Sequence[Array]) -> Array:
+def _sum_of_terms(terms: Sequence[Array]) -> Array:
     return functools.reduce(jnp.add, terms)
 
 
@@ -268,7 +268,7 @@ def _entries(array: Array, first: Array, count: int) -> list[Array]:
 # --- the choice between the two formulas ---
 
 
-def _choose(by_tanh: Callable, by_exponentials: Callable, tangent: Callable | None = None):
+def _by_size(by_tanh: Callable, by_exponentials: Callable, tangent: Callable | None = None):
     """A function that calls `by_exponentials`, or `by_tanh` if queries are large.
 
     `tangent(result, (large, *args), tangents of args)` is the tangent of the result. Without it,
@@ -290,8 +290,8 @@ def _choose(by_tanh: Callable, by_exponentials: Callable, tangent: Callable | No
     return jax.jit(function)  # JAX traces it once for many loops
 
 
-_pull_back = _choose(_pull_back_by_tanh, _pull_back_by_exponentials)
-_push = _choose(_push_by_tanh, _push_by_exponentials)
+_pull_back = _by_size(_pull_back_by_tanh, _pull_back_by_exponentials)
+_push = _by_size(_push_by_tanh, _push_by_exponentials)
 
 
 def _tangent(logits: Array, primals: Sequence[Array], tangents: Sequence[Array]) -> Array:
@@ -306,4 +306,4 @@ def _tangent(logits: Array, primals: Sequence[Array], tangents: Sequence[Array])
     return tangent
 
 
-_logits = _choose(_logits_by_tanh, _logits_by_exponentials, _tangent)
+_logits = _by_size(_logits_by_tanh, _logits_by_exponentials, _tangent)

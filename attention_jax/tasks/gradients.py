@@ -16,7 +16,7 @@ import numpy as np
 from attention_jax.analysis import capture_gradients, logit_variance
 from attention_jax.analysis.capture import computation_order
 from attention_jax.analysis.curvature import edges_and_trace
-from attention_jax.analysis.gradients import scale_sweep
+from attention_jax.analysis.gradients import sweep_of_captured
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.pages import first_row, last_attention, mean_over_heads
@@ -212,7 +212,7 @@ def _scale_sweep(run: Run, params: Params) -> dict[str, Array] | None:
         return None
     mask = attention.mask & jnp.any(gradient.doutput != 0, axis=-1)[..., None]
     logits = jnp.where(mask, attention.logits, 0)
-    sweep = scale_sweep(logits, mask, gradient.dweights, jnp.asarray(_SCALES))
+    sweep = sweep_of_captured(logits, mask, gradient.dweights, jnp.asarray(_SCALES))
     variance = logit_variance(logits, mask, per_row=True)
     return {
         "logit_sd": jnp.sqrt(jnp.mean(variance, where=jnp.any(mask, axis=-1))),

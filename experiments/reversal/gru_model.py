@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations.softmax import masked_softmax
+from attention_jax.implementations.masked_softmax import masked_softmax
 from attention_jax.scores import get_score
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import PAD

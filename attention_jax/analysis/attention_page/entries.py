@@ -18,7 +18,7 @@ from attention_jax.analysis.rollout import attention_rollout, cross_rollout
 from attention_jax.analysis.statistics import weight_entropy
 
 JSON = dict[str, Any]
-Arrays = dict[str, np.ndarray]  # of one attention: quantities [*B, T, S] and a mask
+Matrices = dict[str, np.ndarray]  # of one attention: quantities [*B, T, S] and a mask
 Labels = tuple[Sequence[str], Sequence[str]]  # of queries, of keys
 Tokens = Sequence[str] | Mapping[str, Labels] | None
 
@@ -42,14 +42,14 @@ def attention_entries(
     }
     _add_rollout(heads)
     names = sorted(heads, key=computation_order)
-    labels = {name: _labels_of(name, heads[name], tokens) for name in names}
+    labels = {name: _token_labels(name, heads[name], tokens) for name in names}
     shown = {name: _labelled(heads[name], labels[name]) for name in names}
     count = sum(a.size for arrays in shown.values() for key, a in arrays.items() if key != "mask")
     dtype = precision or ("float32" if count <= _MOST_WIDE_NUMBERS else "float16")
     return [_entry(name, labels[name], shown[name], dtype) for name in names]
 
 
-def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Arrays]:
+def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Matrices]:
     if inputs is not None:
         attentions = capture(attentions, *inputs)
     if isinstance(attentions, Captured | CapturedGradients):
@@ -73,7 +73,7 @@ def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Array
     return {str(name): _arrays(str(name), arrays) for name, arrays in by_name.items()}
 
 
-def _arrays(name: str, arrays: Any) -> Arrays:
+def _arrays(name: str, arrays: Any) -> Matrices:
     """The quantities and the mask that are there, as NumPy arrays."""
     present = {key: np.asarray(array) for key, array in arrays.items() if array is not None}
     if not set(present) & set(_CAPTURED) or not set(present) <= {*_CAPTURED, "mask"}:
@@ -86,7 +86,7 @@ def _arrays(name: str, arrays: Any) -> Arrays:
     }
 
 
-def _heads_of(name: str, arrays: Arrays, example: int | tuple[int | slice, ...]) -> Arrays:
+def _heads_of(name: str, arrays: Matrices, example: int | tuple[int | slice, ...]) -> Matrices:
     """Each array [*B, T, S] as [N, T, S], with the entropy [N, T]."""
     shapes = {quantity: array.shape for quantity, array in arrays.items()}
     heads = {}
@@ -110,7 +110,7 @@ def _heads_of(name: str, arrays: Arrays, example: int | tuple[int | slice, ...])
     return heads
 
 
-def _add_rollout(heads: dict[str, Arrays]) -> None:
+def _add_rollout(heads: dict[str, Matrices]) -> None:
     """Adds "rollout" [1, T, S] where it is defined."""
     with_weights = {
         name: arrays["weights"] for name, arrays in heads.items() if "weights" in arrays
@@ -142,7 +142,7 @@ def _add_rollout(heads: dict[str, Arrays]) -> None:
 # --- labels ---
 
 
-def _labels_of(name: str, arrays: Arrays, tokens: Tokens) -> tuple[list[str], list[str]]:
+def _token_labels(name: str, arrays: Matrices, tokens: Tokens) -> tuple[list[str], list[str]]:
     *_, rows, columns = next(array for key, array in arrays.items() if key != "entropy").shape
     pair: Any = (tokens, tokens)
     if isinstance(tokens, Mapping):
@@ -160,13 +160,13 @@ def _labels_of(name: str, arrays: Arrays, tokens: Tokens) -> tuple[list[str], li
     return sides[0], sides[1]
 
 
-def _labelled(arrays: Arrays, labels: tuple[list[str], list[str]]) -> Arrays:
+def _labelled(arrays: Matrices, labels: tuple[list[str], list[str]]) -> Matrices:
     """The rows and columns that have a label."""
     kept = (slice(None), *(slice(len(side)) for side in labels))
     return {key: array[kept[: array.ndim]] for key, array in arrays.items()}
 
 
-def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Arrays, dtype: str) -> JSON:
+def _entry(name: str, labels: tuple[list[str], list[str]], arrays: Matrices, dtype: str) -> JSON:
     mask = arrays.get("mask")
     if mask is not None and np.all(mask == mask[:1]):
         mask = mask[:1]

@@ -26,7 +26,7 @@ SCRIPT = (
 )
 
 
-def page(data: dict[str, Any]) -> str:
+def document(data: dict[str, Any]) -> str:
     """The whole document.
 
     A security policy in it lets the browser run this one script and load nothing.
@@ -34,11 +34,11 @@ def page(data: dict[str, Any]) -> str:
     Args:
         data: as the README of this folder describes it.
     """
-    script = "\n".join(_text_of("script", name) for name in SCRIPT)
+    script = "\n".join(_file_text("script", name) for name in SCRIPT)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return string.Template(_text_of("page.html")).substitute(
+    return string.Template(_file_text("page.html")).substitute(
         title=html.escape(data["title"]),
-        style=_text_of("page.css"),
+        style=_file_text("page.css"),
         data=_json_in_script(data),
         script=script,
         digest=digest,
@@ -53,6 +53,6 @@ def _json_in_script(data: dict[str, Any]) -> str:
     return text
 
 
-def _text_of(*path: str) -> str:
+def _file_text(*path: str) -> str:
     folder = resources.files("attention_jax.analysis.attention_page")
     return folder.joinpath(*path).read_text(encoding="utf-8")

@@ -87,7 +87,7 @@ class AttentionView:
 
     def to_html(self) -> str:
         """The page: a whole HTML document."""
-        return page.page(self.data)
+        return page.document(self.data)
 
     def save(self, path: str | Path) -> Path:
         """Writes the page, whole or not at all; returns the path.

@@ -1,7 +1,7 @@
 """Additive attention by Mosaic GPU kernels on an NVIDIA GPU of the Hopper generation.
 
 The logits never leave the registers: memory is linear in T and S. Each pair costs half a reciprocal
-for each feature, see `weighted_tanh`. What the kernels cannot do raises NotImplementedError before
+for each feature, see `tanh_quotients`. What the kernels cannot do raises NotImplementedError before
 anything compiles, and so does another device, or an older GPU, except under JAX's interpreter.
 
 The kernels were interpreted and compiled, and never run on a GPU: `None` does not choose them.
@@ -21,7 +21,7 @@ from attention_jax.core.meshes import is_varying
 from attention_jax.implementations.contract import Inputs, Options
 from attention_jax.implementations.features import Operands
 from attention_jax.kernels.choice import nvidia_generation
-from attention_jax.kernels.mosaic_gpu import calls, weighted_tanh
+from attention_jax.kernels.mosaic_gpu import calls, tanh_quotients
 from attention_jax.kernels.mosaic_gpu.kernels import (
     BackwardResults,
     Shared,
@@ -30,12 +30,12 @@ from attention_jax.kernels.mosaic_gpu.kernels import (
     forward_kernel,
 )
 from attention_jax.kernels.mosaic_gpu.registers import ROWS
-from attention_jax.kernels.rows import RowTerms
+from attention_jax.kernels.preparation import reason_against_call
+from attention_jax.kernels.row_terms import RowTerms
 from attention_jax.kernels.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.score_forms import form_of
-from attention_jax.kernels.tokens import reason_against
 from attention_jax.kernels.windows import Windows, ranges, tile_visits, windows_of
-from attention_jax.normalizers.rows import Sums
+from attention_jax.normalizers.rows import SoftmaxSums
 from attention_jax.scores import Additive, Params, Score
 
 Array = jax.Array
@@ -64,7 +64,7 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
         return f"computes additive attention, not {options.score}"
     if inputs.compute_dtype == jnp.float64:
         return "computes in float32, not in float64"
-    if reason := reason_against(options, inputs):
+    if reason := reason_against_call(options, inputs):
         return reason
     needed = calls.shared_memory(weights.shape[0], inputs.value.shape[-1])
     if needed > MOST_SHARED_MEMORY:
@@ -75,7 +75,7 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
     return "needs check_vma=False inside jax.shard_map" if is_varying(inputs) else None
 
 
-def _arrays(
+def _kernel_arrays(
     call: KernelCall, operands: Operands, windows: Windows | None
 ) -> tuple[Shared, Shared, SideArrays, SideArrays]:
     """What the forward kernel reads, and the backward kernels too.
@@ -88,7 +88,8 @@ def _arrays(
         windows = windows_of(None, operands.queries.shape[0], operands.keys.shape[0])
     visited, _ = tile_visits(windows, call.tile, call.tiles[1])
     v = form_of(sum_of_tanh, call.options.score, operands.params)
-    weights, small, queries, keys = weighted_tanh.token_features(v, operands.queries, operands.keys)
+    features = tanh_quotients.token_features(v, operands.queries, operands.keys)
+    weights, small, queries, keys = features
     return (
         Shared(weights, small, ranges(visited)),
         Shared(weights, small, ranges(visited.T)),
@@ -97,24 +98,22 @@ def _arrays(
     )
 
 
-def _forward(call: KernelCall, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
-    of_queries, _, queries, keys = _arrays(call, operands, windows)
+def _forward(
+    call: KernelCall, operands: Operands, windows: Windows | None
+) -> tuple[Array, SoftmaxSums]:
+    of_queries, _, queries, keys = _kernel_arrays(call, operands, windows)
     results = operands.values.shape[1], 3 if call.options.return_statistics else 2
-    output, (largest, total, *excess) = calls.run(
+    output, (largest, total, *moment) = calls.run(
         forward_kernel, "attention_forward", of_queries, queries, keys, results
     )
-    return output.T.astype(call.output_dtype), Sums(largest, total, *excess or [None])
+    return output.T.astype(call.output_dtype), SoftmaxSums(largest, total, *moment or [None])
 
 
 def _backward(
-    call: KernelCall, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
+    call: KernelCall, operands: Operands, windows: Windows | None, doutput: Array, terms: RowTerms
 ) -> Operands:
-    of_queries, of_keys, queries, keys = _arrays(call, operands, windows)
-    scale = terms.scale[:, None]
-    # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
-    doutput = jnp.where(scale != 0, doutput.astype(jnp.float32) * scale, 0)
-    numbers = jnp.stack(jax.tree.leaves((terms.reference, terms.offset, terms.dentropy)))
-    queries = queries._replace(vectors=doutput.T, numbers=numbers)
+    of_queries, of_keys, queries, keys = _kernel_arrays(call, operands, windows)
+    queries = queries._replace(vectors=doutput.T, numbers=jnp.stack(jax.tree.leaves(terms[:3])))
     count, value_dim = queries.features.shape[0], operands.values.shape[1]
 
     def sums(name: str, own_keys: bool, *arrays: Any) -> BackwardResults:
@@ -127,7 +126,7 @@ def _backward(
         functools.partial(form_of, sum_of_tanh, call.options.score), operands.params
     )
     slopes = of_rows.slopes, of_columns.slopes
-    dweights, dqueries, dkeys = weighted_tanh.pull_back(
+    dweights, dqueries, dkeys = tanh_quotients.pull_back_sums(
         weights, slopes, of_rows.inverses, terms.dlogsumexp
     )
     gradients = Operands(dqueries, dkeys, of_columns.vectors.T, *pull_back(dweights))
@@ -135,4 +134,4 @@ def _backward(
 
 
 _KERNELS = Kernels("mosaic_gpu", _reason_against, lambda *_: (ROWS, ROWS), _forward, _backward)
-attend = attention_by(_KERNELS)
+attend = functools.partial(attention_by, _KERNELS)

@@ -13,7 +13,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_gpu.kernels import Program, Shared, SideArrays, copies
 from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers
-from attention_jax.kernels.mosaic_gpu.weighted_tanh import FEATURES_PER_STEP
+from attention_jax.kernels.mosaic_gpu.tanh_quotients import FEATURES_PER_STEP
 
 Array = jax.Array
 

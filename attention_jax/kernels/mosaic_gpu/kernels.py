@@ -21,20 +21,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention_jax.kernels.mosaic_gpu.registers import ROWS, Registers, loop
-from attention_jax.kernels.mosaic_gpu.weighted_tanh import (
+from attention_jax.kernels.mosaic_gpu.tanh_quotients import (
     DENOMINATORS,
     FEATURES_PER_STEP,
     two_inverses,
     two_quotients,
 )
-from attention_jax.kernels.rows import RowTerms, inverse_totals, tile_cotangents
-from attention_jax.normalizers.rows import LOWEST, Sums, with_tile
+from attention_jax.kernels.row_terms import RowTerms, inverse_totals, tile_cotangents
+from attention_jax.normalizers.rows import LOWEST, SoftmaxSums
 
 Array = jax.Array
 
 LARGEST_BOX = 256  # rows of one asynchronous copy
-# The rows of `SideArrays.numbers`: some of `RowTerms`; the third only with statistics.
-REFERENCE, OFFSET, DENTROPY = range(3)
 
 
 class Shared(NamedTuple):
@@ -50,7 +48,7 @@ class SideArrays(NamedTuple):
 
     features: Any  # [F, tokens]
     vectors: Any  # [Dv, tokens]: of keys the values, of queries the cotangents of the output
-    numbers: Any  # [n, tokens] of queries: see `REFERENCE`; None for keys and in the forward kernel
+    numbers: Any  # [n, tokens] of queries: the `RowTerms`; None for keys and in the forward kernel
     windows: Any  # int32 [2, tokens] of queries: the first visible key, and the end; None for keys
 
 
@@ -83,7 +81,7 @@ class Program(NamedTuple):
     def store(self, i: Any) -> None:
         """Copies the results [n, 64] of the tile i into their columns of [n, tokens]."""
         plgpu.commit_smem()
-        for part, tile in _parts(self.results, self.tile_results, i):
+        for part, tile in _copies_of(self.results, self.tile_results, i):
             plgpu.copy_smem_to_gmem(tile, part)
         plgpu.wait_smem_to_gmem(0)
 
@@ -99,7 +97,7 @@ def _boxes(array: Any) -> list[Any]:
     return [pl.ds(first, min(LARGEST_BOX, count - first)) for first in range(0, count, LARGEST_BOX)]
 
 
-def _parts(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
+def _copies_of(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
     """The two ends of each asynchronous copy between the columns of arrays and their tiles."""
     for array, tile in zip(*map(jax.tree.leaves, (arrays, tiles)), strict=True):
         for rows in _boxes(tile):
@@ -107,7 +105,7 @@ def _parts(arrays: Any, tiles: Any, index: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _load(side: SideArrays, tile: SideArrays, index: Any, barrier: Any) -> None:
-    for part, of_tile in _parts(side, tile, index):
+    for part, of_tile in _copies_of(side, tile, index):
         plgpu.copy_gmem_to_smem(part, of_tile, barrier)
     plgpu.barrier_wait(barrier)
 
@@ -121,7 +119,7 @@ def _in_form(small: Any, function: Callable[[Callable], Any]) -> Any:
     return lax.cond(small == 1, *forms)
 
 
-def _logits(
+def _tile_logits(
     registers: Registers, program: Program, small: Any, own_keys: bool, i: Any, j: Any
 ) -> Array:
     """The logits of the own tile i and the other tile j, -inf outside of the queries' windows."""
@@ -172,7 +170,8 @@ def _denominators(
 def forward_kernel(registers: Registers, program: Program) -> None:
     """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)
 
-    The results are the output [Dv, T] and the rows of `Sums`, [3, T] or [2, T] without statistics.
+    The results are the output [Dv, T] and the rows of `SoftmaxSums`: [3, T], or [2, T] without
+    statistics.
     """
     i = lax.axis_index("tile")
     program.start(i)
@@ -180,11 +179,10 @@ def forward_kernel(registers: Registers, program: Program) -> None:
     output, sums = program.tile_results
     _clear(registers, output)
 
-    def visit(j: Any, before: Sums) -> Sums:
+    def visit(j: Any, before: SoftmaxSums) -> SoftmaxSums:
         program.load_other(j)
-        logits = _logits(registers, program, small, False, i, j)
-        after, terms, shrink = with_tile(
-            before,
+        logits = _tile_logits(registers, program, small, False, i, j)
+        after, terms, shrink = before.with_tile(
             logits,
             jnp.max(logits, axis=1),
             registers.spread,
@@ -199,7 +197,8 @@ def forward_kernel(registers: Registers, program: Program) -> None:
         return after
 
     zeros = registers.row_vector_filled(0)
-    empty = Sums(registers.row_vector_filled(LOWEST), zeros, zeros if sums.shape[0] == 3 else None)
+    moment = zeros if sums.shape[0] == 3 else None
+    empty = SoftmaxSums(registers.row_vector_filled(LOWEST), zeros, moment)
     visits = program.shared.visits
     of_rows = lax.fori_loop(visits[i, 0], visits[i, 1], visit, empty)
     scale = inverse_totals(of_rows.total)
@@ -219,7 +218,7 @@ def forward_kernel(registers: Registers, program: Program) -> None:
 class BackwardResults(NamedTuple):
     """Sums over the other side with the cotangents g of the logits, in the main memory or a tile's.
 
-    See `weighted_tanh.pull_back` for the first two.
+    See `tanh_quotients.pull_back_sums` for the first two.
     """
 
     slopes: Any  # [F, tokens]
@@ -240,20 +239,17 @@ def backward_kernel(own_keys: bool, registers: Registers, program: Program) -> N
     for ref in jax.tree.leaves(sums):
         _clear(registers, ref)
 
-    def number(n: int) -> Array | None:
-        return of_queries(queries.numbers, n) if n < queries.numbers.shape[0] else None
-
     def visit(j: Any, carry: None) -> None:
         program.load_other(j)
-        logits = _logits(registers, program, small, own_keys, i, j)
+        logits = _tile_logits(registers, program, small, own_keys, i, j)
 
         def add_product(d: Any, products: Array) -> Array:
             others = registers.along_columns(other.vectors, d)
             return products + registers.rows(own.vectors, d) * others
 
         products = lax.fori_loop(0, own.vectors.shape[0], add_product, registers.filled(0.0))
-        rows = RowTerms(number(REFERENCE), None, number(OFFSET), number(DENTROPY), None)
-        terms, dlogits = tile_cotangents(logits, products, rows)
+        rows = [of_queries(queries.numbers, n) for n in range(queries.numbers.shape[0])]
+        terms, dlogits = tile_cotangents(logits, products, RowTerms(*rows))
 
         def add_vector(d: Any) -> None:
             weighted = jnp.sum(terms * registers.along_columns(other.vectors, d), axis=1)

@@ -20,8 +20,8 @@ Array = jax.Array
 
 ROWS = 64  # of a tile: 16 for each of the four warps
 _SHAPE = ROWS, ROWS
-_TILE = plgpu.Layout.WGMMA
-_OF_ROWS, _OF_COLUMNS = _TILE.reduce(1), _TILE.reduce(0)
+_TILE_LAYOUT = plgpu.Layout.WGMMA
+_ROW_LAYOUT, _COLUMN_LAYOUT = _TILE_LAYOUT.reduce(1), _TILE_LAYOUT.reduce(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Registers:
 
     def row_vector(self, ref: Any, index: Any) -> Array:
         """`ref[index]`, [64], a number for each row."""
-        return self._laid_out(ref[index], _OF_ROWS)
+        return self._laid_out(ref[index], _ROW_LAYOUT)
 
     def rows(self, ref: Any, index: Any) -> Array:
         """`ref[index]`, [64], the same in all columns."""
@@ -40,7 +40,7 @@ class Registers:
 
     def along_columns(self, ref: Any, index: Any) -> Array:
         """`ref[index]`, [64], the same in all rows."""
-        return lax.broadcast_in_dim(self._laid_out(ref[index], _OF_COLUMNS), _SHAPE, (1,))
+        return lax.broadcast_in_dim(self._laid_out(ref[index], _COLUMN_LAYOUT), _SHAPE, (1,))
 
     def spread(self, vector: Array) -> Array:
         """[64] -> [64, 64]"""
@@ -48,23 +48,23 @@ class Registers:
 
     def filled(self, number: Any) -> Array:
         """A tile of one number."""
-        return self._laid_out(jnp.full(_SHAPE, number, jnp.float32), _TILE)
+        return self._laid_out(jnp.full(_SHAPE, number, jnp.float32), _TILE_LAYOUT)
 
     def row_vector_filled(self, number: float) -> Array:
         """[64] of one number."""
-        return self._laid_out(jnp.full((ROWS,), number, jnp.float32), _OF_ROWS)
+        return self._laid_out(jnp.full((ROWS,), number, jnp.float32), _ROW_LAYOUT)
 
     def positions(self, axis: int) -> Array:
         """The row (axis 0) or the column (axis 1) of each entry, int32."""
-        return self._laid_out(lax.broadcasted_iota(jnp.int32, _SHAPE, axis), _TILE)
+        return self._laid_out(lax.broadcasted_iota(jnp.int32, _SHAPE, axis), _TILE_LAYOUT)
 
     def reciprocal(self, tile: Array) -> Array:
         """1 / tile for normal numbers, to one unit in the last place: one instruction."""
         if self.interpreted:
             return 1 / tile
-        of_tile = plgpu.ShapeDtypeStruct(tile.shape, jnp.dtype(jnp.float32), layout=_TILE)
+        of_tile = plgpu.ShapeDtypeStruct(tile.shape, jnp.dtype(jnp.float32), layout=_TILE_LAYOUT)
 
-        @plgpu.inline_mgpu(arg_types=(_TILE,), return_type=of_tile)
+        @plgpu.inline_mgpu(arg_types=(_TILE_LAYOUT,), return_type=of_tile)
         def inline(context: Any, tile: Any) -> Any:
             del context
             return tile._pointwise(tile._lift_fast_instr("rcp.approx.ftz.f32"))

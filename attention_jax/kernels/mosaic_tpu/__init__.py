@@ -25,22 +25,22 @@ from attention_jax.kernels.mosaic_tpu import calls
 from attention_jax.kernels.mosaic_tpu.operands import (
     LANES,
     blocks_of,
-    in_tiles,
-    program_of,
-    rows_of,
+    operands_in_tiles,
+    rows_in_tiles,
+    tile_program,
 )
-from attention_jax.kernels.rows import RowTerms
+from attention_jax.kernels.preparation import reason_against_call
+from attention_jax.kernels.row_terms import RowTerms
 from attention_jax.kernels.rule import KernelCall, Kernels, attention_by
-from attention_jax.kernels.tokens import reason_against
 from attention_jax.kernels.windows import Windows
-from attention_jax.normalizers.rows import Sums
+from attention_jax.normalizers.rows import SoftmaxSums
 from attention_jax.scores.stand_ins import needs_stand_ins
 
 Array = jax.Array
 
 
 def _reason_against(options: Options, inputs: Inputs) -> str | None:
-    if reason := reason_against(options, inputs, segments=True):
+    if reason := reason_against_call(options, inputs, segments=True):
         return reason
     dtypes = {leaf.dtype for leaf in jax.tree.leaves((inputs.query, inputs.key, inputs.value))}
     names = ", ".join(sorted(dtype.name for dtype in dtypes))
@@ -48,7 +48,7 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
         return f"needs tokens in float32 or bfloat16, as a TPU multiplies them; got {names}"
     sizes = inputs.query.shape[-1], inputs.key.shape[-1]
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    tile = _tile(options, *lengths)
+    tile = _tile_lengths(options, *lengths)
     padded = any(n % size for n, size in zip(lengths, tile, strict=True))
     if (inputs.mask is not None or padded) and needs_stand_ins(
         options.score, inputs.params, *sizes
@@ -61,7 +61,7 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
     return None
 
 
-def _tile(options: Options, target_length: int, source_length: int) -> tuple[int, int]:
+def _tile_lengths(options: Options, target_length: int, source_length: int) -> tuple[int, int]:
     """Tiles of whole vector registers, as equal as can be."""
 
     def size(length: int, block: int) -> int:
@@ -73,25 +73,28 @@ def _tile(options: Options, target_length: int, source_length: int) -> tuple[int
     return size(target_length, blocks.query), size(source_length, blocks.key)
 
 
-def _forward(call: KernelCall, operands: Operands, windows: Windows | None) -> tuple[Array, Sums]:
-    program = program_of(call, operands)
-    blocks = blocks_of(call, in_tiles(program, operands), windows)
-    output, sums = calls.run(calls.forward, program, blocks)
+def _forward(
+    call: KernelCall, operands: Operands, windows: Windows | None
+) -> tuple[Array, SoftmaxSums]:
+    program = tile_program(call, operands)
+    blocks = blocks_of(call, operands_in_tiles(program, operands), windows)
+    output, sums = calls.run(calls.forward_call, program, blocks)
     return output.reshape(-1, output.shape[-1]), jax.tree.map(jnp.ravel, sums)
 
 
 def _backward(
-    call: KernelCall, operands: Operands, windows: Windows | None, terms: RowTerms, doutput: Array
+    call: KernelCall, operands: Operands, windows: Windows | None, doutput: Array, terms: RowTerms
 ) -> Operands:
-    program = program_of(call, operands)
-    tiles, pull_back = jax.vjp(functools.partial(in_tiles, program), operands)
+    program = tile_program(call, operands)
+    tiles, pull_back = jax.vjp(functools.partial(operands_in_tiles, program), operands)
     blocks = blocks_of(call, tiles, windows)._replace(
-        terms=rows_of(terms._replace(dlogsumexp=None), call.tiles[0]),
-        doutput=cut(doutput, call.tiles[0]),
+        terms=rows_in_tiles(terms._replace(dlogsumexp=None), call.tiles[0]),
+        doutput=cut(doutput.astype(operands.values.dtype), call.tiles[0]),
     )
     calls.check_memory(blocks)
-    (doperands,) = pull_back(calls.run(calls.backward, program, blocks))
+    (doperands,) = pull_back(calls.run(calls.backward_call, program, blocks))
     return doperands
 
 
-attend = attention_by(Kernels("mosaic_tpu", _reason_against, _tile, _forward, _backward))
+_KERNELS = Kernels("mosaic_tpu", _reason_against, _tile_lengths, _forward, _backward)
+attend = functools.partial(attention_by, _KERNELS)

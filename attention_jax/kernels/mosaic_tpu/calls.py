@@ -18,8 +18,8 @@ from attention_jax.core.programs import one_line
 from attention_jax.kernels.devices import interpret_params, only_on
 from attention_jax.kernels.mosaic_tpu import kernels, operands
 from attention_jax.kernels.mosaic_tpu.operands import LANES, Blocks, TileProgram
-from attention_jax.kernels.tokens import refuse
-from attention_jax.normalizers.rows import Sums
+from attention_jax.kernels.preparation import refuse
+from attention_jax.normalizers.rows import SoftmaxSums
 
 Array = jax.Array
 
@@ -29,7 +29,7 @@ GRADIENTS_SHARE = 72 / 128  # what its gradients may; the tiles need the rest
 
 
 def run(call: Callable[[TileProgram, Blocks], Any], program: TileProgram, blocks: Blocks) -> Any:
-    """`forward` or `backward`, if that can be lowered for a TPU."""
+    """`forward_call` or `backward_call`, if that can be lowered for a TPU."""
     if interpret_params() is None:
         leaves, structure = jax.tree.flatten(blocks)
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
@@ -41,13 +41,13 @@ def run(call: Callable[[TileProgram, Blocks], Any], program: TileProgram, blocks
     return call(program, blocks)
 
 
-def forward(program: TileProgram, blocks: Blocks) -> Any:
+def forward_call(program: TileProgram, blocks: Blocks) -> Any:
     """(output [query_tiles, t, Dv], sums [query_tiles, 1, t])"""
     t, query_tiles = program.call.tile[0], program.call.tiles[0]
     value_dim = blocks.operands.values.shape[-1]
 
-    def sums(row: Any) -> Sums:
-        return Sums(row, row, row if program.call.options.return_statistics else None)
+    def sums(row: Any) -> SoftmaxSums:
+        return SoftmaxSums(row, row, row if program.call.options.return_statistics else None)
 
     output = jax.ShapeDtypeStruct((query_tiles, t, value_dim), program.call.output_dtype)
     results = output, sums(jax.ShapeDtypeStruct((query_tiles, 1, t), jnp.float32))
@@ -63,7 +63,7 @@ def forward(program: TileProgram, blocks: Blocks) -> Any:
     )
 
 
-def backward(program: TileProgram, blocks: Blocks) -> Any:
+def backward_call(program: TileProgram, blocks: Blocks) -> Any:
     """The gradients of the operands in tiles."""
     results = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), blocks.operands
@@ -75,10 +75,8 @@ def backward(program: TileProgram, blocks: Blocks) -> Any:
         shape = [size for size in spec.block_shape if size is not None]
         return None if leaf.dtype == jnp.float32 else pltpu.VMEM(shape, jnp.float32)
 
-    terms = blocks.terms._replace(scale=None)
     state = kernels.BackwardState(
-        doutput=pltpu.VMEM(blocks.doutput.shape[1:], blocks.operands.values.dtype),
-        terms=jax.tree.map(lambda _: _per_lane(program.call.tile[0]), terms),
+        terms=jax.tree.map(lambda _: _per_lane(program.call.tile[0]), blocks.terms),
         sums=jax.tree.map(sum_of, results, specs),
     )
     return _pallas_call(

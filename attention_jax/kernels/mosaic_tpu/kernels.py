@@ -26,8 +26,8 @@ from attention_jax.kernels.mosaic_tpu.operands import (
     key_tile,
 )
 from attention_jax.kernels.mosaic_tpu.scores import transposed_product
-from attention_jax.kernels.rows import RowTerms, inverse_totals, tile_cotangents
-from attention_jax.normalizers.rows import LOWEST, Sums, with_tile
+from attention_jax.kernels.row_terms import RowTerms, inverse_totals, tile_cotangents
+from attention_jax.normalizers.rows import LOWEST, SoftmaxSums
 
 Array = jax.Array
 
@@ -69,16 +69,16 @@ def visit_tile(program: TileProgram, refs: Blocks, visit: Callable[[TpuTile, boo
 
 
 class ForwardState(NamedTuple):
-    """The online softmax of `rows.with_tile`."""
+    """The online softmax. The largest is the same in all lanes, sums over keys are per lane."""
 
-    sums: Sums  # [t, lanes]: the largest is the same in all lanes, sums over keys are per lane
+    sums: SoftmaxSums  # [t, lanes]
     weighted: Any  # [t, Dv]
 
 
 def forward_kernel(
     program: TileProgram,
     refs: Blocks,
-    results: tuple[Any, Sums],  # [t, Dv] and [1, t]
+    results: tuple[Any, SoftmaxSums],  # [t, Dv] and [1, t]
     state: ForwardState,
 ) -> None:
     """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)"""
@@ -97,13 +97,13 @@ def forward_kernel(
         largest, *sums = jax.tree.map(lambda ref: ref[...], state.sums)
         sums = jax.tree.map(functools.partial(jnp.sum, axis=1, keepdims=True), sums)
         output[...] = (state.weighted[...] * inverse_totals(sums[0])).astype(output.dtype)
-        _store(rows, Sums(largest[:, :1].T, *jax.tree.map(jnp.transpose, sums)))
+        _store(rows, SoftmaxSums(largest[:, :1].T, *jax.tree.map(jnp.transpose, sums)))
 
 
 def _update(state: ForwardState, tile: TpuTile, masked: bool) -> None:
     logits = tile.logits(masked)
-    sums, exponentials, shrink = with_tile(
-        jax.tree.map(lambda ref: ref[...], state.sums),
+    before = jax.tree.map(lambda ref: ref[...], state.sums)
+    sums, exponentials, shrink = before.with_tile(
         logits,
         jnp.max(logits, axis=1, keepdims=True),
         functools.partial(_repeat, width=logits.shape[1]),
@@ -133,8 +133,7 @@ def _sum_per_lane(terms: Array) -> Array:
 class BackwardState(NamedTuple):
     """The scratch memory of the backward kernel."""
 
-    doutput: Any  # [t, Dv] divided by the rows' totals, 0 for rows without keys
-    terms: RowTerms  # [t, lanes]; no scale
+    terms: RowTerms  # [t, lanes]
     sums: Operands  # in float32; None where the result, in float32 itself, is the sum
 
 
@@ -162,17 +161,13 @@ def backward_kernel(
     @pl.when(first_of_query)
     def _():
         _clear(queries)
-        scale = refs.terms.scale[...].T
-        # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
-        scaled = jnp.where(scale != 0, refs.doutput[...].astype(jnp.float32) * scale, 0)
-        state.doutput[...] = scaled.astype(state.doutput.dtype)
 
         def spread(row: Any) -> Array:
             return jnp.broadcast_to(row[...].T, (row.shape[1], LANES))
 
-        _store(state.terms, jax.tree.map(spread, refs.terms._replace(scale=None)))
+        _store(state.terms, jax.tree.map(spread, refs.terms))
 
-    visit_tile(program, refs, functools.partial(_add_gradients, state, sums))
+    visit_tile(program, refs, functools.partial(_add_tile_gradients, state, sums))
 
     @pl.when(last_of_query)
     def _():
@@ -183,8 +178,8 @@ def backward_kernel(
         _store(list(gradients[1:]), of_example)
 
 
-def _add_gradients(state: BackwardState, sums: Operands, tile: TpuTile, masked: bool) -> None:
-    logits, doutput, j = tile.logits(masked), state.doutput[...], tile.j
+def _add_tile_gradients(state: BackwardState, sums: Operands, tile: TpuTile, masked: bool) -> None:
+    logits, doutput, j = tile.logits(masked), tile.refs.doutput[...], tile.j
     terms = jax.tree.map(lambda column: _repeat(column[...], logits.shape[1]), state.terms)
     products = einsum("td,sd->ts", doutput, tile.values)
     exponentials, dlogits = tile_cotangents(logits, products, terms)

@@ -21,9 +21,9 @@ from attention_jax.core.batches import all_over_batch, any_over_batch
 from attention_jax.implementations.features import Operands
 from attention_jax.implementations.tile_arrays import cut
 from attention_jax.kernels.mosaic_tpu.scores import on_tpu
+from attention_jax.kernels.preparation import refuse
 from attention_jax.kernels.rule import KernelCall
 from attention_jax.kernels.score_forms import form_of
-from attention_jax.kernels.tokens import refuse
 from attention_jax.kernels.windows import Windows, ranges, tile_visits
 from attention_jax.scores import Score
 
@@ -32,7 +32,7 @@ Array = jax.Array
 LANES = 128  # numbers in a row of a vector register
 
 
-class Schedule(NamedTuple):
+class VisitSchedule(NamedTuple):
     """The prefetched numbers by which a kernel visits tiles of keys, int32 [query_tiles] each."""
 
     first: Array  # tile of keys
@@ -44,12 +44,12 @@ class Schedule(NamedTuple):
 class Blocks(NamedTuple):
     """The arrays that a kernel reads, in tiles; or the references to them, or their blocks."""
 
-    schedule: Schedule | None  # None if all tiles of keys are visited in order, without masks
+    schedule: VisitSchedule | None  # None if all tiles of keys are visited in order, without masks
     # Features and values [tiles, t or s, ...], and a list of the parameters that `pair` reads, with
     # at least two axes.
     operands: Operands
     windows: Windows  # rows [query_tiles, 1, t], [key_tiles, 1, s]; None if all see all
-    # Of the backward kernel: `RowTerms` without dlogsumexp, [query_tiles, 1, t].
+    # Of the backward kernel: `RowTerms` without dlogsumexp, [query_tiles, 1, t]; and dO / total.
     terms: Any = None
     doutput: Any = None  # [query_tiles, t, Dv]
 
@@ -83,7 +83,7 @@ class TileProgram:
         return jax.tree.unflatten(self.params_structure, leaves)
 
 
-def program_of(call: KernelCall, operands: Operands) -> TileProgram:
+def tile_program(call: KernelCall, operands: Operands) -> TileProgram:
     """The program for operands of these shapes; most parameters belong to the projections.
 
     Raises:
@@ -113,7 +113,7 @@ def program_of(call: KernelCall, operands: Operands) -> TileProgram:
     )
 
 
-def in_tiles(program: TileProgram, operands: Operands) -> Operands:
+def operands_in_tiles(program: TileProgram, operands: Operands) -> Operands:
     """The operands as the kernels read them; see `Blocks`."""
     of_queries, of_keys = (functools.partial(cut, count=n) for n in program.call.tiles)
     return Operands(
@@ -127,7 +127,7 @@ def in_tiles(program: TileProgram, operands: Operands) -> Operands:
     )
 
 
-def rows_of(rows: Any, tiles: int) -> Any:
+def rows_in_tiles(rows: Any, tiles: int) -> Any:
     """[length] -> [tiles, 1, length / tiles], of each array."""
     return jax.tree.map(lambda row: row.reshape(tiles, 1, -1), rows)
 
@@ -144,12 +144,12 @@ def blocks_of(call: KernelCall, operands: Operands, windows: Windows | None) -> 
         return Blocks(None, operands, Windows(None, None))
     visited, full = tile_visits(windows, call.tile, call.tiles[1])
     columns = ranges(any_over_batch(visited)), ranges(all_over_batch(full))
-    schedule = Schedule(*(column for both in columns for column in both.T))
-    rows = windows.map(*(functools.partial(rows_of, tiles=tiles) for tiles in call.tiles))
+    schedule = VisitSchedule(*(column for both in columns for column in both.T))
+    rows = windows.map(*(functools.partial(rows_in_tiles, tiles=tiles) for tiles in call.tiles))
     return Blocks(schedule, operands, rows)
 
 
-def key_tile(schedule: Schedule | None, i: Any, n: Any) -> Any:
+def key_tile(schedule: VisitSchedule | None, i: Any, n: Any) -> Any:
     """The tile of keys that step n reads; if it visits nothing, that of the last step that does."""
     if schedule is None:
         return n
@@ -166,9 +166,11 @@ def of_query(array: Any) -> pl.BlockSpec:
 
 def of_key(array: Any) -> pl.BlockSpec:
     """The tile of keys that the step reads."""
-    return _of_tile(
-        array, lambda i, n, *schedule: key_tile(Schedule(*schedule) if schedule else None, i, n)
-    )
+
+    def tile(i: Any, n: Any, *schedule: Any) -> Any:
+        return key_tile(VisitSchedule(*schedule) if schedule else None, i, n)
+
+    return _of_tile(array, tile)
 
 
 def of_all(array: Any) -> pl.BlockSpec:

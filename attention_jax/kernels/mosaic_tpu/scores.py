@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.products import einsum
-from attention_jax.kernels.mosaic_tpu.weighted_tanh import weighted_tanh, weighted_tanh_vjp
+from attention_jax.kernels.mosaic_tpu.tanh_tiles import tanh_tile, tanh_tile_vjp
 from attention_jax.kernels.score_forms import form_of
 from attention_jax.scores import Additive, Dot, Params, Score, WrappedScore
 
@@ -45,14 +45,12 @@ class AdditiveOnTpu(Score):
     """The tiles of `Additive`."""
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return weighted_tanh(params["v"], q_features, k_features)
+        return tanh_tile(params["v"], q_features, k_features)
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
-        dv, dq_features, dk_features = weighted_tanh_vjp(
-            params["v"], q_features, k_features, dlogits
-        )
+        dv, dq_features, dk_features = tanh_tile_vjp(params["v"], q_features, k_features, dlogits)
         return {**params, "v": dv}, dq_features, dk_features
 
 

@@ -56,7 +56,7 @@ def token_features(v: Array, a: Array, b: Array) -> tuple[Array, Array, Array, A
 
 
 # da_if = sum_j g_ij v_f tanh'_ijf,    dv_f = sum_ij g_ij (1 - 2 r_ijf).
-def pull_back(
+def pull_back_sums(
     v: Array, slopes: tuple[Array, Array], inverses: Array, drows: Array
 ) -> tuple[Array, Array, Array]:
     """(dv [A], da [T, A], db [S, A]), given sums over pairs with the cotangents g of the logits.

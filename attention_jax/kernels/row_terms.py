@@ -2,15 +2,19 @@
 
 With x_j the logits of a row, M the largest of them, and
 
-    total = sum_j exp(x_j - M),    excess = sum_j exp(x_j - M) (x_j - M),
+    total = sum_j exp(x_j - M),    moment = sum_j exp(x_j - M) (x_j - M),
 
-the results are logsumexp Z = M + log total and entropy H = log total - excess / total. With weights
+the results are logsumexp Z = M + log total and entropy H = log total - moment / total. With weights
 w, output O = sum_j w_j v_j and cotangents dO, dZ and dH,
 
     dv_j = w_j dO,    dx_j = w_j (dO . v_j - dO . O + dZ - dH (log w_j + H)),
 
-since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H), and log w_j + H = x_j - M - excess / total. A
+since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H), and log w_j + H = x_j - M - moment / total. A
 tile has exp(x_j - M) = w_j total, so the cotangents are divided by the total once.
+
+The sums, and the step from tile to tile, are those of `normalizers/rows.py`. The cotangents are not
+those of `tiled`, which serves every normaliser: it divides by the divisor of a row, and JAX
+differentiates the weights. A kernel knows softmax alone, and multiplies by 1 / total.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers.rows import Sums, where_positive
+from attention_jax.normalizers.rows import SoftmaxSums, where_positive
 
 Array = jax.Array
 
@@ -29,14 +33,15 @@ class RowTerms(NamedTuple):
     """What a backward kernel reads for each row: arrays, or the kernel's references to them."""
 
     reference: Any  # [T] subtracted from the logits; +inf for a row without keys
-    scale: Any  # [T] 1 / total, which multiplies dO; 0 for a row without keys
     offset: Any  # [T] added to the cotangents of the weights
-    dentropy: Any  # [T]; None without statistics
-    dlogsumexp: Any  # [T] the sum of the cotangents of the logits; 0 without statistics
+    dentropy: Any = None  # [T]; None without statistics
+    dlogsumexp: Any = None  # [T] the sum of the dx_j, 0 without statistics; no kernel reads it
 
 
-def row_terms(sums: Sums, output: Array, cotangents: Any) -> RowTerms:
-    """The terms of the rows. A row without keys sends 0, whatever its cotangent is, NaN included.
+def row_terms(sums: SoftmaxSums, output: Array, cotangents: Any) -> tuple[Array, RowTerms]:
+    """(dO / total, float32 [T, Dv]; the other terms of the rows).
+
+    A row without keys sends 0, whatever its cotangent is, NaN included.
 
     Args:
         sums: of the forward kernel.
@@ -46,15 +51,17 @@ def row_terms(sums: Sums, output: Array, cotangents: Any) -> RowTerms:
     doutput, dstatistics = cotangents
     empty = sums.total == 0
     scale = inverse_totals(sums.total)
-    offset = -jnp.sum(doutput.astype(jnp.float32) * output.astype(jnp.float32), axis=-1)
+    doutput = doutput.astype(jnp.float32)
+    offset = -jnp.sum(doutput * output.astype(jnp.float32), axis=-1)
     dentropy, dlogsumexp = None, jnp.zeros_like(offset)
-    if sums.excess is not None:
+    if sums.moment is not None:
         dentropy = jnp.where(empty, 0, dstatistics.entropy * scale)
         dlogsumexp = jnp.where(empty, 0, dstatistics.logsumexp)
-        offset = offset + dlogsumexp + dentropy * sums.excess
+        offset = offset + dlogsumexp + dentropy * sums.moment
     offset = jnp.where(empty, 0, offset * scale)
     reference = jnp.where(empty, jnp.inf, sums.largest)
-    return RowTerms(reference, scale, offset, dentropy, dlogsumexp)
+    doutput = jnp.where(empty[:, None], 0, doutput * scale[:, None])
+    return doutput, RowTerms(reference, offset, dentropy, dlogsumexp)
 
 
 # --- in a kernel, on a tile ---

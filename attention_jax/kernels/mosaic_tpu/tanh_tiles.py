@@ -28,14 +28,14 @@ _BLOCK = 8 * 8 * 128  # numbers of a block, in 8 of 64 registers
 _UNROLLED = 16  # features of a step of the loop of the backward pass
 
 
-def weighted_tanh(v: Array, a: Array, b: Array) -> Array:
+def tanh_tile(v: Array, a: Array, b: Array) -> Array:
     """logits_ij = sum_f v_f tanh(a_if + b_jf): (v [A], a [t, A], b [s, A]) -> [t, s]"""
-    return functools.reduce(jnp.add, (_weighted_tanh(*part) for part in _by_lanes(v, a, b)))
+    return functools.reduce(jnp.add, (_tanh_part(*part) for part in _by_lanes(v, a, b)))
 
 
-def _weighted_tanh(v: Array, a: Array, b: Array) -> Array:
+def _tanh_part(v: Array, a: Array, b: Array) -> Array:
     (t, features), s = a.shape, b.shape[0]
-    rows = _rows(_BLOCK // s)
+    rows = _block_rows(_BLOCK // s)
 
     def body(v_ref, a_ref, b_ref, result_ref):
         v_ref[...] = jnp.broadcast_to(v.reshape(1, features).T, v_ref.shape)
@@ -47,8 +47,8 @@ def _weighted_tanh(v: Array, a: Array, b: Array) -> Array:
             x = a_ref[at, :]
             total = jnp.zeros((rows, s), jnp.float32)
             for f in range(features):
-                h = jnp.tanh(x[:, f : f + 1] + _tile(b_ref[f], rows, s))
-                total += _tile(v_ref[f : f + 1, :], 1, s) * h
+                h = jnp.tanh(x[:, f : f + 1] + _enlarged(b_ref[f], rows, s))
+                total += _enlarged(v_ref[f : f + 1, :], 1, s) * h
             result_ref[at, :] = total
             return carry
 
@@ -65,17 +65,17 @@ def _weighted_tanh(v: Array, a: Array, b: Array) -> Array:
 # d h and d (1 - h^2) = d - (d h) h take three operations. An exchange between the lanes of a
 # register takes another unit, and longer. It is done for all features before the loop (a_if to all
 # _LANES) and after it (the sums over j): in between, sums are kept per lane and per row.
-def weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
-    """Pulls `dlogits` [t, s] back through `weighted_tanh`: (dv [A], da [t, A], db [s, A])"""
-    parts = [_weighted_tanh_vjp(*part, dlogits) for part in _by_lanes(v, a, b)]
+def tanh_tile_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
+    """Pulls `dlogits` [t, s] back through `tanh_tile`: (dv [A], da [t, A], db [s, A])"""
+    parts = [_tanh_part_vjp(*part, dlogits) for part in _by_lanes(v, a, b)]
     dv, da, db = (jnp.concatenate(gradients, axis=-1) for gradients in zip(*parts, strict=True))
     return dv, da, db
 
 
-def _weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
+def _tanh_part_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Array, Array, Array]:
     (t, features), s = a.shape, b.shape[0]
     width = 256 if s % 256 == 0 else _LANES
-    rows = _rows(_BLOCK // width)
+    rows = _block_rows(_BLOCK // width)
 
     def body(a_ref, x_ref, b_ref, d_ref, da_ref, row_sums_ref, db_ref, dv_ref):
         a_ref[...] = a
@@ -99,7 +99,7 @@ def _weighted_tanh_vjp(v: Array, a: Array, b: Array, dlogits: Array) -> tuple[Ar
         def add_features(columns, d, *, is_first):
             def add_feature(f, carry):
                 h = jnp.tanh(
-                    _tile(x_ref[f], rows, width) + _tile(b_ref[f, :, columns], rows, width)
+                    _enlarged(x_ref[f], rows, width) + _enlarged(b_ref[f, :, columns], rows, width)
                 )
                 product = d * h
                 slope = d - product * h
@@ -129,7 +129,7 @@ def _by_lanes(v: Array, a: Array, b: Array) -> list[tuple[Array, Array, Array]]:
     return [(v[part], a[:, part], b[:, part]) for part in parts]
 
 
-def _rows(most: int) -> int:
+def _block_rows(most: int) -> int:
     """The number of rows of a block, which divides a tile's."""
     return next((rows for rows in (64, 32, 16) if rows <= most), _HEIGHT)
 
@@ -148,7 +148,7 @@ def _repeat_rows(rows: Array, repeated: Any) -> None:
         repeated[n] = jnp.broadcast_to(rows[n : n + 1, :], repeated.shape[1:])
 
 
-def _tile(part: Array, rows: int, columns: int) -> Array:
+def _enlarged(part: Array, rows: int, columns: int) -> Array:
     """Repeats a part of a block, all of its rows and columns if it is one row or column."""
     height, width = part.shape
     return jnp.tile(part, (rows // height if height > 1 else 1, columns // width))

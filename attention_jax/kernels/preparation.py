@@ -16,7 +16,7 @@ from attention_jax.kernels.windows import hides_tokens, reason_against_mask, see
 from attention_jax.normalizers import Softmax
 
 
-def reason_against(options: Options, inputs: Inputs, *, segments: bool = False) -> str | None:
+def reason_against_call(options: Options, inputs: Inputs, *, segments: bool = False) -> str | None:
     """Why no kernel can compute this; None if that depends on the kernel alone.
 
     Args:

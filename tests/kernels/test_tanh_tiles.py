@@ -8,7 +8,7 @@ from jax.experimental.pallas import tpu as pltpu
 from oracles import normal
 from score_cases import slow_unless
 
-from attention_jax.kernels.mosaic_tpu.weighted_tanh import weighted_tanh, weighted_tanh_vjp
+from attention_jax.kernels.mosaic_tpu.tanh_tiles import tanh_tile, tanh_tile_vjp
 
 
 def in_kernel(function, *args):
@@ -34,8 +34,8 @@ def test_against_float64(t, s, features):
     v, a, b, d = map(np.float64, arrays)
     h = np.tanh(a[:, None] + b[None])  # [t, s, A]
     slopes = v * (1 - h**2) * d[..., None]
-    (logits,) = in_kernel(weighted_tanh, *arrays[:3])
+    (logits,) = in_kernel(tanh_tile, *arrays[:3])
     np.testing.assert_allclose(logits, h @ v, rtol=2e-6, atol=1e-5)
     expected = np.einsum("ij,ijf->f", d, h), slopes.sum(1), slopes.sum(0)
-    for got, wanted in zip(in_kernel(weighted_tanh_vjp, *arrays), expected, strict=True):
+    for got, wanted in zip(in_kernel(tanh_tile_vjp, *arrays), expected, strict=True):
         np.testing.assert_allclose(got, wanted, atol=3e-4)
