@@ -13,7 +13,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 import attention_jax
 
 project = "attention_jax"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
 include_patterns = ["*.md", "**/*.md", "docs/api/*.rst", "experiments/notebooks/*.ipynb"]
 exclude_patterns = [".*", "build", "runs", "data"]

