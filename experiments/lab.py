@@ -5,15 +5,12 @@ and
 
     Config                     a frozen dataclass: every setting, with its default
     QUICK                      a Config that takes seconds
-    CAPTIONS                   {file stem of a figure: what it shows, in words}, {} without figures;
-                               the index shows the first
+    CAPTIONS                   {file stem of a figure: what it shows}; the index shows the first
     run(config) -> rows        measures: a list with a dict per measured point, which is JSON
     table(rows) -> Markdown    what a reader needs to see of the rows
     plot(rows) -> figures      {file stem: figure}
-    claims(rows) -> claims     findings about the rows of the default settings, each with bounds
-                               that were written before the run
-    missing(config) -> reason  optional: which data or package the user has yet to bring; "" for
-                               none
+    claims(rows) -> claims     findings about default rows, with bounds written before the run
+    missing(config) -> reason  optional: the data or package the user has yet to bring, or ""
 
 and ends with `if __name__ == "__main__": main(__name__)`. `table`, `plot` and `claims` read rows
 alone, so that they can be changed without a new run: `scripts/reproduce.py NAME` draws the figures

@@ -209,7 +209,6 @@ OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
     "compile_report.Arguments": dict(part="kernels", only=""),
     "check_device.Arguments": dict(minutes=8.0, parts=("machine", "right", "scaled", "additive",
                                                        "tiles", "training", "tasks")),
-    "reference.Arguments": dict(out=Path("build/docs")),
     "benchmark.Arguments": dict(benchmarks=("attention", "local", "decoding", "reversal",
                                             "translation"),
                                 scores=("additive", "dot", "general", "scaled"), works=(),

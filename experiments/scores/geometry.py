@@ -1,8 +1,8 @@
 """Which queries and keys make attention uniform, which one-hot, and what gradient is left?
 
 Answer:   Long keys make dot, scaled and general one-hot, and then only a query halfway between two
-          keys has a gradient left (norm 1/2). Additive never becomes one-hot: its largest weight
-          levels off at 0.37.
+          keys has a gradient left (norm 1/2). Additive with fresh parameters does not become
+          one-hot: its largest weight levels off at 0.37.
 Source:   topic 7: identical keys and orthogonal queries flatten attention, orthogonal keys with a
           peaked similarity make it nearly one-hot; watch the gradient when the softmax saturates.
 Command:  .venv/bin/python -m experiments.scores.geometry   # 25 seconds on 2 CPU cores
