@@ -62,7 +62,7 @@ def test_the_reference_is_quadratic():
     [
         ("scaled", gradient),
         ("own", pushed),
-        pytest.param("scaled", lambda loss: pushed(gradient(loss)), marks=pytest.mark.slow),
+        ("scaled", lambda loss: pushed(gradient(loss))),
     ],
 )
 def test_memory_is_a_fraction_of_a_table(score, derivative):

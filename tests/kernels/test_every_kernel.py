@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kernel_cases import assert_within, draw, in_float64, results, runnable
+from products import product_dtypes
 from score_cases import numpy_params
 
 import attention_jax as aj
+from attention_jax.implementations import Inputs, Options
+from attention_jax.kernels import rule
 
 
 class Case(NamedTuple):
@@ -71,6 +74,16 @@ def test_forward_mode_and_second_derivatives(name):
     with runnable(name):
         got = jax.jit(functools.partial(derivatives, name))(arrays, tangents, doutput)
     assert_within(got, expected, case.bounds)
+
+
+def test_other_derivatives_have_no_products_in_16_bits():
+    """Whose errors would add up; the bounds for bfloat16 are too wide to see it."""
+    options = Options(aj.ScaledDot(), aj.BlockSizes(2, 3))
+
+    def output(tokens):
+        return rule.twin(options, Inputs(tokens, tokens, tokens, {}, None, None, None))[0]
+
+    assert product_dtypes(output, jnp.ones((4, 8), jnp.bfloat16)) == {("float32", "float32")}
 
 
 @pytest.mark.parametrize("name", CASES)

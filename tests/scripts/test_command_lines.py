@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
 import shutil
 import sys
@@ -68,6 +69,7 @@ def run(request, monkeypatch, capsys):
         monkeypatch.setattr(sys, "path", list(sys.path))
         with pytest.raises(SystemExit) as exited:
             run_command(Arguments, lambda arguments: print(arguments.dim))
+        assert os.environ["COLUMNS"] == "40"  # messages are whole on a wider terminal
         out.seek(0)
         return exited.value.code or 0, out.read(), capsys.readouterr().err
 
