@@ -282,7 +282,10 @@ def _flattened(loss: Loss, params: Any) -> tuple[Array, Product]:
 def _float_params(params: Any) -> Any:
     params = _float_arrays("params", params)
     if sum(leaf.size for leaf in jax.tree.leaves(params)) == 0:
-        raise ValueError(f"params must hold at least one number; got {params!r}")
+        raise ValueError(
+            f"params must hold at least one number; got {params!r}: for a score without parameters,"
+            " take the tokens or the parameters of a model"
+        )
     return params
 
 

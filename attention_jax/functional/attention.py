@@ -81,7 +81,7 @@ def attention(
             Mosaic can lower. "mosaic_gpu" is one for NVIDIA GPUs of the Hopper generation, for
             additive attention. All have every derivative, in forward and reverse mode and of any
             order. None chooses by size, score and backend (`kernels/choice.py`), and
-            never one of the two Mosaic kernels, which have not run on a device yet.
+            never one of the two Mosaic kernels, whose speed on a device is unknown.
         block_sizes: tile sizes for "tiled" and "mosaic_tpu"; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit, of
             softmax with or without a sink.

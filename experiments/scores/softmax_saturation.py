@@ -102,7 +102,7 @@ def _even(keys: int, scales: np.ndarray) -> Row:
     """Norms for evenly spaced scores, and their peak on a finer grid."""
     query, key = jnp.ones((1, 1)), jnp.linspace(-1, 1, keys)[:, None]
     top = jax.nn.one_hot(jnp.array([keys - 1]), keys)
-    fine = np.linspace(scales[0], scales[-1], 2000)
+    fine = np.linspace(scales[0], max(scales[-1], 1.2 * even_peak(keys)), 2000)
     sweeps = [
         logit_scale_sweep(query, key, jnp.eye(keys), top, jnp.asarray(at, jnp.float32), score="dot")
         for at in (scales, fine)
@@ -221,8 +221,9 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, grid=True, sharey=True)
     left.plot(scales, even["gradient"], color=color, label="norm for the largest weight")
     left.plot(scales, even["jacobian"], "--", color=other_color, label="norm of the whole Jacobian")
-    left.axvline(peak, color=color, lw=1, alpha=0.6)
-    left.text(peak + 0.2, 0.02, f"peak at {peak:.1f}", color=color)
+    if peak <= scales[-1]:
+        left.axvline(peak, color=color, lw=1, alpha=0.6)
+        left.text(peak + 0.2, 0.02, f"peak at {peak:.1f}", color=color)
     left.axvline(1, color="gray", ls=":", label="scale 1: the chapter's peak")
     left.axvline(10, ymax=0.75, color="gray", ls="-.", label='scale 10: its "near zero"')
     left.set_title(f"{even['keys']} scores evenly from -1 to 1, times the scale")
