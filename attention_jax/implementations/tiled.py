@@ -161,17 +161,11 @@ class SharedGradients(NamedTuple):
 def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arrays]:
     arrays = residuals.arrays
     rows = _row_cotangents(plan, residuals, cotangents)
-
-    def visit(arrays: Arrays, of_keys: KeyGradients, rest: Any) -> tuple[KeyGradients, Any]:
-        dqueries, shared = rest
-        dqueries, of_keys, shared = _add_gradients(plan, arrays, rows, dqueries, of_keys, shared)
-        return of_keys, (dqueries, shared)
-
     of_keys = KeyGradients(arrays.keys, arrays.values)
-    shared = SharedGradients(arrays.params, arrays.biases, arrays.normalizer_params, arrays.damping)
-    of_keys, (dqueries, shared) = fold_rounds(
-        plan.ring, arrays, _zeros(of_keys), _zeros((arrays.queries, shared)), visit
-    )
+    shared = SharedGradients(*(getattr(arrays, name) for name in SharedGradients._fields))
+    zeros, other_zeros = _zeros(of_keys), _zeros((arrays.queries, shared))
+    visit = functools.partial(_add_gradients, plan, rows)
+    of_keys, (dqueries, shared) = fold_rounds(plan.ring, arrays, zeros, other_zeros, visit)
     gradients = {"queries": dqueries, **of_keys._asdict(), **shared._asdict()}
     floats = {name: getattr(arrays, name) for name in gradients}
     gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), gradients, floats)
@@ -196,13 +190,15 @@ def _zeros(tree: Any) -> Any:
 
 def _add_gradients(
     plan: Plan,
-    arrays: Arrays,
     rows: RowCotangents,
-    dqueries: Any,
+    arrays: Arrays,
     of_keys: KeyGradients,
-    shared: SharedGradients,
-) -> tuple[Any, KeyGradients, SharedGradients]:
-    """Adds what all tiles of queries and the keys of `arrays` give to the gradients."""
+    others: tuple[Any, SharedGradients],
+) -> tuple[KeyGradients, tuple[Any, SharedGradients]]:
+    """Adds what all tiles of queries and the keys of `arrays` give to the gradients.
+
+    The others are those of the queries, and those of what all pairs share.
+    """
 
     def visit_query_tile(carry: Any, query_tile: Any) -> tuple[Any, Any]:
         i, queries, rows, dqueries = query_tile
@@ -234,9 +230,10 @@ def _add_gradients(
         dqueries, *carry = carry
         return tuple(carry), dqueries
 
+    dqueries, shared = others
     tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
     (of_keys, shared), dqueries = jax.lax.scan(visit_query_tile, (of_keys, shared), tiles)
-    return dqueries, of_keys, shared
+    return of_keys, (dqueries, shared)
 
 
 def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCotangents:
