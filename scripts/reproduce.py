@@ -113,7 +113,7 @@ def _config(experiment: Any, *, quick: bool) -> Any:
 
 def _write_page(folder: Path, found: dict[str, lab.Row]) -> None:
     """Writes README.md: the section of each experiment that has rows there."""
-    parts = ["# Experiments with small settings"]
+    parts = ["# Experiments with small settings", "Answers are those of the full settings."]
     for name, content in found.items():
         parts += [f"## {name}", *pages.section(lab.load(name), content)]
     make_folder("results", folder)
