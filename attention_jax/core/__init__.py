@@ -1,1 +1,1 @@
-"""Helpers that know nothing of attention: arrays, checks, batches, meshes, derivatives, names."""
+"""What knows nothing of attention: arrays, checks, batches, meshes, derivatives, names."""

@@ -305,8 +305,8 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
     if stored.get("task") != config["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {config['task']}")
     earlier = _task_of(stored, _new_name_of_score(task, stored))
-    # The parts and the program were compared above; where other settings change them too, the
-    # message names the settings alone.
+    # The parts were compared above, and the program is compared below; where other settings change
+    # them too, the message names the settings alone.
     old, new = (
         {**_plain(leaves_of(each)), **_digests(content)}
         for each, content in ((earlier, stored), (task, config))

@@ -71,6 +71,8 @@ class Config:
 
     def __post_init__(self) -> None:
         lab.check_least(self, dims=1, lengths=1, turns=1, turn_seconds=0)
+        if not set(self.dims) <= set(self.lengths):
+            raise ValueError(f"dims must be among the lengths; got {self.dims} and {self.lengths}")
 
 
 QUICK = Config((8,), (4, 8, 16), 1, 0.0)
