@@ -257,7 +257,7 @@ def _stuck(rows: list[Row]) -> Any:
     figure.colorbar(image, ax=[plain, moving], label="attention weight", shrink=0.8)
     kernels, totals = column(rows, "kernel"), [sum(row["loss"]) for row in rows]
     spread = [np.ptp(row["coverage"]) for row in rows]
-    measured = {
+    measured: dict[str, list[Any]] = {
         "coverage loss of all queries": totals,
         "largest - smallest coverage of a key": spread,
     }
