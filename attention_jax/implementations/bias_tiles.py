@@ -43,9 +43,8 @@ def tile_values(biases: BiasTiles, plan: Plan, i: Array, j: Array) -> Array | No
 
 def function_values(functions: tuple[Bias, ...], plan: Plan, i: Array, j: Array) -> list[Array]:
     """The values [t, s] of each function of position on one tile."""
-    t, s = plan.tile.query, plan.tile.key
-    positions = tile_arrays.positions(i, t), tile_arrays.positions(j, s)
-    return [jnp.broadcast_to(function.values(*positions), (t, s)) for function in functions]
+    shape, positions = (plan.tile.query, plan.tile.key), plan.positions(i, j)
+    return [jnp.broadcast_to(function.values(*positions), shape) for function in functions]
 
 
 def add_gradient(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,7 @@ from attention_jax.implementations.tile_arrays import replace_and_pad
 from attention_jax.scores import ProjectedKeys, Score
 from attention_jax.scores.contract import Features, Side
 from attention_jax.scores.origin import origin_of
-from attention_jax.scores.stand_ins import needs_stand_ins, stand_in_key, stand_in_query
+from attention_jax.scores.stand_ins import needs_stand_ins
 
 Array = jax.Array
 
@@ -71,9 +72,9 @@ def projected_tokens(
         origin = origin_of(key, used_keys, axis, short=inputs.token_dtype == jnp.bfloat16)
         query, key = query - origin, key - origin
     # Tokens are padded before the projection, so that the score sees only plausible tokens.
-    query = replace_and_pad(query, lengths[0], used[0], stand_in_query(query))
+    query = replace_and_pad(query, lengths[0], used[0], _stand_in(query, "query"))
     key = jax.tree.map(
-        lambda tokens: replace_and_pad(tokens, lengths[1], used[1], stand_in_key(tokens)), key
+        lambda leaf: replace_and_pad(leaf, lengths[1], used[1], _stand_in(leaf, "key")), key
     )
     values = replace_and_pad(values, lengths[1], used[1], 0).astype(inputs.value_dtype)
     return Operands(*projected(score, inputs, params, query, key), values, params)
@@ -85,7 +86,18 @@ def stand_in_features(score: Score, inputs: Inputs) -> tuple[Any, Any] | None:
     if not needs_stand_ins(score, params, query.shape[-1], key.shape[-1]):
         return None
     params, query, key = cast_floats((params, query, key), inputs.compute_dtype)
-    features = projected(
-        score, inputs, params, stand_in_query(query), jax.tree.map(stand_in_key, key)
-    )
+    query, key = _stand_in(query, "query"), jax.tree.map(lambda leaf: _stand_in(leaf, "key"), key)
+    features = projected(score, inputs, params, query, key)
     return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf[0]), features)
+
+
+def _stand_in(tokens: Array, side: Side) -> Array:
+    """The token that replaces those that no allowed pair contains: [length, D] -> [1, D].
+
+    The query (1, 2, 1, 2, ...) and the key (3, 1, 3, 1, ...) are not 0, not equal and not parallel:
+    a norm, a distance and an angle are smooth there.
+    """
+    even, odd = (1, 2) if side == "query" else (3, 1)
+    shape = (1, *tokens.shape[1:])
+    numbers = jnp.where(jnp.arange(math.prod(shape)) % 2 == 0, even, odd)
+    return numbers.reshape(shape).astype(tokens.dtype)

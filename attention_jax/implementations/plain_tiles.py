@@ -19,10 +19,10 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.implementations.rounds import Plan, rows_of_ring
+from attention_jax.implementations.rounds import Plan, key_tile_loops, rows_of_ring
 from attention_jax.implementations.tile import Tile, empty_sums
 from attention_jax.implementations.tile_arrays import repeated
-from attention_jax.implementations.tiling import DIFFERENTIABLE, Arrays, key_tile_loops
+from attention_jax.implementations.tiling import DIFFERENTIABLE, Arrays
 from attention_jax.normalizers.contract import family_of
 from attention_jax.normalizers.rows import FinalRows, RowSummary, RowSums
 from attention_jax.normalizers.threshold import with_threshold

@@ -107,7 +107,7 @@ def attend_in_order(
             queries=queries,
             keys=keys,
             bias=None if bias is None else jnp.broadcast_to(bias, shape),
-            allowed=None if mask is None else tiling.allowed_pairs(plan, mask, index, first_key),
+            allowed=None if mask is None else plan.allowed(mask, index, first_key),
             positions=positions(index, plan.tile.query),
         )
         carry, weights, rows = compute_weights(chunk, carry)

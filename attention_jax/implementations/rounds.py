@@ -1,4 +1,4 @@
-"""Loops over the keys of attention: in one round on one device, or one round per device of a ring.
+"""Loops over the keys of attention: over tiles, and over the rounds of a ring of devices.
 
 The work on a tile does not depend on where its keys come from. On one device all keys are there,
 and `fold_rounds` is a single call. A ring calls the work once per round, for the keys that the
@@ -10,13 +10,15 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.implementations import tile_arrays
 from attention_jax.implementations.contract import BlockSizes, Options
 from attention_jax.normalizers.rows import FinalRows, RowSums
+from attention_jax.pairwise.masks import Mask
 from attention_jax.pairwise.position_functions import Shifts
 
 Array = jax.Array
@@ -88,6 +90,40 @@ class Plan:
     def padded_lengths(self) -> tuple[int, int]:
         """T and S, padded to whole tiles."""
         return self.query_tiles * self.tile.query, self.key_tiles * self.tile.key
+
+    def positions(self, i: Array, j: Array) -> tuple[Array, Array]:
+        """The positions of the queries and of the keys of a tile, int [t] and [s]."""
+        return tile_arrays.positions(i, self.tile.query), tile_arrays.positions(j, self.tile.key)
+
+    def allowed(self, mask: Mask, i: Array, j: Array) -> Array:
+        """The values of a mask on one tile, bool [t, s]."""
+        allowed = mask.allowed(*self.positions(i, j))
+        return jnp.broadcast_to(allowed, (self.tile.query, self.tile.key))
+
+
+class TileSchedule(NamedTuple):
+    """The order in which each tile of queries visits tiles of keys, shared by the whole batch."""
+
+    order: Array  # int [query_tiles, key_tiles] key tiles: full, then partly masked, then empty
+    full: Array  # int [query_tiles] the number of full key tiles
+    visited: Array  # int [query_tiles] the number of key tiles that are not empty
+
+
+def key_tile_loops(
+    plan: Plan, schedule: TileSchedule | None, query_tile: Array
+) -> tuple[Array, list[tuple[bool, Any, Any]]]:
+    """The loops over the tiles of keys that a tile of queries attends to.
+
+    Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry.
+
+    Returns:
+        the order of the tiles, int [key_tiles]; and (whether the mask may hide pairs, the first and
+        the end of the places in this order) of each loop.
+    """
+    if schedule is None:
+        return jnp.arange(plan.key_tiles), [(False, 0, plan.key_tiles)]
+    order, full, visited = (array[query_tile] for array in schedule)
+    return order, [(False, 0, full), (True, full, visited)]
 
 
 def fold_rounds(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from attention_jax.core.meshes import varying_as
 from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.rounds import Plan
-from attention_jax.implementations.tiling import Arrays, allowed_pairs
+from attention_jax.implementations.tiling import Arrays
 from attention_jax.normalizers.contract import transformed
 from attention_jax.normalizers.rows import RowSums
 from attention_jax.pairwise import dropout
@@ -33,9 +33,7 @@ class Tile(NamedTuple):
 
     def allowed(self) -> Array | None:
         """The mask, bool [t, s]; None if it hides no pair."""
-        if not self.masked:
-            return None
-        return allowed_pairs(self.plan, self.arrays.mask, self.i, self.j)
+        return self.plan.allowed(self.arrays.mask, self.i, self.j) if self.masked else None
 
     def logits(self, queries: Any, keys: Any, *, differentiable: bool = False) -> Array:
         """The logits [t, s] with the bias, -inf where masked.
@@ -64,7 +62,7 @@ class Tile(NamedTuple):
     def factors_of_values(self, weights: Array) -> Array:
         """The weights [t, s] after dropout and damping, as they multiply the values."""
         if self.arrays.dropout_mask is not None:
-            keep = allowed_pairs(self.plan, self.arrays.dropout_mask, self.i, self.j)
+            keep = self.plan.allowed(self.arrays.dropout_mask, self.i, self.j)
             weights = dropout.drop(weights, keep, self.plan.options.dropout_rate)
         damping = bias_tiles.tile_values(self.arrays.damping, self.plan, self.i, self.j)
         return weights if damping is None else weights * jnp.exp(damping)

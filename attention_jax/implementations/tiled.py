@@ -28,9 +28,9 @@ from attention_jax.core.products import einsum, tall_product
 from attention_jax.implementations import plain_tiles, reference, tile_arrays, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles, add_gradient
 from attention_jax.implementations.contract import Inputs, Options, results
-from attention_jax.implementations.rounds import Plan, fold_rounds, rows_of_ring
+from attention_jax.implementations.rounds import Plan, fold_rounds, key_tile_loops, rows_of_ring
 from attention_jax.implementations.tile import Tile, empty_sums
-from attention_jax.implementations.tiling import Arrays, key_tile_loops
+from attention_jax.implementations.tiling import Arrays
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import family_of
 from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums

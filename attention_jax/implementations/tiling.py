@@ -23,21 +23,13 @@ from attention_jax.implementations import bias_tiles
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
 from attention_jax.implementations.features import projected_tokens, stand_in_features
-from attention_jax.implementations.rounds import Plan
-from attention_jax.implementations.tile_arrays import cut, positions
+from attention_jax.implementations.rounds import Plan, TileSchedule, key_tile_loops
+from attention_jax.implementations.tile_arrays import cut
 from attention_jax.pairwise import dropout
 from attention_jax.pairwise.mask_algebra import TileStatus
 from attention_jax.pairwise.masks import Mask, padding_mask
 
 Array = jax.Array
-
-
-class TileSchedule(NamedTuple):
-    """The order in which each tile of queries visits tiles of keys, shared by the whole batch."""
-
-    order: Array  # int [query_tiles, key_tiles] key tiles: full, then partly masked, then empty
-    full: Array  # int [query_tiles] the number of full key tiles
-    visited: Array  # int [query_tiles] the number of key tiles that are not empty
 
 
 class Arrays(NamedTuple):
@@ -153,29 +145,6 @@ def in_tiles(
     )
 
 
-def key_tile_loops(
-    plan: Plan, schedule: TileSchedule | None, query_tile: Array
-) -> tuple[Array, list[tuple[bool, Any, Any]]]:
-    """The loops over the tiles of keys that a tile of queries attends to.
-
-    Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry.
-
-    Returns:
-        the order of the tiles, int [key_tiles]; and (whether the mask may hide pairs, the first and
-        the end of the places in this order) of each loop.
-    """
-    if schedule is None:
-        return jnp.arange(plan.key_tiles), [(False, 0, plan.key_tiles)]
-    order, full, visited = (array[query_tile] for array in schedule)
-    return order, [(False, 0, full), (True, full, visited)]
-
-
-def allowed_pairs(plan: Plan, mask: Mask, query_tile: Array, key_tile: Array) -> Array:
-    """The values of a mask on one tile, bool [t, s]."""
-    pairs = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
-    return jnp.broadcast_to(mask.allowed(*pairs), (plan.tile.query, plan.tile.key))
-
-
 # --- the steps of `prepare` ---
 
 
@@ -191,8 +160,7 @@ def tile_statuses(plan: Plan, mask: Mask) -> TileStatus:
     """Whether the mask leaves each tile empty, and whether full: bool [query_tiles, key_tiles]."""
 
     def status(query_tile, key_tile):
-        pairs = positions(query_tile, plan.tile.query), positions(key_tile, plan.tile.key)
-        return mask.tile_status(*pairs)
+        return mask.tile_status(*plan.positions(query_tile, key_tile))
 
     over_keys = jax.vmap(status, in_axes=(None, 0))
     status_of = jax.vmap(over_keys, in_axes=(0, None))
@@ -226,7 +194,7 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
             j = order[n]
             if not masked:
                 return counts + plan.tile.key, used_keys.at[j].set(True)
-            allowed = allowed_pairs(plan, mask, i, j)
+            allowed = plan.allowed(mask, i, j)
             return counts + allowed.sum(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
 
         carry = varying_as((jnp.zeros(plan.tile.query, int), used_keys), mask)

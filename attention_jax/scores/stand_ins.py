@@ -14,7 +14,6 @@ sends NaN.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -103,26 +102,6 @@ def pair_vjp_with_stand_ins(
         cotangents,
         primals,
     )
-
-
-# The stand-ins are not 0, not equal and not parallel: a norm, a distance and an angle are smooth
-# there.
-
-
-def stand_in_query(tokens: Array) -> Array:
-    """The query (1, 2, 1, 2, ...), [T, Dq] -> [1, Dq], for tokens that no allowed pair contains."""
-    return _alternating(tokens, 1, 2)
-
-
-def stand_in_key(tokens: Array) -> Array:
-    """The key (3, 1, 3, 1, ...), [S, Dk] -> [1, Dk], for tokens that no allowed pair contains."""
-    return _alternating(tokens, 3, 1)
-
-
-def _alternating(tokens: Array, even: int, odd: int) -> Array:
-    shape = (1, *tokens.shape[1:])
-    numbers = jnp.where(jnp.arange(math.prod(shape)) % 2 == 0, even, odd)
-    return numbers.reshape(shape).astype(tokens.dtype)
 
 
 def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) -> bool:
