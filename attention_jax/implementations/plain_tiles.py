@@ -42,7 +42,7 @@ def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     empty = empty_sums(plan, arrays)
     if plan.ring is None:
 
-        @_checkpoint
+        @jax.checkpoint
         def rows_of_tile(tile: tuple[Array, Any, Any]) -> FinalRows:
             sums = _add_keys(plan, arrays, *tile, empty)
             return sums.finalize(plan.options.normalizer)
@@ -50,17 +50,8 @@ def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
         rows = jax.lax.map(rows_of_tile, tiles)
     else:
         add_keys = functools.partial(_add_keys, plan)
-        rows = rows_of_ring(plan, arrays, tiles, add_keys, empty, _checkpoint)
+        rows = rows_of_ring(plan, arrays, tiles, add_keys, empty, jax.checkpoint)
     return rows.output, rows.summary
-
-
-def _checkpoint(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The gradient computes the function again instead of saving its arrays.
-
-    Each reverse pass removes one checkpoint. With a single checkpoint, reverse mode of reverse mode
-    would save all keys for every tile of queries. The second checkpoint costs no time.
-    """
-    return jax.checkpoint(jax.checkpoint(function))
 
 
 def _add_keys(
