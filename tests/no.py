@@ -29,8 +29,12 @@ word = one_of("x", "", 3, [], ["x"], object) | st.text(st.characters(codec="asci
 number = one_of("a", None, 1j, {}, [[1.0], []])
 rate = number | one_of(1.0, np.nan, np.inf, [0.1]) | st.floats(max_value=-1e-3)
 positive = one_of("a", np.nan, [1.0, 0.0], {}) | st.floats(max_value=0)
-mask = arrays | one_of(1, 1.0, ones(2, 3), ones(7, 7, dtype=bool), ones(2, 3, dtype=int))
-bias = floats.filter(lambda x: not isinstance(x, dict)) | one_of(ones(7, 7), ones(7, 1, 1, 1))
+mask = arrays | one_of(
+    1, 1.0, ones(2, 3), ones(7, 7, dtype=bool), ones(2, 3, dtype=int), aj.causal_mask, aj.Mask
+)  # fmt: skip
+bias = floats.filter(lambda x: not isinstance(x, dict)) | one_of(
+    ones(7, 7), ones(7, 1, 1, 1), aj.causal_mask
+)
 score = one_of(
     "skaled", "", ":", "nowhere:Score", "os:path", "..:x", 3, None, object(), aj.Mask, "adit(a=1)",
     "nowhere:Name(a=1)", "math:pi", "additive(hiden_dim=3)", "additive(hidden_dim=0)",

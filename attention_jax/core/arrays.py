@@ -45,7 +45,10 @@ def any_array(name: str, value: Any) -> jax.Array:
             raise TypeError("text")
         return jnp.asarray(value)
     except (OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"{name} must be an array; got {type(value).__name__}") from error
+        got = type(value).__name__
+        if callable(value):  # as in mask=causal_mask
+            got += f" {getattr(value, '__name__', '')}, which was not called"
+        raise ValueError(f"{name} must be an array; got {got}") from error
 
 
 def accumulator_dtype(*arrays: Array) -> jnp.dtype:
