@@ -148,16 +148,16 @@ def plus_minus(mean: float, error: float) -> str:
     >>> plus_minus(0.20123, 0.0567), plus_minus(1234.5, 180.2), plus_minus(1, 0)
     ('0.201 ± 0.057', '1230 ± 180', '1 ± 0')
     """
-    error = round(error, 12)
-    if not error > 0:  # also NaN
-        return f"{mean:g} ± {error:g}"
+    if not round(error, 12) > 0:  # also NaN
+        return f"{mean:g} ± {round(error, 12):g}"
     places = 1 - math.floor(math.log10(float(f"{error:.1e}")))
     return " ± ".join(f"{round(x, places):.{max(0, places)}f}" for x in (mean, error))
 
 
 def spread(by_seed: Sequence[float] | np.ndarray) -> str:
-    """Returns "mean ± deviation" over seeds."""
-    return plus_minus(*map(float, mean_and_deviation(by_seed)))
+    """Returns "mean ± deviation" over seeds, or the number of a single seed."""
+    mean, deviation = map(float, mean_and_deviation(by_seed))
+    return f"{mean:.4g}" if len(by_seed) == 1 else plus_minus(mean, deviation)
 
 
 def spread_and_worst(
