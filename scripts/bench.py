@@ -148,7 +148,7 @@ def main(arguments: Arguments) -> int:
     print_table("Scores compared", head, lines)
     if all_missing:
         return 0
-    page = [html_page.command(command()), html_page.table(head, lines), *sections]
+    page = [html_page.code(command()), html_page.table(head, lines), *sections]
     with writing("workdir", arguments.workdir):
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([head, *lines])

@@ -88,10 +88,10 @@ def _batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
         batches = [feed.batch(first, step) for step in range(run.step, run.step + _SAMPLE)]
     if not isinstance(batches[0], Batch):
         return batches[0], None
-    mean = sum(map(_tokens, batches)) / len(batches)
-    return min(batches, key=lambda batch: abs(_tokens(batch) - mean)), mean
+    mean = sum(map(_num_tokens, batches)) / len(batches)
+    return min(batches, key=lambda batch: abs(_num_tokens(batch) - mean)), mean
 
 
-def _tokens(batch: Batch) -> int:
+def _num_tokens(batch: Batch) -> int:
     """The positions of a batch, padding included."""
     return sum(math.prod(ids.shape[:2]) for ids in (batch.source, batch.target_inputs))

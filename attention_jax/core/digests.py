@@ -43,7 +43,7 @@ _HOST_CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
 _DIGESTS: dict[int, bytes] = {}  # of the JAX arrays with these ids, while they exist
 
 
-def digest_of(program: Callable[..., Any], arguments: Any, name: str, remedy: str) -> str:
+def program_digest(program: Callable[..., Any], arguments: Any, name: str, remedy: str) -> str:
     """Traces a function on shapes, and returns the digest of its program.
 
     Args:

@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.digests import LIBRARY_FOLDER, digest_of
+from attention_jax.core.digests import LIBRARY_FOLDER, program_digest
 
 Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
 
-_FOLDERS = map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 # How the names of files begin that are installed, which no user writes.
-_INSTALLED_FILES = ("<frozen ", LIBRARY_FOLDER, *(os.path.join(each, "") for each in _FOLDERS))
+_INSTALLED_FILES = ("<frozen ", LIBRARY_FOLDER, *(os.path.join(path, "") for path in _INSTALLED))
 _SEEN: set[tuple[str, str]] = set()  # what has been checked on numbers
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
@@ -156,7 +156,7 @@ class Part:
             ValueError: the program uses a traced array of its enclosing scope, or a Python function
                 whose result it reads.
         """
-        return digest_of(program, arguments, self.name, self.remedy)
+        return program_digest(program, arguments, self.name, self.remedy)
 
 
 class Known:

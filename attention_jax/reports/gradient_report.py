@@ -37,7 +37,7 @@ def report(runs: Sequence[JSON], *, command: str) -> str:
 
 
 def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
-    yield html_page.command(command)
+    yield html_page.code(command)
     yield html_page.table(
         ("run (folder)", "checkpoint"),
         [(run["label"], run["description"]) for run in runs],

@@ -33,7 +33,7 @@ def paragraph(text: str) -> str:
     return f"<p>{html.escape(text)}</p>"
 
 
-def command(text: str) -> str:
+def code(text: str) -> str:
     """A command line."""
     return f"<p><code>{html.escape(text)}</code></p>"
 

@@ -39,7 +39,7 @@ def decode_text(content: bytes, name: str) -> str:
         ) from error
 
 
-def digest_of(content: bytes) -> str:
+def data_digest(content: bytes) -> str:
     """SHA-256 as hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 

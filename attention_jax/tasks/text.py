@@ -19,7 +19,7 @@ import numpy as np
 from attention_jax.core.checks import checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import best_answers
-from attention_jax.tasks.files import check_data, digest_of, read_text
+from attention_jax.tasks.files import check_data, data_digest, read_text
 from attention_jax.tasks.tokens import EXAMPLES, SHOWN, CausalTask, without_source
 from attention_jax.tasks.vocabulary import FIRST, Batch, labels_of
 from attention_jax.training.losses import cross_entropy
@@ -96,7 +96,7 @@ class Text(CausalTask):
         """
         characters = read_text(self.text)
         if folder is not None:
-            check_data(folder, "text_sha256", digest_of(characters.encode()))
+            check_data(folder, "text_sha256", data_digest(characters.encode()))
         end = len(characters) - int(self.held_out * len(characters))
         parts = characters[:end].encode(), characters[end:].encode()
         if min(map(len, parts)) <= self.length:
@@ -116,7 +116,7 @@ class Text(CausalTask):
             rng = np.random.default_rng([seed, step])
             return _windows(train, rng.integers(0, len(train) - self.length, size), self.length)
 
-        digests = {"text_sha256": digest_of(train + held_out)}
+        digests = {"text_sha256": data_digest(train + held_out)}
         return Feed(batch, digests=digests, note=f"{len(train) + len(held_out):,} bytes of text")
 
     # --- loss ---

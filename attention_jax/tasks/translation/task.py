@@ -17,7 +17,7 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.tasks.files import check_data, digest_of
+from attention_jax.tasks.files import check_data, data_digest
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
 from attention_jax.tasks.translation.text import ParallelText, Subwords, read_parallel_text
@@ -144,7 +144,7 @@ class Translation(Task):
             model = path.read_bytes()
         except OSError as error:
             raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-        check_data(folder, "subwords_sha256", digest_of(model))
+        check_data(folder, "subwords_sha256", data_digest(model))
         return Subwords(model)
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
@@ -178,7 +178,7 @@ class Translation(Task):
             batches.batch,
             digests={
                 "text_sha256": {k: each.digest for k, each in texts.items() if each is not None},
-                "subwords_sha256": digest_of(subwords.model),
+                "subwords_sha256": data_digest(subwords.model),
             },
             files={SUBWORDS: subwords.model},
             note=batches.description,
