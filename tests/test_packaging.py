@@ -104,7 +104,8 @@ def test_the_wheel_is_used_from_another_folder(archives, tmp_path):
     # searched, but its own .pth files, with this checkout, are not read.
     (packages / "needed.pth").write_text(sysconfig.get_path("purelib"))
     (tmp_path / "my_scores.py").write_text(MY_SCORES)
-    script = f"SITE = {str(packages)!r}\n{blocks(README, 'python')[0]}\n{USE}"
+    examples = [block for block in blocks(README, "python") if block != MY_SCORES]
+    script = "\n".join([f"SITE = {str(packages)!r}", *examples, USE])
     (tmp_path / "use.py").write_text(script)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
