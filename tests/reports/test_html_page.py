@@ -19,7 +19,7 @@ def test_what_users_wrote_is_text_and_not_markup():
     parts = [
         html_page.heading(evil),
         html_page.paragraph(evil),
-        html_page.command(evil),
+        html_page.code(evil),
         html_page.table((evil,), [(evil,)]),
         html_page.figure(drawn(), evil),
     ]
