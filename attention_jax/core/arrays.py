@@ -46,8 +46,8 @@ def any_array(name: str, value: Any) -> jax.Array:
         return jnp.asarray(value)
     except (OverflowError, TypeError, ValueError) as error:
         got = type(value).__name__
-        if callable(value):  # as in mask=causal_mask
-            got += f" {getattr(value, '__name__', '')}, which was not called"
+        if callable(value) and hasattr(value, "__name__"):  # as in mask=causal_mask
+            got += f" {value.__name__}, which was not called"
         raise ValueError(f"{name} must be an array; got {got}") from error
 
 

@@ -283,8 +283,7 @@ class RowSums(NamedTuple):
 def summary_of_rows(logits: Array) -> RowSummary:
     """The summary [..., T] of rows of logits [..., T, S], float32 or wider, -inf where masked."""
     largest, exponentials, total = _shifted_exponentials(logits, -1)
-    shifted = jnp.where(exponentials > 0, logits - largest, 0)  # as in `where_positive`
-    moment = jnp.sum(exponentials * shifted, axis=-1)
+    moment = jnp.sum(exponentials * where_positive(exponentials, logits - largest), axis=-1)
     return RowSummary.of_sums(largest[..., 0], total[..., 0], moment)
 
 

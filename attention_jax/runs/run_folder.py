@@ -49,9 +49,8 @@ def open_run_folder(
     """
     with contextlib.ExitStack() as stack:
         with writing("workdir", folder):
-            check_run_folder(
-                folder, resume=resume, check_same=check_same
-            )  # before anything is made
+            # Before anything is made.
+            check_run_folder(folder, resume=resume, check_same=check_same)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_locked(folder))
             # Another start may have been faster; of two at the same time, one succeeds.

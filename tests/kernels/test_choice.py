@@ -60,7 +60,7 @@ def test_an_unknown_cost_is_refused():
 
 @pytest.mark.parametrize(("score", "least"), [(ADDITIVE, 2**10), (SCALED, 2**18), (Cubed(), 2**16)])
 def test_small_is_materialised_and_large_is_tiled(score, least):
-    """Kernels that no device has run are not chosen."""
+    """Kernels whose speed on a device is unknown are not chosen."""
     target = int(least**0.5)
     for batch in ((), (2, 2)):
         at, below = (inputs_of(*batch, target=target, source=target - n) for n in (0, 1))
