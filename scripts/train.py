@@ -43,7 +43,8 @@ class Arguments(Generic[ChosenTask]):
     The run folder gets config.json, env.json, metrics.jsonl, checkpoints/ and the task's own files.
     Ctrl-C, SIGTERM or a closed terminal saves after the steps in progress (log_every) and exits
     with 130, 143 or 129; a second signal exits at once. --resume continues from there, or after a
-    crash from the newest good checkpoint, and ends bit-identical to a run that was never stopped.
+    crash from the newest good checkpoint; on a CPU it ends bit-identical to a run that was never
+    stopped.
 
     Attributes:
         task_name: what to learn, a name or "module:Name".

@@ -98,9 +98,9 @@ def train_run(
         resume: continue the run that is there. The settings must be those of the run, except for
             those in `TrainConfig.free_on_resume`, for `train.steps` where the learning rate does
             not depend on it, and for the name of a user's score, which may be renamed or rewritten
-            if it gives the same numbers. A finished run then goes on, and ends bit-identical to a
-            run that had all steps from the start, if it had ended at a multiple of `log_every`
-            (with validation, of `checkpoint_every`).
+            if it gives the same numbers. A finished run then goes on. On a CPU it ends
+            bit-identical to a run that had all steps from the start, if it had ended at a multiple
+            of `log_every` (with validation, of `checkpoint_every`).
         log_gradients: steps between two lines of gradient statistics in gradients.jsonl.
         mesh: over which devices; None for one device, or with several processes for all devices,
             which spread the batch. A run may be resumed on another mesh.
