@@ -62,8 +62,8 @@ class Arguments:
     Each combination is a run of scripts/train.py, in a folder of its own in `workdir`. Ctrl-C or
     SIGTERM stops after the steps in progress and exits with 130 or 143, a closed terminal with 129;
     the same command goes on, and on a CPU ends bit-identical. Other scores or settings add
-    combinations to `workdir`. With more --steps, finished runs go on where the learning rate does not depend on the
-    number of steps; elsewhere they are another configuration, which is refused.
+    combinations to `workdir`. With more --steps, finished runs go on where the learning rate does
+    not depend on the number of steps; elsewhere they are another configuration, which is refused.
 
     At the end come a table of all finished runs in `workdir`, with a row per combination (mean ±
     standard deviation over seeds and the worst seed), and the files table.csv, table.json and
