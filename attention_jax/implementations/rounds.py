@@ -114,7 +114,8 @@ def key_tile_loops(
 ) -> tuple[Array, list[tuple[bool, Any, Any]]]:
     """The loops over the tiles of keys that a tile of queries attends to.
 
-    Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry.
+    Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry. A
+    single tile is visited once, whatever its mask is.
 
     Returns:
         the order of the tiles, int [key_tiles]; and (whether the mask may hide pairs, the first and
@@ -123,6 +124,8 @@ def key_tile_loops(
     if schedule is None:
         return jnp.arange(plan.key_tiles), [(False, 0, plan.key_tiles)]
     order, full, visited = (array[query_tile] for array in schedule)
+    if plan.query_tiles == plan.key_tiles == 1 and plan.ring is None:
+        return order, [(True, 0, 1)]
     return order, [(False, 0, full), (True, full, visited)]
 
 

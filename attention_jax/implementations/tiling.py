@@ -41,7 +41,7 @@ class Arrays(NamedTuple):
     queries: Any  # [query_tiles, t, Fq] features from `project_query`, or a pytree of such arrays
     keys: Any  # [key_tiles, s, Fk] features from `project_key`, or a pytree of such arrays
     values: Array  # [key_tiles, s, Dv]
-    # of the score, with what `tile_params` adds (for `Additive` a bool, whose gradient is 0)
+    # of the score, with what `tile_params` adds (for `Additive` two bools, whose gradient is 0)
     params: Any
     biases: BiasTiles
     normalizer_params: Any

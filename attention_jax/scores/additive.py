@@ -26,8 +26,9 @@ class Additive(Score):
     This equals v . tanh(W [q; k]) with W = [Wq Wk]. Splitting W moves both matrix products from
     the pairs to the tokens: a pair costs A tanh and their weighted sum.
 
-    If any projected query of a batch has an entry beyond 33, the whole batch takes a slower formula
-    that rounds differently: the last digits of an example can depend on the others in its batch.
+    If any projected query of a batch has an entry beyond 5.4, or beyond 33, the whole batch takes a
+    slower formula that rounds differently: the last digits of an example can depend on the others
+    in its batch.
 
     Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]; "v": [A]}.
 
@@ -74,21 +75,21 @@ class Additive(Score):
         return matmul(key, params["key_kernel"]).astype(key.dtype)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        large = params.get("large")  # no parameter: `tile_params` adds it for the loop over tiles
-        return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features, large)
+        exceeded = params.get("exceeded")  # no parameter: `tile_params` adds it for the tiles
+        return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features, exceeded)
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
         dv, dq_features, dk_features = pairwise_tanh.weighted_tanh_vjp(
-            params["v"], q_features, k_features, dlogits, params.get("large")
+            params["v"], q_features, k_features, dlogits, params.get("exceeded")
         )
         # `pair` does not use the kernels, only the projections do.
         dparams = jax.tree.map(jnp.zeros_like, params)
         return {**dparams, "v": dv}, dq_features, dk_features
 
     def tile_params(self, params: Params, q_features: Array) -> Params:
-        return {**params, "large": pairwise_tanh.is_large(q_features)}
+        return {**params, "exceeded": pairwise_tanh.exceeds(q_features)}
 
 
 @dataclasses.dataclass(frozen=True)
