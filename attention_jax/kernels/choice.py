@@ -49,14 +49,18 @@ class Table(NamedTuple):
     tiled_from: dict[TileCost, int] = {}  # noqa: RUF012
     # The largest number of queries, and of keys, in a tile.
     largest_block: dict[TileCost, int] = _by_cost(1024, 512, 512)
-    # Such numbers of a tile, over the whole batch: a few MiB for each array.
+    # Such numbers of a square tile, over the whole batch: a few MiB for each array.
     tile_pairs: int = 2**20
+    # How many times as many queries as keys a tile has, where the score is a product of features
+    # and no mask may hide many of its pairs.
+    queries_per_key: int = 1
 
 
 TABLES = {
     # Measured. Gradients of an array for each pair and feature are faster in tiles once it is
-    # larger than the caches; other tiles are for memory, 512 MiB of float32.
-    "cpu": Table(_by_cost(2**27, 2**27, 2**24), _by_cost(2**10, 2**18, 2**16)),
+    # larger than the caches; other tiles are for memory, 512 MiB of float32. Tiles of 4 times as
+    # many queries as keys take 0.75 to 0.9 of the time of square ones.
+    "cpu": Table(_by_cost(2**27, 2**27, 2**24), _by_cost(2**10, 2**18, 2**16), queries_per_key=4),
     # Not measured. A GPU computes 2^20 pairs in microseconds, less than the launch of the kernels
     # of a tile takes. 2^24 pairs are 64 MiB for each array.
     "gpu": Table(_by_cost(2**27, 2**27, 2**27), {}, _by_cost(1024, 2048, 512), 2**24),
@@ -181,7 +185,8 @@ def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes
     size = 2 ** (size.bit_length() - 1)
     while size > SMALLEST_BLOCK[cost] and size * size * numbers > table.tile_pairs:
         size //= 2
-    return BlockSizes(query=size, key=size)
+    is_tall = cost == "matmul" and inputs.mask is None
+    return BlockSizes(query=size * (table.queries_per_key if is_tall else 1), key=size)
 
 
 def _numbers_of_a_pair(cost: TileCost, score: Score, inputs: Inputs) -> int:
