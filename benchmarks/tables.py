@@ -34,19 +34,24 @@ def table(columns: Columns, rows: Iterable[Row]) -> str:
 
 
 def committed() -> dict[str, str]:
-    """The table of each report in `results/*.json` by its name, and that of all missed targets."""
+    """The table of each report in `results/` by its name, and that of all missed targets.
+
+    Those of a folder in it are named "FOLDER.NAME".
+    """
     reports: dict[str, list[Row]] = {}
-    for path in sorted(RESULTS.glob("*.json")):
+    for path in sorted(RESULTS.rglob("*.json")):
+        folder = "" if path.parent == RESULTS else f"{path.parent.name}."
         content = json.loads(path.read_text())
         for name, report in content.get("benchmarks", {}).items():  # a device check has none
-            reports.setdefault(name, []).extend(report["rows"])
+            reports.setdefault(folder + name, []).extend(report["rows"])
     misses = [
         {"benchmark": name.removesuffix("-targets"), **row}
         for name, rows in reports.items()
         for row in rows
         if row.get("met", "").startswith("MISS")
     ]
-    tables = {name: table(TABLES[name], rows) for name, rows in reports.items() if name in TABLES}
+    columns = {name: TABLES.get(name.rpartition(".")[2]) for name in reports}
+    tables = {name: table(each, reports[name]) for name, each in columns.items() if each}
     return tables | {"benchmark_misses": table(MISSES, misses)}
 
 
@@ -141,7 +146,10 @@ TABLES: dict[str, Columns] = {
     },
     "ring": {"temporary MiB per device": entry("work")}
     | {f"{2**i} devices": entry("temporary_mib", ".1f", i) for i in range(4)},
-    **dict.fromkeys(("targets", "compiled-targets", "compiled-h100-targets"), TARGETS),
+    "alone": {**RACES, "cores busy": entry("cores", ".2f")},
+    **dict.fromkeys(
+        ("targets", "alone-targets", "compiled-targets", "compiled-h100-targets"), TARGETS
+    ),
     # Those of compile_report.py.
     "compiled-programs": {
         **entries("", "program", "target"),

@@ -42,10 +42,9 @@ ONE_SEQUENCE = dict(
 
 
 def table(*numbers):
-    """An entry of `kernels.choice.TABLES`: per `tile_cost`, and the pairs of a tile."""
+    """An entry of `kernels.choice.TABLES`: three per `tile_cost`, and numbers of a tile."""
     costs = "elementwise", "matmul", "materialized"
-    by_cost = [dict(zip(costs, row, strict=False)) for row in numbers[:-1]]
-    return Table(*by_cost, numbers[-1])
+    return Table(*(dict(zip(costs, row, strict=False)) for row in numbers[:3]), *numbers[3:])
 
 
 # fmt: off
@@ -235,10 +234,10 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
     "Normalizer.uses_num_keys": False, "Normalizer.is_softmax": False,
     "nn.ANY_LENGTH": ANY_LENGTH,
     "kernels.choice.TABLES": {
-        "cpu": table((2**27, 2**27, 2**24), (2**10, 2**18, 2**16), (1024, 512, 512), 2**20),
+        "cpu": table((2**27, 2**27, 2**24), (2**10, 2**18, 2**16), (1024, 512, 512), 2**20, 4),
         "gpu": table((2**27, 2**27, 2**27), (), (1024, 2048, 512), 2**24)},
     "kernels.choice.Table._field_defaults": table(
-        (2**26, 2**26, 2**26), (), (1024, 512, 512), 2**20)._asdict(),
+        (2**26, 2**26, 2**26), (), (1024, 512, 512), 2**20, 1)._asdict(),
     "kernels.choice.SMALLEST_BLOCK": {"elementwise": 64, "matmul": 64, "materialized": 16},
     "kernels.choice.KEYS_PER_QUERY": 64,
     "kernels.choice.TPU_BLOCKS": {

@@ -7,6 +7,7 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -39,6 +40,7 @@ def environment(*folders: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": versions,
         "platform": platform.platform(),
+        "processor": _processor(),
         "cpus": os.cpu_count(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "device": f"{device.platform}: {device.device_kind}",
@@ -46,6 +48,15 @@ def environment(*folders: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
         "git_commit": _git_commit(),
         "sources": sources_digest(_LIBRARY, *folders),
     }
+
+
+def _processor() -> str:
+    """The processor's name and, on Linux, the width of its vectors, such as "..., 512 bits"."""
+    with contextlib.suppress(OSError, TypeError):
+        text = Path("/proc/cpuinfo").read_text()
+        bits = 512 if "avx512f" in text else 256 if "avx2" in text else 128
+        return f"{re.search('model name.*: (.*)', text)[1]}, {bits} bits"  # type: ignore[index]
+    return platform.processor() or platform.machine()
 
 
 def sources_digest(*folders: Path) -> str:

@@ -66,7 +66,7 @@ def weighted_tanh(v: Array, a: Array, b: Array, exceeded: Array | None = None) -
     """
     if _is_small(a, b):
         return _materialized(v, a, b)
-    return _logits(_exceeded(a, exceeded), v, a, b)
+    return _logits(exceeds(a) if exceeded is None else exceeded, v, a, b)
 
 
 def weighted_tanh_vjp(
@@ -75,11 +75,7 @@ def weighted_tanh_vjp(
     """Pulls `dlogits` [t, s] back through `weighted_tanh`: (dv [A], da [t, A], db [s, A])"""
     if _is_small(a, b):
         return jax.vjp(_materialized, v, a, b)[1](dlogits)
-    return _pull_back(_exceeded(a, exceeded), v, a, b, dlogits)
-
-
-def _exceeded(a: Array, exceeded: Array | None) -> Array:
-    return exceeds(a) if exceeded is None else exceeded
+    return _pull_back(exceeds(a) if exceeded is None else exceeded, v, a, b, dlogits)
 
 
 def _is_small(a: Array, b: Array) -> bool:
@@ -231,34 +227,24 @@ def _pull_back_by_exponentials(
     x, y = _exponentials(a, limit), _exponentials(b, key_limit)
     top = None if narrow else _largest_factor(v.dtype, 2)
     factor, (dlogits,) = _without_overflow(dlogits)
-    dv = factor * _sum_of_tanhs(top, x, y, dlogits)
-    da = factor * _sum_of_slopes(top, y, x, dlogits.T)
-    db = factor * _sum_of_slopes(top, x, y, dlogits)
+    dv = factor * _sum_over_tokens(False, top, x, y, dlogits)
+    da = factor * _sum_over_tokens(True, top, y, x, dlogits.T)
+    db = factor * _sum_over_tokens(True, top, x, y, dlogits)
     return jnp.sum(dv, axis=1), v[None, :] * da.T, v[None, :] * db.T
 
 
-def _sum_of_tanhs(top: float | None, x: Array, y: Array, dlogits: Array) -> Array:
-    """sum_i dlogits_ij tanh_ijf: (x [t, A], y [s, A], dlogits [t, s]) -> [A, s]"""
-    y = y.T
-
-    def add_tokens(x, dlogits):
-        dlogits = [d_i[None, :] for d_i in dlogits]
-        divisors = [_at_most(top, 1 + x_i[:, None] * y) for x_i in x]
-        return _sum_of_terms(dlogits) - 2 * _sum_of_quotients(dlogits, divisors, 2)
-
-    return _sum_over_first_axis(add_tokens, x, dlogits)
-
-
-def _sum_of_slopes(top: float | None, x: Array, y: Array, dlogits: Array) -> Array:
-    """sum_i dlogits_ij tanh'_ijf, tanh' = 4 / (z + 2 + 1/z); shapes as in `_sum_of_tanhs`"""
+def _sum_over_tokens(slopes: bool, top: float | None, x: Array, y: Array, dlogits: Array) -> Array:
+    """sum_i dlogits_ij tanh_ijf, or `slopes` tanh'_ijf: (x [t, A], y [s, A], [t, s]) -> [A, s]"""
     y, inverse_y = y.T, 1 / y.T
 
     def add_tokens(x, inverse_x, dlogits):
         dlogits = [d_i[None, :] for d_i in dlogits]
-        divisors = [
-            _at_most(top, x_i[:, None] * y + (inverse_x_i[:, None] * inverse_y + 2))
-            for x_i, inverse_x_i in zip(x, inverse_x, strict=True)
-        ]
+        z = [x_i[:, None] * y for x_i in x]
+        if not slopes:
+            divisors = [_at_most(top, 1 + z_i) for z_i in z]
+            return _sum_of_terms(dlogits) - 2 * _sum_of_quotients(dlogits, divisors, 2)
+        rest = [inverse_x_i[:, None] * inverse_y + 2 for inverse_x_i in inverse_x]
+        divisors = [_at_most(top, z_i + rest_i) for z_i, rest_i in zip(z, rest, strict=True)]
         return 4 * _sum_of_quotients(dlogits, divisors, 2)
 
     return _sum_over_first_axis(add_tokens, x, 1 / x, dlogits)
