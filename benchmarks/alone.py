@@ -3,7 +3,7 @@
 In one process contestants disturb each other: the threads of one library wait beside those of
 another. So another commit, another JAX and PyTorch are also measured like this.
 
-    python -m benchmarks.alone --works scaled additive --before ../older --out alone.json
+    .venv/bin/python -m benchmarks.alone --works scaled additive --before ../older --out alone.json
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from attention_jax.commands.command_line import run_command
+from attention_jax.commands.command_line import check_names, run_command
+from attention_jax.core.checks import check_integer, check_real
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import check_output
 from benchmarks.measure import JSON, quartiles, significant
+from benchmarks.peers import PEERS
 from benchmarks.tables import TABLES, table, write_report
 from benchmarks.targets import targets_of
 from benchmarks.works import WORKS
 
+_WORKS = {work.name: work for works in WORKS.values() for work in works}
 # Prints the milliseconds of a call, and how many cores it keeps busy, as JSON. It needs nothing of
 # this file, which an older commit lacks.
 _PROCESS = """
@@ -72,6 +75,14 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        check_names("works", self.works, [*_WORKS])
+        check_names("peers", self.peers, [*PEERS])
+        for name, path in (("before", self.before), ("other_python", self.other_python)):
+            needed = "benchmarks/peers.py" if name == "before" else ""
+            if path is not None and not (path / needed).exists():
+                raise ValueError(f"{name} must have {path / needed}, which does not exist")
+        check_integer("repeats", self.repeats)
+        check_real("seconds", self.seconds, above=0)
         check_output(self.out)
 
 
@@ -84,7 +95,7 @@ def main(arguments: Arguments) -> None:
         contestants["ours, other JAX"] = arguments.other_python, here
     rows = []
     for name in arguments.works:
-        work = next(work for works in WORKS.values() for work in works if work.name == name)
+        work = _WORKS[name]
         found: dict[str, list[JSON]] = {contestant: [] for contestant in contestants}
         for repeat in range(arguments.repeats):
             for contestant in [*contestants][:: -1 if repeat % 2 else 1]:

@@ -48,6 +48,7 @@ FRONT = {
     "experiments/bench/README": "Leaderboard",
     "experiments/SOURCES": "Sources",
     "experiments/MISSES": "Misses",
+    "findings/README": "Findings",
     "docs/api/README": "API",
     "attention_jax/README": "Rooms",
     "CONTRIBUTING": "Contributing",

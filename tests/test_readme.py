@@ -22,7 +22,7 @@ from attention_jax.training.loop import trace_step
 from experiments import lab
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("attention_jax", "benchmarks", "docs", "experiments", "scripts", "tests")
+FOLDERS = ("attention_jax", "benchmarks", "docs", "experiments", "findings", "scripts", "tests")
 README = ROOT / "README.md"
 GUIDE = ROOT / "docs" / "guide"
 ROOM = ROOT / "attention_jax" / "normalizers" / "README.md"
@@ -101,12 +101,21 @@ def check_captured(variables):
     assert np.any(variables["captured"].gradients["attention"].dlogits)
 
 
+def check_loops(variables):
+    q, k = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
+    for name in ("pair", "pair_on_all_threads"):
+        expected = -np.abs(q[:, None] - k[None]).sum(-1)
+        np.testing.assert_allclose(variables[name](q, k), expected, rtol=1e-6)
+    assert variables["mended"] == 0
+
+
 CHECKS = {
     "implementations": check_long_rows,
     "derivatives": check_own_derivative,
     "masks_and_biases": check_own_bias,
     "decoding": check_answers,
     "several_devices": check_ring,
+    "jax_releases": check_loops,
     "gradients": check_captured,
 }
 

@@ -2,12 +2,13 @@
 
 import itertools
 import json
+from pathlib import Path
 
 import jax
 import pytest
 from command_lines import load
 
-from benchmarks import measure, tables, targets
+from benchmarks import alone, measure, tables, targets
 from benchmarks.measure import Contestant, Race
 from benchmarks.peers import PEERS
 from benchmarks.works import WORKS
@@ -191,3 +192,22 @@ def test_other_benchmarks_from_end_to_end(command, name):
     words = ("--benchmarks", name, "--shrink", 512, "--repeats", 1, "--scores", "dot", "scaled")
     status, printed, _ = command("benchmark", *words)
     assert (status, printed.count("\n| ") > 3) == (0, True)
+
+
+def test_contestants_alone_take_turns(monkeypatch, tmp_path, capsys):
+    calls = []
+
+    def one(name, contestant, arguments, python, folder):
+        calls.append(contestant)
+        return [{"milliseconds": 8.0 if contestant == "ours" else 2.0, "cores": 1.5}]
+
+    monkeypatch.setattr(alone, "_one", one)
+    monkeypatch.setattr(alone.jax, "__version__", "0.12.0.1")
+    out = tmp_path / "alone.json"
+    alone.main(alone.Arguments(("scaled",), before=Path(__file__).parents[2], repeats=2, out=out))
+    assert calls == ["ours", "ours, before", "ours, before", "ours"]
+    reports = json.loads(out.read_text())["benchmarks"]
+    assert [row["milliseconds"] for row in reports["alone"]["rows"]] == [8.0, 2.0]
+    met = {row["what"]: row["met"] for row in reports["alone-targets"]["rows"]}
+    assert met["time of ours / ours, before"] == "MISS"
+    assert "| 1.50 |" in capsys.readouterr().out
