@@ -45,7 +45,7 @@ def committed() -> dict[str, str]:
         for name, report in content.get("benchmarks", {}).items():  # a device check has none
             reports.setdefault(folder + name, []).extend(report["rows"])
     misses = [
-        {"benchmark": name.removesuffix("-targets"), **row}
+        row | {"benchmark": f"{name.rpartition('.')[0]} {row.get('benchmark', name)}".strip()}
         for name, rows in reports.items()
         for row in rows
         if row.get("met", "").startswith("MISS")
