@@ -105,7 +105,7 @@ def check_loops(variables):
     q, k = np.random.default_rng(0).normal(size=(2, 5, 3)).astype(np.float32)
     for name in ("pair", "pair_on_all_threads"):
         expected = -np.abs(q[:, None] - k[None]).sum(-1)
-        np.testing.assert_allclose(variables[name](q, k), expected, rtol=1e-6)
+        np.testing.assert_allclose(variables[name](*map(jnp.asarray, (q, k))), expected, rtol=1e-6)
     assert variables["mended"] == 0
 
 
