@@ -18,6 +18,9 @@ LIMITS = {np.float32: (5.3719, 33.076), np.float64: (44.188, 327.34)}
 
 weighted_tanh = jax.jit(pairwise_tanh.weighted_tanh)  # few shapes below: each compiles once
 weighted_tanh_vjp = jax.jit(pairwise_tanh.weighted_tanh_vjp)
+tangent_along_ones = jax.jit(
+    lambda *x: jax.jvp(pairwise_tanh.weighted_tanh, x, jax.tree.map(jnp.ones_like, x))[1]
+)
 
 
 def inputs(t, s, hidden, dtype=np.float32, seed=0):
@@ -87,6 +90,8 @@ def test_any_magnitude_in_opposite_signs(magnitude):
     b[:, 1::2] = -a[0, 1::2] + b[:, 1::2] / 2  # a + b is small for query 0 and large for others
     b[:, 3] = np.float32(-magnitude)
     check(v, a, b, dlogits)
+    tanh = np.tanh((a[:, None, :] + b[None, :, :]).astype(np.float64))
+    assert_close(tangent_along_ones(v, a, b), tanh.sum(-1) + (1 - tanh**2) @ (2 * v), 1e-6)
 
 
 @pytest.mark.parametrize("magnitude", [1e-8, 1e-2, 1.0, 30.0])
