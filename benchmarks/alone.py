@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,10 @@ import numpy as np
 from benchmarks.peers import PEERS, ours
 from benchmarks.works import WORKS
 name, peer, seconds = sys.argv[1:]
-work = next(work for works in WORKS.values() for work in works if work.name == name)
+works = {work.name: work for works in WORKS.values() for work in works}
+if name not in works:
+    sys.exit(f"there is no work {name}")
+work = works[name]
 call = PEERS.get(peer, ours)(work).call
 for _ in range(3):
     call(1)
@@ -75,12 +79,14 @@ class Arguments:
     out: Path | None = None
 
     def __post_init__(self) -> None:
+        if not self.works:
+            raise ValueError("works must name at least one work; got none")
         check_names("works", self.works, [*_WORKS])
-        check_names("peers", self.peers, [*PEERS])
-        for name, path in (("before", self.before), ("other_python", self.other_python)):
-            needed = "benchmarks/peers.py" if name == "before" else ""
-            if path is not None and not (path / needed).exists():
-                raise ValueError(f"{name} must have {path / needed}, which does not exist")
+        check_names("peers", self.peers, PEERS)
+        if self.before is not None and not (self.before / "benchmarks" / "peers.py").exists():
+            raise ValueError(f"before must be a checkout of this project; got {self.before}")
+        if self.other_python is not None and shutil.which(self.other_python) is None:
+            raise ValueError(f"other_python must be a Python that runs; got {self.other_python}")
         check_integer("repeats", self.repeats)
         check_real("seconds", self.seconds, above=0)
         check_output(self.out)
@@ -116,7 +122,7 @@ def main(arguments: Arguments) -> None:
 
 
 def _one(name: str, peer: str, arguments: Arguments, python: Path, folder: Path) -> list[JSON]:
-    """What a process has measured; [] where it fails."""
+    """What a process has measured; [] where it fails, which only a peer may."""
     paths = [str(folder.resolve()), os.environ.get("PYTHONPATH", "")]
     finished = subprocess.run(
         [python.absolute(), "-c", _PROCESS, name, peer, str(arguments.seconds)],
@@ -126,7 +132,10 @@ def _one(name: str, peer: str, arguments: Arguments, python: Path, folder: Path)
         text=True,
     )
     if finished.returncode:
-        say(f"{name}: {peer}: {finished.stderr.strip().splitlines()[-1]}", error=True)
+        reason = [f"status {finished.returncode}", *finished.stderr.strip().splitlines()][-1]
+        if peer not in PEERS or peer.startswith("ours"):
+            raise ValueError(f"{name}: {peer}: {reason}")
+        say(f"{name}: {peer}: {reason}", error=True)
         return []
     return [json.loads(finished.stdout.splitlines()[-1])]
 

@@ -236,11 +236,9 @@ def _attend(
             # Checkpointed: otherwise each step would save its keys with coverage, t S Fk floats.
             @functools.partial(jax.checkpoint, prevent_cse=False)
             def step(coverage: Array, row: dict[str, Any]) -> tuple[Array, tuple[Array, Array]]:
+                row = jax.lax.optimization_barrier(row)  # else jax 0.12 reads it for each pair
                 # The minimum of two zeros sends half of its gradient to each argument. The
                 # coverage of a masked key must get none.
-                # With additive attention this takes half the time on a CPU with jax 0.12, which
-                # otherwise fuses the reading of a row into the computation of each pair.
-                row = jax.lax.optimization_barrier(row)
                 allowed = row["allowed"]
                 seen = allowed_only(allowed, coverage[None])
                 keys = chunk.keys + jnp.outer(seen, kernel).astype(chunk.keys.dtype)

@@ -114,8 +114,8 @@ def key_tile_loops(
 ) -> tuple[Array, list[tuple[bool, Any, Any]]]:
     """The loops over the tiles of keys that a tile of queries attends to.
 
-    Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry. A
-    single tile is visited once, whatever its mask is.
+    Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry.
+    The visit of a single tile is no loop: XLA:CPU would run what remains in it on one thread.
 
     Returns:
         the order of the tiles, int [key_tiles]; and (whether the mask may hide pairs, the first and

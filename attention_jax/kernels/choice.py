@@ -47,19 +47,19 @@ class Table(NamedTuple):
     # The T S of one example from which tiles are faster, alone and in a batch of 64. (Just below
     # it, tiles are faster alone and slower in the batch.) {} where that was not measured.
     tiled_from: dict[TileCost, int] = {}  # noqa: RUF012
-    # The largest number of queries, and of keys, in a tile.
+    # The largest number of queries, and of keys, in a square tile.
     largest_block: dict[TileCost, int] = _by_cost(1024, 512, 512)
     # Such numbers of a square tile, over the whole batch: a few MiB for each array.
     tile_pairs: int = 2**20
     # How many times as many queries as keys a tile has, where the score is a product of features
-    # and no mask may hide many of its pairs.
+    # and there is no mask.
     queries_per_key: int = 1
 
 
 TABLES = {
     # Measured. Gradients of an array for each pair and feature are faster in tiles once it is
     # larger than the caches; other tiles are for memory, 512 MiB of float32. Tiles of 4 times as
-    # many queries as keys take 0.75 to 0.9 of the time of square ones.
+    # many queries as keys take 0.79 to 0.91 of the time of square ones.
     "cpu": Table(_by_cost(2**27, 2**27, 2**24), _by_cost(2**10, 2**18, 2**16), queries_per_key=4),
     # Not measured. A GPU computes 2^20 pairs in microseconds, less than the launch of the kernels
     # of a tile takes. 2^24 pairs are 64 MiB for each array.

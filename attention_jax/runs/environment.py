@@ -7,7 +7,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,11 +51,12 @@ def environment(*folders: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
 
 def _processor() -> str:
     """The processor's name and, on Linux, the width of its vectors, such as "..., 512 bits"."""
-    with contextlib.suppress(OSError, TypeError):
-        text = Path("/proc/cpuinfo").read_text()
-        bits = 512 if "avx512f" in text else 256 if "avx2" in text else 128
-        return f"{re.search('model name.*: (.*)', text)[1]}, {bits} bits"  # type: ignore[index]
-    return platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    lines = [line for line in text.splitlines() if line.startswith("model name")]
+    bits = 512 if "avx512f" in text else 256 if "avx2" in text else 128
+    name = f"{lines[0].partition(': ')[2]}, {bits} bits" if lines else platform.processor()
+    return name or platform.machine()
 
 
 def sources_digest(*folders: Path) -> str:

@@ -52,8 +52,8 @@ def exceeds(a: Array) -> Array:
     """
     exponent = math.log(128 / float(jnp.finfo(a.dtype).eps)) / 2  # from there on tanh is 1
     limits = _narrow_limit(a.dtype), _clip_limit(a.dtype) - exponent
-    largest = jnp.max(jnp.abs(jax.lax.stop_gradient(a)), initial=0)
-    return any_over_batch(largest > jnp.asarray(limits, a.dtype))
+    sizes = jnp.abs(jax.lax.stop_gradient(a))  # NaN exceeds nothing, and must hide no other entry
+    return any_over_batch(jnp.stack([jnp.any(sizes > limit) for limit in limits]))
 
 
 def weighted_tanh(v: Array, a: Array, b: Array, exceeded: Array | None = None) -> Array:
@@ -121,8 +121,8 @@ def _push_by_tanh(v: Array, a: Array, b: Array, *tangents: Array) -> Array:
 # all tokens. With V the power of two above all |v_f|, w_f = c |v_f| / V and D_f = (1 + z) / w_f,
 #     sum_f v_f tanh(a_f + b_f) = 2 V / c sum_f (w_f / 2 - 1 / D_f),
 # where D_f = 1 / w_f + (e^{2 a_f} / w_f) e^{2 b_f} is one multiply-add for each pair and feature.
-# A product of four numbers between 1 / M and M = 2^31 is a normal float. Weights below c / M are
-# raised to that.
+# A product of four numbers between 1 / M and M = 2^31 is a normal float. A divisor takes c / M for
+# a weight below that, which changes the term of a feature by 2 V / M at the most.
 #
 # Gradients, with the cotangents c_ij of the logits:
 #     dv_f = sum_ij c_ij tanh_ijf,    da_if = v_f sum_j c_ij tanh'_ijf,    db_jf likewise.
@@ -132,10 +132,11 @@ def _push_by_tanh(v: Array, a: Array, b: Array, *tangents: Array) -> Array:
 #
 # Narrow, |a| <= L = log(M) / 4: with c = M, 1 / M <= D_f. Keys are clipped at L + log(w_f) / 2,
 # where v_f tanh(b - L) is as near to v_f as 2 V / M; so D_f <= 1 / w_f + e^{4 L} <= M + 1. For the
-# gradients, whose terms have no weights w_f, keys are clipped at L + log(M) / 2, and z and 1/z are
+# gradients, whose terms have no weights w_f, keys are clipped at 3 L, and z and 1/z are
 # no larger than M^2.
-# Wide, |a| <= 33: with c = 1, 1 <= D_f, and no e^{2 a_f} / w_f underflows. Divisors that are too
-# large are cut off, which changes the term of a feature by 2 V / M at the most.
+# Wide, |a| <= 33: with c = 1, 1 <= D_f, and no e^{2 a_f} / w_f underflows. (In float64 one may
+# overflow, where w_f < 1e-24.) Divisors that are too large are cut off, which changes the term of a
+# feature by 2 V / M at the most.
 
 
 def _exponentials(x: Array, limit: Array | float) -> Array:
@@ -176,16 +177,15 @@ def _sum_of_quotients(numerators: Sequence, divisors: Sequence[Array], per_divis
     return _sum_of_terms([c / d for c, d in zip(numerators, divisors, strict=True)])
 
 
-def _without_overflow(*coefficients: Array) -> tuple[Array, list[Array]]:
-    """(factor, scaled): factor * scaled are the coefficients, and all scaled ones are below 2^29.
+def _without_overflow(exponent: int, *coefficients: Array) -> tuple[Array, list[Array]]:
+    """(factor, scaled): factor * scaled are the coefficients; finite scaled ones are <= 2^exponent.
 
-    The factor is 1, or a power of two if a coefficient is larger. (In float64 read 2^253.)
+    The factor is 1, or a power of two if a finite coefficient is larger.
     """
     dtype = coefficients[0].dtype
-    exponent = jnp.finfo(dtype).maxexp // 4 - 3
-    largest = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(c)) for c in coefficients])
-    factor = jnp.asarray(2.0 ** (jnp.finfo(dtype).maxexp - exponent), dtype)
-    factor = jnp.where(largest > 2.0**exponent, factor, 1)
+    is_large = [jnp.any((jnp.abs(c) > 2.0**exponent) & jnp.isfinite(c)) for c in coefficients]
+    rest = jnp.asarray(2.0 ** (jnp.finfo(dtype).maxexp - exponent), dtype)
+    factor = jnp.where(functools.reduce(jnp.logical_or, is_large), rest, 1)
     return factor, [c * (1 / factor) for c in coefficients]
 
 
@@ -223,10 +223,10 @@ def _pull_back_by_exponentials(
     """
     limit = key_limit = _clip_limit(v.dtype)
     if narrow:
-        key_limit = _narrow_limit(v.dtype) + math.log(_largest_factor(v.dtype, 4)) / 2
+        key_limit = 3 * _narrow_limit(v.dtype)
     x, y = _exponentials(a, limit), _exponentials(b, key_limit)
     top = None if narrow else _largest_factor(v.dtype, 2)
-    factor, (dlogits,) = _without_overflow(dlogits)
+    factor, (dlogits,) = _without_overflow(jnp.finfo(v.dtype).maxexp // 2 - 4, dlogits)
     dv = factor * _sum_over_tokens(False, top, x, y, dlogits)
     da = factor * _sum_over_tokens(True, top, y, x, dlogits.T)
     db = factor * _sum_over_tokens(True, top, x, y, dlogits)
@@ -263,9 +263,10 @@ def _push_by_exponentials(v: Array, a: Array, b: Array, dv: Array, da: Array, db
             divisors.append(d * d)
         return _sum_of_terms(dv) + _sum_of_quotients(numerators, divisors, 2)
 
-    factor, (dv, dx, dy) = _without_overflow(dv, 4 * v[None, :] * da, 4 * v[None, :] * db)
+    tangents = dv, v[None, :] * da, v[None, :] * db
+    factor, (dv, dx, dy) = _without_overflow(jnp.finfo(v.dtype).maxexp // 4 - 3, *tangents)
     x, y = _exponentials(a, limit), _exponentials(b, limit)
-    return factor * _sum_over_first_axis(add_features, x.T, y.T, dx.T, dy.T, dv)
+    return factor * _sum_over_first_axis(add_features, x.T, y.T, 4 * dx.T, 4 * dy.T, dv)
 
 
 # --- loops ---

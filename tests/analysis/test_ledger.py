@@ -129,7 +129,9 @@ def test_attention_in_tiles_has_the_operations_of_the_reference():
     "function",
     [
         lambda x: jax.lax.while_loop(lambda y: y[0, 0] < 1, lambda y: y @ x, x),
-        lambda x: attention(x, x, x, mask=causal_mask(), implementation="tiled"),
+        lambda x: attention(
+            x, x, x, mask=causal_mask(), implementation="tiled", block_sizes=BlockSizes(4, 4)
+        ),
     ],
 )
 def test_a_loop_of_unknown_length_is_refused(function):

@@ -123,6 +123,16 @@ def test_cotangents_and_tangents_near_the_largest_float(size):
     tangents = v, a / np.abs(a).max(), b
     scale = np.float32(size / 2 ** np.ceil(np.log2(size)))
     large = np.float32(2 ** np.ceil(np.log2(size) - 1))
+    infinite = np.array(dlogits)
+    infinite[7, 3] = np.inf  # its own row and column alone are not finite
+    for got, wanted in zip(
+        weighted_tanh_vjp(v, a, b, infinite * np.float32(1e-9))[1:],
+        weighted_tanh_vjp(v, a, b, dlogits * np.float32(1e-9))[1:],
+        strict=True,
+    ):
+        finite = np.isfinite(got).all(1)
+        assert finite.sum() == len(finite) - 1
+        assert_close(np.asarray(got)[finite], np.asarray(wanted)[finite], 1e-6)
     pushed = jax.jit(lambda tangents: jax.jvp(weighted_tanh, (v, a, b), tangents)[1])
     for function in (
         lambda scale: weighted_tanh_vjp(v, a, b, dlogits * scale),
@@ -159,6 +169,10 @@ def test_a_bad_entry_reaches_its_own_row_only(bad):
     a[2, 3], b[4, 3] = bad, -np.inf
     assert pairwise_tanh.exceeds(a).tolist() == 2 * [not np.isnan(bad)]
     check(v, a, b, dlogits)
+    for size in (20, 40):  # of another row, which a NaN must not hide
+        a[5, 2], b[6, 2] = size, -size
+        assert pairwise_tanh.exceeds(a).tolist() == [True, size == 40 or not np.isnan(bad)]
+        check(v, a, b, dlogits)
 
 
 # --- batches ---
