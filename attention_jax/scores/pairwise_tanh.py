@@ -180,7 +180,8 @@ def _sum_of_quotients(numerators: Sequence, divisors: Sequence[Array], per_divis
 def _without_overflow(exponent: int, *coefficients: Array) -> tuple[Array, list[Array]]:
     """(factor, scaled): factor * scaled are the coefficients; finite scaled ones are <= 2^exponent.
 
-    The factor is 1, or a power of two if a finite coefficient is larger.
+    The factor is 1, or a power of two if a finite coefficient is larger. The callers choose the
+    exponent so that a numerator of `_sum_of_quotients` is below 2^128.
     """
     dtype = coefficients[0].dtype
     is_large = [jnp.any((jnp.abs(c) > 2.0**exponent) & jnp.isfinite(c)) for c in coefficients]
