@@ -6,6 +6,7 @@ computations that share nothing. Letters: `*B` batch axes, `T` queries, `S` keys
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 from typing import Any
 
@@ -158,13 +159,17 @@ def biases(draw, batch: Shape, length: int, keys: int, depth: int = 1) -> tuple[
 
 
 def bucket_of(distance: int, buckets: int, max_distance: int, both: bool) -> int:
-    """The bucket of one distance, by Raffel et al. 2020."""
+    """The bucket of one distance, by Raffel et al. 2020, in integers."""
     n = buckets // 2 if both else buckets
     first = n if both and distance > 0 else 0
     d, m = abs(distance) if both else max(-distance, 0), n // 2
     if d < m:
         return first + d
-    return first + min(m + int(np.log(d / m) / np.log(max_distance / m) * (n - m) + 1e-9), n - 1)
+
+    def is_before(i: int) -> bool:  # log(d / m) / log(max_distance / m) (n - m) < i
+        return bool(d ** (n - m) * m**i < max_distance**i * m ** (n - m))
+
+    return first + m + bisect.bisect_left(range(1, n - m), True, key=is_before)
 
 
 # --- calls of attention ---

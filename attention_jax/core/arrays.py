@@ -20,8 +20,12 @@ def float_array(name: str, value: Any) -> jax.Array:
 
 
 def integer_array(name: str, value: Any) -> jax.Array:
-    """`value` as a JAX array; raises ValueError, with the argument's name, unless it is integer."""
-    return _array_of(jnp.integer, "integers", name, value)
+    """`value` as int32 or int64; raises ValueError, with the argument's name, unless integer.
+
+    Sums and comparisons with positions would overflow in a narrower type.
+    """
+    array = _array_of(jnp.integer, "integers", name, value)
+    return array if array.dtype == jnp.int64 else array.astype(jnp.int32)
 
 
 def bool_array(name: str, value: Any, meaning: str) -> jax.Array:

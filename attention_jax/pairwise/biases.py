@@ -14,13 +14,14 @@ can replace a float array [*B, T, S] with every score. Your own bias is a class 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from attention_jax.core.arrays import accumulator_dtype, float_array
+from attention_jax.core.arrays import accumulator_dtype, float_array, integer_array
 from attention_jax.core.checks import check_integer
 from attention_jax.pairwise.position_functions import (
     Joined,
@@ -245,7 +246,7 @@ def alibi_slopes(num_heads: int) -> Array:
     Source: Press, Smith and Lewis 2022, section 3; for other N their published code.
     """
     num_heads = check_integer("num_heads", num_heads)
-    lower = 2 ** int(math.log2(num_heads))
+    lower = 1 << (num_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * n / lower) for n in range(1, lower + 1)]
     slopes += [2.0 ** (-8 * n / (2 * lower)) for n in range(1, 2 * (num_heads - lower) + 1, 2)]
     return jnp.array(slopes, jnp.float32)
@@ -312,7 +313,9 @@ def relative_position_bucket(
     With n buckets per side and m = n // 2, distance d >= 0 has the bucket
 
         d                                                                   for d < m,
-        min(m + floor(log(d / m) / log(max_distance / m) (n - m)), n - 1)   for d >= m.
+        min(m + floor(log(d / m) / log(max_distance / m) (n - m)), n - 1)   for d >= m,
+
+    in exact arithmetic: a distance at which the logarithm is a whole number begins a bucket.
 
     Args:
         distances: int, j - i.
@@ -324,26 +327,42 @@ def relative_position_bucket(
         int32, 0 <= bucket < `buckets`, same shape.
 
     Raises:
-        ValueError: there are fewer than 2 buckets per side, or `max_distance` is not greater than
-            the distances that have their own bucket.
+        ValueError: distances are not integers, there are fewer than 2 buckets per side, or
+            `max_distance` is not greater than the distances that have their own bucket.
 
     >>> relative_position_bucket(jnp.array([0, -1, -9, -500, 1])).tolist()
     [0, 1, 8, 15, 17]
 
     Source: Raffel et al. 2020, section 2.1, and their published code.
     """
-    side = _check_buckets(buckets, max_distance, bidirectional)
+    side, max_distance = _check_buckets(buckets, max_distance, bidirectional), int(max_distance)
     # The least integer has no negative.
-    distances = jnp.clip(jnp.asarray(distances).astype(int), -max_distance, max_distance)
+    distances = jnp.clip(integer_array("distances", distances), -max_distance, max_distance)
+    distances = distances.astype(jnp.int32)
     offset = jnp.where(distances > 0, side, 0) if bidirectional else jnp.zeros_like(distances)
     sizes = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
+    starts = jnp.array(_bucket_starts(side, max_distance), jnp.int32)
+    return offset + jnp.searchsorted(starts, sizes, side="right", method="compare_all")
+
+
+@functools.lru_cache(maxsize=64)
+def _bucket_starts(side: int, max_distance: int) -> tuple[int, ...]:
+    """The smallest distance in each bucket of one direction after the first, in integers.
+
+    A float logarithm may fall on either side of a whole number: it differs between programs. Bucket
+    m + i starts at the smallest d with (d / m)^(n - m) >= (max_distance / m)^i.
+    """
     exact = side // 2
-    ratio = jnp.maximum(sizes, exact).astype(jnp.float32) / exact
-    wide = exact + jnp.floor(
-        jnp.log(ratio) / math.log(max_distance / exact) * (side - exact)
-    ).astype(sizes.dtype)
-    bucket = jnp.where(sizes < exact, sizes, jnp.minimum(wide, side - 1))
-    return (offset + bucket).astype(jnp.int32)
+    wide, starts = side - exact, list(range(1, exact + 1))
+    for i in range(1, wide):
+        estimate = exact * (max_distance / exact) ** (i / wide)  # off by less than 1e-4
+        start = round(estimate)
+        if abs(estimate - start) > 1e-3:
+            start = math.ceil(estimate)
+        elif start**wide * exact**i < max_distance**i * exact**wide:
+            start += 1
+        starts.append(start)
+    return tuple(starts)
 
 
 def forgetting_bias(log_gates: Array) -> Bias:

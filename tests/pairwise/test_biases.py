@@ -148,6 +148,30 @@ def test_a_sum_of_biases_is_its_stored_table(implementation):
     assert_gradients_of_tables(darrays, np.asarray(dtable))
 
 
+def test_buckets_are_those_of_exact_arithmetic():
+    """Also where the logarithm is a whole number, at which its floor in floats may be one less."""
+    tables = [(12, 81, True), (12, 243, True), (32, 800, True), (32, 128, True)]
+    for buckets in range(4, 66):
+        both = buckets % 4 == 0
+        exact = buckets // (4 if both else 2)
+        tables.append((buckets, exact * (4, 8, 9, 10, 16, 25)[buckets % 6], both))
+    distances = np.arange(-900, 901)
+
+    def all_tables(distances):
+        return [
+            relative_position_bucket(distances, buckets=n, max_distance=most, bidirectional=both)
+            for n, most, both in tables
+        ]
+
+    eager, jitted = all_tables(distances), jax.jit(all_tables)(distances)
+    for table, *got in zip(tables, eager, jitted, strict=True):
+        expected = [bucket_of(int(distance), *table) for distance in distances]
+        for buckets in got:
+            np.testing.assert_array_equal(buckets, expected, err_msg=str(table))
+    one_by_one = jax.vmap(lambda d: relative_position_bucket(d, buckets=12, max_distance=81))
+    np.testing.assert_array_equal(one_by_one(distances), eager[0])
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.int32])
 def test_the_largest_distances_share_the_last_buckets(dtype):
     extremes = np.iinfo(dtype)
