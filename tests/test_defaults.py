@@ -99,8 +99,9 @@ DEFAULTS = {  # public names -> what inspect finds
         encoder_layers=1, decoder_layers=1, decoder_self_attention=True, dim=64, hidden_dim=64,
         num_heads=1, activation="relu", norm="pre", normalize_qk=False,
         self_attention_normalizer="softmax", output_gate=False, tied_embeddings="none",
-        dropout_rate=0.0, dtype="float32", remat=False, attention="global", radius=2,
-        alignment="reversed", normalizer="softmax", mask_padding=True, positions="sinusoidal",
+        dropout_rate=0.0, dtype="float32", remat=False, fast_variance=False, attention="global",
+        radius=2, alignment="reversed", normalizer="softmax", mask_padding=True,
+        positions="sinusoidal",
         position_anchor="start", position_draw="none", position_limit=512, max_wavelength=10000.0,
         min_wavelength=1.0, position_scale=1.0),
     # analysis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Literal, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 
 from attention_jax.core.checks import (
     check_choice,
@@ -69,6 +69,8 @@ class ModelConfig:
             float32 with both.
         remat: whether the gradient computes each block's activations again, instead of storing
             them: less memory for more arithmetic, the same numbers.
+        fast_variance: layer normalisation by E[x^2] - E[x]^2, which loses the digits of features
+            whose mean is large. For runs that began when there was no other.
         attention: the kind of cross attention. "global" attends to the whole memory; "local-m" and
             "local-p" through a window, around a known or a predicted alignment; "coverage"
             remembers its weights; "monotonic" never goes back.
@@ -108,6 +110,8 @@ class ModelConfig:
     ValueError: normalizer must be softmax with attention 'coverage'; got 'entmax'
     """
 
+    of_earlier_runs: ClassVar = {"fast_variance": True}  # a config.json without this setting
+
     # The layers.
     architecture: Architecture = "encoder-decoder"
     score: str = "scaled"
@@ -130,6 +134,7 @@ class ModelConfig:
     attention_dropout_rate: float | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
     remat: bool = False
+    fast_variance: bool = False
     # The attention of the decoder to its memory.
     attention: AttentionKind = "global"
     radius: int = 2
@@ -254,10 +259,7 @@ class ModelConfig:
 
     @property
     def num_position_ids(self) -> int:
-        """Position ids per token: 2 if tokens are counted from both ends, else 1.
-
-        Each id is encoded in an equal share of the features.
-        """
+        """Position ids of a token: 2, each for half of the features, with both ends; else 1."""
         return 2 if self.position_anchor == "both" else 1
 
     @property
@@ -329,11 +331,7 @@ class ModelConfig:
         }
 
     def check_parts_are(self, content: Mapping[str, Any]) -> None:
-        """Raises ValueError if a part differs from the description stored in config.json.
-
-        Args:
-            content: that of config.json.
-        """
+        """Raises ValueError if a part differs from its description in `content`, a config.json."""
         for kind, parts in self.parts().items():
             for name, part in parts.items():
                 check_description(f"{name} {getattr(self, name)!r}", part, content[kind][name])

@@ -92,6 +92,9 @@ class Model(Generator):
         # Checkpoints hold a learned table under the name "placement".
         self.placement = PositionEncoding(config, rngs=rngs)
         self.is_random = config.position_draw != "none" or self.decoder[0].is_random
+        for _, module in nnx.iter_modules(self):
+            if isinstance(module, nnx.LayerNorm):
+                module.use_fast_variance = config.fast_variance
 
     def __call__(
         self,

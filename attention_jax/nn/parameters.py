@@ -47,9 +47,12 @@ def values_of(params: Any, dtype: Dtype | None = None) -> Params:
 
 
 def layer_norm(dim: int, dtype: Dtype | None, **options: Any) -> nnx.LayerNorm:
-    """A layer normalisation in at least float32, for a module that casts to `dtype` unless None."""
+    """A layer normalisation in at least float32, for a module that casts to `dtype` unless None.
+
+    Flax's default variance, E[x^2] - E[x]^2, has no digits where the mean of x is large.
+    """
     wide = None if dtype is None else accumulator_dtype(jnp.empty((), dtype))
-    return nnx.LayerNorm(dim, dtype=wide, **options)
+    return nnx.LayerNorm(dim, dtype=wide, use_fast_variance=False, **options)
 
 
 def checked_tokens(name: str, tokens: Any, dim: int) -> jax.Array:

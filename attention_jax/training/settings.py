@@ -261,7 +261,7 @@ def _made(cls: type[Any], content: JSON, owner: str) -> Any:
     """A dataclass from its `dataclasses.asdict`, read back from JSON."""
     hints = typing.get_type_hints(cls)
     names = [field.name for field in dataclasses.fields(cls)]
-    values = {}
+    values = {**getattr(cls, "of_earlier_runs", {})}
     for name, value in content.items():
         if name in names:
             values[name] = _value(hints[name], value, owner)
@@ -293,8 +293,9 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
     """Raises ValueError unless a run may be resumed with the settings of a task.
 
     They must be those of the run, except for `TrainConfig.free_on_resume`. A setting that did not
-    exist yet when the run was trained must have its default. `steps` may change to no less than the
-    run has reached, if the learning rate does not depend on it.
+    exist yet when the run was trained must have its default, or its value in `of_earlier_runs`.
+    `steps` may change to no less than the run has reached, if the learning rate does not depend on
+    it.
 
     Args:
         task: the task with the new settings.

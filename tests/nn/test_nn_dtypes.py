@@ -14,6 +14,8 @@ from attention_jax.nn import (
     Attention,
     CoverageAttention,
     LocalPAttention,
+    Model,
+    ModelConfig,
     MonotonicAttention,
     MultiHeadAttention,
 )
@@ -89,3 +91,26 @@ def test_initializers_reach_every_projection():
         else:
             assert np.all([np.any(leaf != 2.0) for leaf in jax.tree.leaves(params)]), name
     assert {*module} > {"query", "key", "value", "output", "gate"}
+
+
+def layer_norms():
+    """Every layer normalisation: of a model as it is now and as it was, and of a layer."""
+    for architecture, fast in (("encoder-decoder", False), ("decoder", False), ("decoder", True)):
+        config = ModelConfig(architecture, dim=8, normalize_qk=True, fast_variance=fast)
+        yield Model(config, 11, rngs=nnx.Rngs(0)), fast
+    yield MultiHeadAttention("dot", 8, num_heads=2, normalize_qk=True, rngs=nnx.Rngs(0)), False
+
+
+def test_layer_norms_keep_the_digits_beside_a_large_mean():
+    """A deviation of 1 around 10,000; models of before go on as they began."""
+    x = np.float32(1e4) + normal(3, 8)
+    wide = np.asarray(x, np.float64)
+    for module, fast in layer_norms():
+        norms = [norm for _, norm in nnx.iter_modules(module) if isinstance(norm, nnx.LayerNorm)]
+        assert norms
+        for norm in norms:
+            part = wide[:, : norm.num_features]
+            expected = (part - part.mean(-1, keepdims=True)) / part.std(-1, keepdims=True)
+            error = np.max(np.abs(norm(x[:, : norm.num_features]) - expected))
+            assert (error > 1) == fast, error
+            assert (error < 3e-3) != fast, error

@@ -33,6 +33,9 @@ def test_settings_that_config_json_lacks_have_their_defaults(tmp_path):
     del content["model"]["dim"], content["train"]["steps"], content["max_length"]
     (tmp_path / "config.json").write_text(json.dumps(content))
     assert task_in(tmp_path) == Reversal(letters=5)
+    del content["model"]["fast_variance"]  # which models had before there was this setting
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    assert task_in(tmp_path).model == dataclasses.replace(Reversal().model, fast_variance=True)
     content = config_of(Translation(Path("a"), Path("b"))) | {"precision": "bfloat16"}
     del content["model"]["dtype"]  # had this name
     (tmp_path / "config.json").write_text(json.dumps(content))
