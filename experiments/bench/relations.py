@@ -3,7 +3,7 @@
 Answer:   Dot, scaled, general, softcap and softplus learn inner products (99 %) and none of the
           other relations (25 % on the longest key). One learned number more, q . k + w |k|^2, also
           learns the nearest, the farthest and the longest key (99 %). A cosine of projections with
-          biases learns six relations. Only additive, concat and neural stay above 82 % in all nine.
+          biases learns six relations. Only additive, concat and neural stay above 81 % in all nine.
 Source:   chapter 38, exercise 38.6, on when additive attention is worth its price; the formulas of
           the literature, each in the docstring of its score. The rest is ours.
 Command:  .venv/bin/python -m experiments.bench.relations   # on an H100; hours on 2 CPU cores
