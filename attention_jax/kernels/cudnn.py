@@ -207,7 +207,7 @@ def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]
 
     # Arrays that a part does not read have no batch axes.
     of_keys, of_mask = inputs._replace(query=first.query), first._replace(mask=inputs.mask)
-    if isinstance(inputs.key, ProjectedKeys) or type(score).project_key is Score.project_key:
+    if isinstance(inputs.key, ProjectedKeys) or score.__class__.project_key is Score.project_key:
         of_keys = of_keys._replace(params=first.params)
     queries, has_keys = over_batch(lambda features, has_keys, _: (features[0], has_keys), inputs)
     keys, values = over_batch(lambda features, *_: features[1:], of_keys)

@@ -140,4 +140,4 @@ class General(Dot):
 
 def is_dot_product(score: Score) -> bool:
     """Whether a score inherits the `pair` of `Dot`, and so is a dot product of features."""
-    return isinstance(score, Dot) and type(score).pair is Dot.pair
+    return isinstance(score, Dot) and score.__class__.pair is Dot.pair  # of a `Known`, too

@@ -1,19 +1,24 @@
 """The choice of implementation and tile sizes, by size and score, unless the caller gives them."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
+from kernel_cases import runnable
 
 import attention_jax as aj
 from attention_jax import attention as front_door
+from attention_jax.functional.checks import checked_call
 from attention_jax.implementations import BlockSizes, Inputs, Options
-from attention_jax.kernels import choice
+from attention_jax.kernels import IMPLEMENTATIONS, choice
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
 from attention_jax.scores.literature import Neural
 
 ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
+FRONT_DOOR = __import__("sys").modules[front_door.__module__]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,14 +154,13 @@ def test_tiles_shrink_to_a_sliding_window():
 @pytest.mark.parametrize("named", [None, "reference", "tiled"])
 def test_a_given_name_and_given_tiles_are_never_replaced(named, monkeypatch):
     """The front door's choice, without computing anything."""
-    module = __import__("sys").modules[front_door.__module__]
     called = []
 
     def record(implementation, options, inputs):
         called.append((implementation, options.block_sizes))
         return inputs.query, None
 
-    monkeypatch.setattr(module, "_attend", record)
+    monkeypatch.setattr(FRONT_DOOR, "_attend", record)
     small, large = jnp.ones((1, 3, 2)), jnp.ones((3, 1024, 2))
     for arrays, chosen in ((small, "reference"), (large, "tiled")):
         for blocks in (None, BlockSizes(3, 5)):
@@ -165,3 +169,119 @@ def test_a_given_name_and_given_tiles_are_never_replaced(named, monkeypatch):
             assert implementation == (named or chosen)
             assert used == (blocks or BlockSizes(2048, 512))
     assert not called
+
+
+# --- what users write, on every kind of device ---
+
+
+class Renamed(aj.Dot):
+    """A subclass that changes nothing."""
+
+
+class Bounded(aj.ScaledDot):
+    def project_query(self, params, query):
+        return super().project_query(params, jnp.tanh(query))
+
+
+class Own(aj.Score):
+    def pair(self, params, q_features, k_features):
+        return q_features @ k_features.T
+
+
+class Module(nnx.Module):
+    def __init__(self):
+        self.factor = nnx.Param(jnp.ones(()))
+
+    def __call__(self, q, k):
+        return self.factor[...] * (q @ k.T)
+
+
+@aj.mask_dataclass
+class SameParity(aj.Mask):
+    def allowed(self, query_positions, key_positions):
+        return (query_positions[:, None] - key_positions[None]) % 2 == 0
+
+
+@aj.bias_dataclass
+class Near(aj.Bias):
+    def values(self, query_positions, key_positions):
+        return -jnp.abs(query_positions[:, None] - key_positions[None]).astype(float)
+
+
+class Linear(aj.Normalizer):
+    sums_to_one = False
+
+    def weight(self, params, shifted):
+        return jnp.maximum(shifted, 0)
+
+
+USERS_SCORES = {
+    "named": "scaled", "of Dot": Renamed(), "of ScaledDot": Bounded(),
+    "of Score": Own(), "function": lambda q, k: q @ k.T, "module": Module(),
+}  # fmt: skip
+PRODUCTS = ("named", "of Dot", "of ScaledDot")
+PARTS = {
+    "none": {}, "mask": {"mask": SameParity()}, "bias": {"bias": Near()},
+    "normalizer": {"normalizer": Linear()},
+}  # fmt: skip
+OPTIONS = {
+    "plain": {}, "statistics": {"return_statistics": True},
+    "dropout": {"dropout_rate": 0.5, "dropout_rng": jax.random.key(0)}, "grouped": {},
+}  # fmt: skip
+CALLS = [call for call in itertools.product(PARTS, OPTIONS) if call != ("normalizer", "statistics")]
+
+
+def arguments_of(score, part, option, dtype=jnp.bfloat16):
+    """((query, key, value), options) of a call; with "grouped", two heads share keys and values."""
+    query, key = (jnp.ones((2, heads, 4, 8), dtype) for heads in (2, 2 - (option == "grouped")))
+    return (query, key, key), {"score": USERS_SCORES[score], **PARTS[part], **OPTIONS[option]}
+
+
+def served_by_cudnn(score, part, option):
+    return score in PRODUCTS and part == "none" and option in ("plain", "grouped")
+
+
+@pytest.mark.parametrize("score", USERS_SCORES)
+def test_none_serves_whatever_users_write(score):
+    for call, dtype in itertools.product(CALLS, (jnp.float32, jnp.bfloat16)):
+        tokens, options = arguments_of(score, *call, dtype)
+        checked = checked_call(*tokens, **options)
+        for backend in ("cpu", "gpu", "tpu"):
+            with runnable("cudnn"):
+                name, _ = choice.choose(None, *checked, backend)
+            by_cudnn = backend == "gpu" and dtype == jnp.bfloat16 and served_by_cudnn(score, *call)
+            assert name == ("cudnn" if by_cudnn else "reference"), (call, dtype, backend)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_name_serves_what_users_write_or_says_why_not(name):
+    scores = [(score, "none", "plain") for score in USERS_SCORES]
+    for call in [*scores, *(("of Dot", *call) for call in CALLS if "plain" in call)]:
+        tokens, options = arguments_of(*call)
+
+        def attend(*tokens, options=options):
+            return aj.attention(*tokens, implementation=name, **options)
+
+        refusal = ""
+        try:
+            with runnable("cudnn"):
+                jax.eval_shape(attend, *tokens)
+        except NotImplementedError as error:
+            refusal = str(error)
+        assert not refusal or refusal.startswith(f"implementation '{name}' "), call
+        if not name.startswith("mosaic"):
+            assert bool(refusal) == (name == "cudnn" and not served_by_cudnn(*call)), call
+
+
+@pytest.mark.parametrize(("backend", "platform"), [("gpu", "cuda"), ("tpu", "tpu")])
+def test_what_users_write_is_lowered_for_devices_that_are_not_here(backend, platform, monkeypatch):
+    monkeypatch.setattr(FRONT_DOOR, "current_backend", lambda: backend)
+    for score, part in ((score, part) for score in USERS_SCORES for part in PARTS):
+        if score != "of Dot" and part != "none":
+            continue
+        tokens, options = arguments_of(score, part, "plain")
+
+        def attend(*tokens, options=options):
+            return aj.attention(*tokens, **options)
+
+        jax.export.export(jax.jit(attend), platforms=[platform])(*tokens)

@@ -70,6 +70,10 @@ def test_output_and_gradients_are_those_of_float64(interpreted, score_name, mask
     check("cudnn", score, MASKS[mask_name], arrays, doutput, BOUNDS, statistics=False)
 
 
+class Renamed(aj.Dot):
+    """A subclass that changes nothing."""
+
+
 class Form(NamedTuple):
     """Batch axes, and what the library is called with."""
 
@@ -103,6 +107,7 @@ FORMS = {
     "lengths of queries": Form((2, 3), (2, 3), (2, 3, 3), mask=aj.padding_mask(
         LENGTHS[:, None], jnp.array([[3], [5]]))),
     "many axes": Form((2, 1, 3, 2), (2, 1, 3, 1), (2, 6, 3)),
+    "score of a user": Form((2, 3), (2, 1), (2, 3, 1), score=Renamed()),
     "negative scale": Form((2, 3), (2, 1), (2, 3, 1), score=aj.ScaledDot(scale=-0.25)),
     "layers": Form((2, 2, 3), (2, 2, 3), (4, 3, 3)),
     "keys of one origin": Form((2, 3, 2), (2, 3, 1), (2, 6, 3), score="l2",
