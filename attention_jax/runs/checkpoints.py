@@ -74,18 +74,24 @@ class Checkpoints:
         if not read_only:
             self._folder.mkdir(parents=True, exist_ok=True)
             for path in self._folder.glob(f"[0-9]*{_PARTIAL}"):
-                shutil.rmtree(path)
-        self._kept: list[_Kept] = []
+                # Earlier versions set a step aside while they saved it again.
+                step_of = path.with_name(path.name.removesuffix(f".replaced{_PARTIAL}"))
+                if step_of != path and not step_of.exists():
+                    os.rename(path, step_of)
+                else:
+                    shutil.rmtree(path)
+        self._kept: dict[int, _Kept] = {}
         for step in saved_steps(self._folder):
             read, _ = self._read(step, check_files=False)
-            self._kept.append(_Kept(step, read.get("metric"), read.get("temporary", False)))
+            self._kept[step] = _Kept(step, read.get("metric"), read.get("temporary", False))
 
     def save(
         self, step: int, state: State, *, metric: float | None = None, temporary: bool = False
     ) -> None:
         """Returns once the state is on disk, and the steps that are no longer kept are deleted.
 
-        A state that was saved under this name is replaced. A deletion that fails is a warning.
+        A state is written once: of a step that is kept, only the metric and `temporary` change. A
+        deletion that fails is a warning.
 
         Args:
             step: the name of the state.
@@ -94,39 +100,48 @@ class Checkpoints:
             temporary: delete the state once a later one is saved, whatever is kept.
 
         Raises:
-            ValueError: the state could not be written, or two leaves have one name. Earlier
-                checkpoints are unchanged.
+            ValueError: the state could not be written, or two leaves have one name; or the step is
+                kept, and is damaged or of another configuration. Earlier checkpoints are unchanged.
         """
         metric = metric if metric is not None and math.isfinite(metric) else None
-        manifest: JSON = {"step": step, "metric": metric, "temporary": temporary}
-        manifest["leaves"] = kinds(state)
-        partial = self._folder / f"{step}{_PARTIAL}"
+        kept = _Kept(step, metric, temporary)
         try:
-            args = ocp.args.StandardSave(_without_empty(state))
-            with _path_for_orbax(self._folder) as folder, _orbax() as orbax:
-                orbax.save(folder / partial.name / "state", args=args, force=True)
-            manifest["files"] = _digests(partial)
-            for name in manifest["files"]:
-                sync(partial / name)
-            write_json(partial / "manifest.json", _sealed(manifest))
-            replaced = self._folder / f"{step}.replaced{_PARTIAL}"
-            if step in self.steps():
-                os.rename(self._folder / str(step), replaced)
-            os.rename(partial, self._folder / str(step))
-            if replaced.exists():
-                shutil.rmtree(replaced)
+            self._write(kept, state)
         except Exception as error:  # Orbax and its dependencies raise dozens of types
             raise ValueError(
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
                 f" {one_line(error)}; the checkpoints before it are unchanged"
             ) from error
-        self._delete_old(_Kept(step, metric, temporary))
+        self._delete_old(kept)
+
+    def _write(self, kept: _Kept, state: State) -> None:
+        """A kill at any moment leaves the step as it was before, or whole."""
+        folder = self._folder / str(kept.step)
+        manifest: JSON = {**kept._asdict(), "leaves": kinds(state)}
+        if kept.step in self._kept:
+            earlier, reason = self._read(kept.step, check_files=False)
+            reason = reason or differences(earlier["leaves"], manifest["leaves"])
+            if reason:
+                raise ValueError(f"it is kept already, but {reason}")
+            if (ranked := _sealed({**earlier, **manifest})) != earlier:
+                write_json(folder / "manifest.json", ranked)
+            return
+        partial = folder.with_name(folder.name + _PARTIAL)
+        args = ocp.args.StandardSave(_without_empty(state))
+        with _path_for_orbax(self._folder) as parent, _orbax() as orbax:
+            orbax.save(parent / partial.name / "state", args=args, force=True)
+        manifest["files"] = _digests(partial)
+        for name in manifest["files"]:
+            sync(partial / name)
+        write_json(partial / "manifest.json", _sealed(manifest))
+        os.rename(partial, folder)
 
     def _delete_old(self, newest: _Kept) -> None:
         before = self.steps()
-        self._kept = [*(kept for kept in self._kept if not kept.temporary), newest]
+        self._kept = {step: kept for step, kept in self._kept.items() if not kept.temporary}
+        self._kept[newest.step] = newest
         wanted = {*self.steps()[-self._keep :], *self._ranked()[: self._keep_best]}
-        self._kept = [kept for kept in self._kept if kept.step in wanted]
+        self._kept = {step: kept for step, kept in self._kept.items() if step in wanted}
         for step in {*before} - wanted:
             partial = self._folder / f"{step}{_PARTIAL}"
             try:
@@ -140,7 +155,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps that are kept, damaged ones included; the newest last."""
-        return [kept.step for kept in self._kept]
+        return [*self._kept]
 
     def best_step(self) -> int | None:
         """The step with the smallest metric, of equal ones the newest; None without metrics."""
@@ -148,7 +163,8 @@ class Checkpoints:
 
     def _ranked(self) -> list[int]:
         """The steps with a metric, the best first."""
-        ranked = [(kept.metric, -kept.step) for kept in self._kept if kept.metric is not None]
+        of_steps = self._kept.values()
+        ranked = [(kept.metric, -kept.step) for kept in of_steps if kept.metric is not None]
         return [-step for _, step in sorted(ranked)]
 
     def restore(self, like: State, step: StepName = "newest") -> Restored:
@@ -196,7 +212,7 @@ class Checkpoints:
                     names = (aside / f"{step}.{n}" for n in itertools.count())
                     free = next(name for name in names if not name.exists())
                     os.rename(self._folder / str(step), free)
-            self._kept = [kept for kept in self._kept if kept.step not in damaged]
+                    del self._kept[step]
         for step, reason in damaged.items():
             warn(
                 f"the checkpoint of step {step} is damaged ({reason}){moved};"
@@ -339,11 +355,13 @@ def _without_empty(tree: State) -> State:
 
 def _digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file in a folder, by name."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+
+    def digest(path: Path) -> str:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    paths = filter(Path.is_file, sorted(folder.rglob("*")))
+    return {str(path.relative_to(folder)): digest(path) for path in paths}
 
 
 def _sealed(manifest: JSON) -> JSON:

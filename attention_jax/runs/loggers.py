@@ -18,7 +18,7 @@ import jax
 from attention_jax.core.checks import optional_package
 from attention_jax.core.names import imported
 from attention_jax.core.programs import one_line
-from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.metrics_file import last_line
 from attention_jax.runs.progress import say, warn
 from attention_jax.runs.run_folder import JSON
 
@@ -81,9 +81,8 @@ class TensorBoard:
         writer = import_module("tensorboard.summary.writer.event_file_writer")
         self._writer = writer.EventFileWriter(str(folder / "tensorboard"))
         # TensorBoard drops the events of the steps that a resumed run makes again.
-        lines = read_lines(folder / "metrics.jsonl")
+        first = last_line(folder / "metrics.jsonl").get("step", -1) + 1
         start = self._event.SessionLog(status=self._event.SessionLog.START)
-        first = lines[-1]["step"] + 1 if lines else 0
         self._write(first, session_log=start)
         metadata = import_module("tensorboard.plugins.text.metadata").create_summary_metadata(
             "", ""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from attention_jax.runs.run_folder import JSON, write_text, writing
+from attention_jax.runs.run_folder import JSON, writing
+
+_BLOCK = 2**20  # bytes that are read at once
 
 
 def add_line(path: Path, line: JSON) -> None:
@@ -16,22 +20,39 @@ def add_line(path: Path, line: JSON) -> None:
     Raises:
         ValueError: the file cannot be written.
     """
+    numbers = {
+        name: [*map(finite_or_null, value)] if isinstance(value, list) else value
+        for name, value in line.items()
+    }
     with writing("file", path), path.open("a") as file:
-        file.write(_text(line))
+        file.write(json.dumps(numbers) + "\n")
 
 
-def drop_lines_after(path: Path, step: int) -> None:
-    """Drops the lines of later steps, which a resumed run writes again.
+def drop_lines_after(path: Path, step: int | None = None) -> None:
+    """Drops the lines of later steps, which a resumed run writes again, and a line that is cut off.
+
+    Args:
+        path: the file, which is read from its end, up to the first line that stays.
+        step: the last one that stays; None for all of them.
 
     Raises:
         ValueError: a line is damaged or has no step, or the file cannot be written.
     """
-    lines = read_lines(path)
-    if not all(isinstance(line.get("step"), int) for line in lines):
-        raise ValueError(f"{path} cannot be read: each line must have a step")
-    if path.exists():
+    ends = (end for end, line in _from_end(path) if step is None or _step(path, line) <= step)
+    length = next(ends, 0)
+    if path.exists() and length < path.stat().st_size:
         with writing("file", path):
-            write_text(path, "".join(_text(line) for line in lines if line["step"] <= step))
+            os.truncate(path, length)
+
+
+def last_line(path: Path, step: float = math.inf) -> JSON:
+    """The last line of this step or an earlier one, as `read_lines` gives it; {} without one.
+
+    Raises:
+        ValueError: this line or a later one cannot be read.
+    """
+    lines = (line for _, line in _from_end(path) if _step(path, line) <= step)
+    return _parsed(path, next(lines, b"{}"))
 
 
 def read_lines(path: Path) -> list[JSON]:
@@ -40,21 +61,7 @@ def read_lines(path: Path) -> list[JSON]:
     Raises:
         ValueError: the file or one of its lines cannot be read.
     """
-    if not path.exists():
-        return []
-    try:
-        lines = path.read_text().splitlines(keepends=True)
-        # A crash may have cut off the last line.
-        parsed = [json.loads(line) for line in lines if line.endswith("\n")]
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
-    for line in parsed:
-        if not isinstance(line, dict):
-            raise ValueError(f"{path} cannot be read: each line must be an object; got {line!r}")
-        for name, value in line.items():
-            if isinstance(value, list):
-                line[name] = [math.nan if number is None else number for number in value]
-    return parsed
+    return [_parsed(path, line) for _, line in _from_end(path)][::-1]
 
 
 def finite_or_null(value: Any) -> Any:
@@ -66,9 +73,43 @@ def finite_or_null(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _text(line: JSON) -> str:
-    numbers = {
-        name: [*map(finite_or_null, value)] if isinstance(value, list) else value
-        for name, value in line.items()
-    }
-    return json.dumps(numbers) + "\n"
+def _from_end(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Where each line ends, and the line; from the last, unless a crash has cut it off, back."""
+    if not path.exists():
+        return
+    try:
+        with path.open("rb") as file:
+            start, text = file.seek(0, os.SEEK_END), b""
+            while start:
+                block = min(start, _BLOCK)
+                start -= block
+                file.seek(start)
+                lines = (file.read(block) + text).splitlines(keepends=True)
+                end = start + sum(map(len, lines))
+                text = lines.pop(0) if start else b""  # begins in the block before this one
+                for line in reversed(lines):
+                    if line.endswith(b"\n"):
+                        yield end, line
+                    end -= len(line)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _parsed(path: Path, text: bytes) -> JSON:
+    try:
+        line = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(line, dict):
+        raise ValueError(f"{path} cannot be read: each line must be an object; got {line!r}")
+    for name, value in line.items():
+        if isinstance(value, list):
+            line[name] = [math.nan if number is None else number for number in value]
+    return line
+
+
+def _step(path: Path, text: bytes) -> int:
+    step = _parsed(path, text).get("step")
+    if not isinstance(step, int):
+        raise ValueError(f"{path} cannot be read: each line must have a step")
+    return step

@@ -16,7 +16,7 @@ import optax
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.loggers import Loggers
-from attention_jax.runs.metrics_file import add_line, read_lines
+from attention_jax.runs.metrics_file import add_line, last_line
 from attention_jax.runs.processes import first_does, whole
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import sync, writing
@@ -248,19 +248,21 @@ def train(
         # A stop by a signal is not planned: it neither validates nor keeps a checkpoint for good.
         planned = step > 0 and (step % task.train.checkpoint_every == 0 or step == steps)
         metric, rule = (loss, task.validation) if planned else (None, None)
-        lines = [] if rule is None else read_lines(records.folder / "validation.jsonl")
-        is_validated = rule is None or step in [line["step"] for line in lines]
-        if step in records.checkpoints.steps() and is_validated:
+        is_saved = step in records.checkpoints.steps()
+        if is_saved and rule is None:
             return
         if rule is not None:
-            try:
-                line = _validated(task, rule, state.params, records.folder)
-            except Exception:
-                keep(step, state, None, temporary=True)  # an error of the task loses no step
-                raise
-            records.write("validation", step, line)
-            means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
-            records.progress.note(f"step {step}, validation: {means}")
+            line = last_line(records.folder / "validation.jsonl", step)
+            if line.get("step") != step or rule.metric not in line:
+                try:
+                    line = _validated(task, rule, state.params, records.folder)
+                except Exception:
+                    if not is_saved:  # an error of the task loses no step
+                        keep(step, state, None, temporary=True)
+                    raise
+                records.write("validation", step, line)
+                means = ", ".join(f"{name} {statistics.fmean(x):.4g}" for name, x in line.items())
+                records.progress.note(f"step {step}, validation: {means}")
             metric = rule.loss(line)
         keep(step, state, metric, temporary=not planned)
 

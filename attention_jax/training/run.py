@@ -243,6 +243,7 @@ def _drop_lines_after(folder: Path, step: int) -> None:
     # A run without a checkpoint starts over, and writes the line of step 0 again.
     for name in ("metrics", "gradients", "validation"):
         drop_lines_after(folder / f"{name}.jsonl", step or -1)
+    drop_lines_after(folder / "timing.jsonl")  # none but one that a crash has cut off
 
 
 def _first_state(

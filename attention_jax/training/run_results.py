@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.metrics_file import last_line, read_lines
 from attention_jax.runs.run_folder import JSON, read_json
 from attention_jax.training.metrics import mean_and_deviation
 from attention_jax.training.run import TrainedRun, load_run
@@ -94,10 +94,10 @@ def results_of(run: TrainedRun, lengths: Sequence[int] = ()) -> dict[str, Result
 def _training_loss(workdir: Path, step: int) -> Result:
     """Each seed's mean loss over the last `log_every` steps before a step, from metrics.jsonl."""
     path = workdir / "metrics.jsonl"
-    losses = [line["loss"] for line in read_lines(path) if line["step"] == step]
-    if not losses:
+    line = last_line(path, step)
+    if line.get("step") != step:
         raise ValueError(f"{path} has no line of step {step}")
-    return Result(losses[-1], larger_is_better=False)
+    return Result(line["loss"], larger_is_better=False)
 
 
 class Summary(NamedTuple):

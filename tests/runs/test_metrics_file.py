@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attention_jax.runs.metrics_file import add_line, drop_lines_after, read_lines
+from attention_jax.runs import metrics_file
+from attention_jax.runs.metrics_file import add_line, drop_lines_after, last_line, read_lines
 
 
 @pytest.fixture
@@ -27,17 +28,36 @@ def test_lines_are_json_with_null_for_what_is_not_finite(path):
     assert second["seconds"] is None
 
 
-def test_later_lines_and_a_cut_one_are_dropped(path):
+@pytest.mark.parametrize("block", [3, 40, 2**20])  # bytes
+def test_later_lines_and_a_cut_one_are_dropped(path, monkeypatch, block):
+    monkeypatch.setattr(metrics_file, "_BLOCK", block)
     drop_lines_after(path, 3)
     assert not path.exists()
+    assert last_line(path) == {}
     for step in (5, 10, 15):
         add_line(path, {"step": step, "loss": [math.nan, 1 / step]})
     lines = path.read_text().splitlines(keepends=True)
     with path.open("a") as file:
         file.write('{"step": 3, "lo')
     assert [line["step"] for line in read_lines(path)] == [5, 10, 15]
+    assert [last_line(path, step).get("step") for step in (4, 5, 14, 99)] == [None, 5, 10, 15]
+    assert math.isnan(last_line(path)["loss"][0])
+    drop_lines_after(path)
+    assert path.read_text() == "".join(lines)
     drop_lines_after(path, 10)
     assert path.read_text() == "".join(lines[:2])
+    drop_lines_after(path, 4)
+    assert (path.read_text(), read_lines(path), last_line(path)) == ("", [], {})
+
+
+def test_only_the_end_of_a_long_file_is_read(path):
+    """What stands before the last block may be as long as it likes: here it is no JSON at all."""
+    path.write_bytes(b"?\n" * 2**20)
+    for step in (5, 10):
+        add_line(path, {"step": step})
+    assert last_line(path, 9) == {"step": 5}
+    drop_lines_after(path, 5)
+    assert path.stat().st_size == 2**21 + len('{"step": 5}\n')
 
 
 @pytest.mark.parametrize("damaged", ['{"st', "[5]", '{"loss": [1.0]}', '{"step": "two"}'])

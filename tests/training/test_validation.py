@@ -171,6 +171,32 @@ def test_an_error_of_the_task_loses_no_step(tmp_path, monkeypatch, result, strai
     assert content(tmp_path) == content(straight[1])  # the validation that failed is there
 
 
+def test_a_validation_that_comes_later_deletes_nothing(tmp_path):
+    with mock.patch.object(Counting, "validation", None):
+        run(tmp_path, stop=10)
+    with (tmp_path / "timing.jsonl").open("a") as file:
+        file.write('{"from_step": 0, "to')  # a crash
+    run(tmp_path, stop="start")
+    assert steps_of(tmp_path) == [10]
+    assert kept(tmp_path)[0] == [8, 10]
+    run(tmp_path)
+    lines = read_lines(tmp_path / "timing.jsonl")
+    assert [(line["from_step"], line["to_step"]) for line in lines] == [(0, 10), (10, 11)]
+
+
+def test_a_kill_between_a_line_and_its_checkpoint_forgets_no_metric(tmp_path, monkeypatch):
+    curve = {**CURVE, 2: 0.5}
+    with mock.patch.object(Counting, "validate", None), pytest.raises(TypeError):
+        run(tmp_path, curve)
+    assert kept(tmp_path) == ([2], None)
+    with mock.patch.object(Checkpoints, "save", None), pytest.raises(TypeError):
+        run(tmp_path, curve)
+    assert steps_of(tmp_path) == [2]
+    run(tmp_path, curve)
+    assert steps_of(tmp_path) == [2, 4, 6, 8, 10, 11]
+    assert kept(tmp_path)[1] == 2
+
+
 # --- the best checkpoint ---
 
 
