@@ -32,7 +32,7 @@ def using(function, **also):
 ALSO_NAMED = {
     "query": ("key",), "normalizer": ("alpha", "bias", "scale", "sink"),
     "normalizer_params": ("sink",), "table": ("buckets",),
-    "num_heads": ("heads", "qkv_dim"), "cache": ("batch_shape", "max_length"),
+    "num_heads": ("heads", "qkv_dim"), "cache": ("batch_shape", "max_length", "dtype"),
     "mask": ("centers", "query_segments"), "source": ("target_inputs",),
     "score": ("pair", "scale", "hidden_dim", "cap"), "return_statistics": ("statistics",),
 }  # fmt: skip

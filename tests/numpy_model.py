@@ -39,9 +39,10 @@ def normalizer(text):
 
 
 def weights_of(score, params, query, key, allowed=True, bias=0.0, weigh=softmax):
-    """Returns weights [T, S] of queries [T, Dq] and keys [S, Dk]."""
+    """Returns weights [..., T, S] of queries [..., T, Dq] and keys [..., S, Dk]."""
     pair = score if callable(score) else PAIRS[score]
-    return weigh(pair(params, query[:, None, :], key[None, :, :]) + bias, allowed)
+    logits = pair(params, query[..., :, None, :], key[..., None, :, :])
+    return weigh(logits + bias, allowed)
 
 
 def normed(params, x):

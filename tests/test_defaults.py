@@ -90,8 +90,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "Generator.greedy_decode": dict(return_weights=False),
     "Generator.sample_decode sample_search": dict(temperature=1.0),
     "Generator.beam_decode": dict(length_penalty=0.0),
-    "MultiHeadAttention.empty_cache": dict(dtype=jnp.float32),
-    "rotary": dict(max_wavelength=10000.0),
+        "rotary": dict(max_wavelength=10000.0),
     "sinusoidal_encoding": dict(max_wavelength=10000.0, min_wavelength=1.0),
     # settings of models
     "ModelConfig": dict(

@@ -182,7 +182,11 @@ class Block(RandomModule):
         return Attended(x, weights, BlockState(tokens, carry))
 
     def start(
-        self, source: Source | None, batch_shape: tuple[int, ...], max_length: int, dtype: Dtype
+        self,
+        source: Source | None,
+        batch_shape: tuple[int, ...],
+        max_length: int,
+        dtype: Dtype | None = None,
     ) -> tuple[Source | None, BlockState]:
         """Projects the source once for all decoding steps, and makes the state before any token.
 
@@ -190,7 +194,7 @@ class Block(RandomModule):
             source: the memory; None for a block without attention to a memory.
             batch_shape: *B of the tokens.
             max_length: the largest number of tokens that will be read.
-            dtype: of the tokens.
+            dtype: of the cache, as in `MultiHeadAttention.empty_cache`.
         """
         tokens = carry = None
         if self.self_attention is not None:

@@ -252,7 +252,7 @@ class Model(Generator):
         room = max_length if self.has_encoder else length + max_length
         zeros = jnp.zeros_like(source_lengths)
         padding = length - self._visible_lengths(source_lengths, length)
-        dtype = self.config.cast_dtype or self.target_embedding.embedding[...].dtype
+        dtype = None if self.config.cast_dtype else self.target_embedding.embedding[...].dtype
         starts = [block.start(cross, (batch_size,), room, dtype) for block in self.decoder]
         sources, blocks = (tuple(parts) for parts in zip(*starts, strict=True))
         position_ids = jnp.broadcast_to(position_ids[:room], (batch_size, room))

@@ -16,7 +16,7 @@ from attention_jax.functional.heads import ungroup_heads
 from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.attention import Attended
 from attention_jax.nn.heads import Heads
-from attention_jax.nn.parameters import checked_tokens
+from attention_jax.nn.parameters import Dtype, check_dtypes, checked_tokens
 from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
@@ -226,15 +226,21 @@ class MultiHeadAttention(Heads):
         return remember(self.score, params, keys, values, query_dim=self.head_dim)
 
     def empty_cache(
-        self, batch_shape: tuple[int, ...], max_length: int, dtype: Any = jnp.float32
+        self, batch_shape: tuple[int, ...], max_length: int, dtype: Dtype | None = None
     ) -> KeyValueCache:
-        """A cache for `extend`, for the keys and values of `max_length` tokens [*B] of `dtype`."""
+        """A cache for `extend`, for the keys and values of `max_length` tokens [*B].
+
+        It has the floating-point `dtype`, to which keys and values are rounded: bfloat16 halves
+        the memory of float32, float8_e4m3fn quarters it. Attention computes in the dtype of the
+        layer. With None the cache is that of float32 tokens without rounding.
+        """
         if not isinstance(batch_shape, tuple):
             raise ValueError(f"batch_shape must be a tuple, *B; got {batch_shape!r}")
         max_length = check_integer("max_length", max_length)
-        tokens = jnp.zeros((*batch_shape, max_length, self.key.in_features[0]), dtype)
+        check_dtypes(dtype=dtype)
+        tokens = jax.ShapeDtypeStruct((*batch_shape, max_length, *self.key.in_features), "float32")
         shapes = jax.eval_shape(self.remember, tokens)
-        memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        memory = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, dtype or leaf.dtype), shapes)
         return KeyValueCache(memory, jnp.zeros((), jnp.int32))
 
     def extend(
@@ -253,7 +259,7 @@ class MultiHeadAttention(Heads):
 
         Args:
             x: float [*B, t, query_dim], the tokens at positions `cache.length` and on.
-            cache: from `empty_cache` or the previous step.
+            cache: from `empty_cache` or the previous step. It keeps its dtype.
             mask, bias: as in a call with all tokens: positions count from the first token, and
                 arrays are [max_length, max_length].
             position_ids: of these tokens, for rotation: int [t] or [*B, t]; None for
@@ -294,6 +300,7 @@ class MultiHeadAttention(Heads):
         queries = self._queries(x, position_ids)
         new = self.remember(x, position_ids=position_ids)
         extended = _appended(cache, new)
+        memory = jax.tree.map(lambda kept, own: kept.astype(own.dtype), extended.memory, new)
         # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
         arguments = self._arguments(mask, bias, x.shape[:-2], room, room)
@@ -301,7 +308,7 @@ class MultiHeadAttention(Heads):
         arguments["mask"] = ShiftedMask(arguments["mask"], shifts)
         if arguments["bias"] is not None:
             arguments["bias"] = ShiftedBias(arguments["bias"], shifts)
-        output = self._attended(x, queries, *extended.memory, new.values, None, **arguments)
+        output = self._attended(x, queries, *memory, new.values, None, **arguments)
         return jnp.where(first + count <= room, output, jnp.nan), extended
 
     def _attended(

@@ -46,6 +46,17 @@ def values_of(params: Any, dtype: Dtype | None = None) -> Params:
     return values if dtype is None else cast_floats(values, dtype)
 
 
+def check_dtypes(**dtypes: Any) -> None:
+    """Raises ValueError unless each is None or a floating-point dtype."""
+    for name, dtype in dtypes.items():
+        try:
+            is_float = dtype is None or jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+        except TypeError:
+            is_float = False
+        if not is_float:
+            raise ValueError(f"{name} must be a floating-point dtype; got {dtype!r}")
+
+
 def layer_norm(dim: int, dtype: Dtype | None, **options: Any) -> nnx.LayerNorm:
     """A layer normalisation in at least float32, for a module that casts to `dtype` unless None.
 

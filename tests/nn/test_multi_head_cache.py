@@ -5,8 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
-from numpy_model import scrambled
+from numpy_model import scrambled, weights_of
 from oracles import normal
 
 from attention_jax import alibi_bias, alibi_slopes, causal_mask, local_mask, padding_mask
@@ -81,6 +82,34 @@ def test_token_by_token_is_one_call_with_all():
         np.testing.assert_allclose(one, other, atol=1e-5 * np.max(np.abs(other)))
         assert np.any(other)
     np.testing.assert_array_equal(found[1][:, 2], 0)  # nothing to attend to
+
+
+@pytest.mark.parametrize("score", ["scaled", "l2"])
+@pytest.mark.parametrize(("dtype", "close"), [("bfloat16", 1e-2), ("float8_e4m3fn", 0.15)])
+def test_a_cache_has_the_dtype_that_was_asked_for(score, dtype, close):
+    """The output is that of float64 attention to keys and values that are rounded to it."""
+    module, params = make(score)
+    x = normal(B, T, DIM)
+
+    @jax.jit
+    def both(x):
+        last, cache = module.extend(x[:, :3], module.empty_cache((B,), ROOM, dtype))
+        output, cache = module.extend(x[:, 3:], cache)
+        return output, cache, jnp.swapaxes(module.query(x), 1, 2), module.key(x), module.value(x)
+
+    output, cache, queries, *memory = jax.tree.map(np.asarray, both(x))
+    assert {leaf.dtype for leaf in jax.tree.leaves(cache.memory)} == {jnp.dtype(dtype)}
+    assert output.dtype == np.float32
+
+    def by_hand(*memory):
+        keys, values = (np.repeat(np.swapaxes(x, 1, 2), N // K, axis=1) for x in memory)
+        weights = weights_of(score, {}, queries[:, :, 3:], keys, np.tri(T, dtype=bool)[3:])
+        return np.einsum("bnth,nhd->btd", weights @ values, params["output"]["kernel"])
+
+    rounded = [x.astype(dtype).astype(np.float64) for x in memory]
+    exact = by_hand(*(x.astype(np.float64) for x in memory))
+    np.testing.assert_allclose(output, by_hand(*rounded), atol=2e-6 * np.max(np.abs(exact)))
+    assert 1e-3 < np.max(np.abs(output - exact)) / np.max(np.abs(exact)) < close
 
 
 def test_an_offset_of_all_tokens_costs_no_digits():
