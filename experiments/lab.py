@@ -266,6 +266,7 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     return int(any(claim.verdict == "MISS" for claim in claims))
 
 
+@plotting.own_settings
 def draw(experiment: ModuleType, rows: list[Row], folder: Path) -> list[Path]:
     """Writes the figures of an experiment's rows; returns their paths."""
     figures = experiment.plot(rows).items()

@@ -20,7 +20,7 @@ from attention_jax.commands.command_line import (
     run_command,
     share_of,
 )
-from attention_jax.reports import html_page
+from attention_jax.reports import html_page, plotting
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import make_folder, write_text, writing
 from attention_jax.scores import SCORES, get_score
@@ -199,6 +199,7 @@ def _others(name: str, measured: list[lab.Row]) -> list[lab.Row]:
     ]
 
 
+@plotting.own_settings
 def _page_of(experiment: ModuleType, rows: list[lab.Row], measured: list[lab.Row]) -> list[str]:
     """Question, tables and figures of an experiment; maps are those of these and four scores."""
     section = [html_page.heading(lab.labelled(experiment))]

@@ -43,9 +43,10 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
         [(run["label"], run["description"]) for run in runs],
     )
     yield html_page.paragraph(
-        "Lines are means over seeds, bands are one standard deviation. Statistics are taken on the"
-        " batch of the next step, over the rows that the loss depends on and that may attend to"
-        " more than one key."
+        "Lines are means over seeds, bands are one standard deviation, on a logarithmic axis of the"
+        " logarithms. A seed whose number is not finite, or is 0 on such an axis, does not count."
+        " Statistics are taken on the batch of the next step, over the rows that the loss depends"
+        " on and that may attend to more than one key."
     )
     yield html_page.heading("Gradient norms by group of parameters")
     yield html_page.figure(
@@ -108,6 +109,7 @@ def statistics_by_step(runs: Sequence[JSON]) -> Figure:
     return _by_step(runs, series, titles, columns=len(_STATISTICS), logarithmic=logarithmic)
 
 
+@plotting.own_settings
 def _by_step(
     runs: Sequence[JSON],
     series: Sequence[Mapping[str, Any]],
@@ -131,6 +133,7 @@ def _by_step(
             if name in series[index]:
                 values = np.array(series[index][name], float)  # NaN for numbers that are not finite
                 options: Any = {"label": run["label"], "log": name in logarithmic}
+                options["limits"] = (0, 1 if name.endswith("/saturation") else np.inf)
                 plotting.draw_band(ax, run["by_step"]["steps"], values, index=index, **options)
                 lines[index] = ax.lines[-1]
         if name in logarithmic:
@@ -172,6 +175,7 @@ def examples_view(runs: Sequence[JSON]) -> AttentionView:
     return AttentionView.side_by_side({run["label"]: of_run(run) for run in runs})
 
 
+@plotting.own_settings
 def scale_curves(runs: Sequence[JSON]) -> Figure:
     """Jacobian norm and entropy against the logits' standard deviation; markers: no scaling."""
     figure, axes = plotting.new_figure(10, 4.4, columns=2, grid=True)
@@ -182,8 +186,8 @@ def scale_curves(runs: Sequence[JSON]) -> Figure:
             color, marker = plotting.style_of(index).values()
             for step, style, face in (("0", ":", "white"), (str(run["step"]), "-", color)):
                 sweep = run["scale_sweep"][step]
-                sd = np.mean(np.array(sweep["logit_sd"], float))
-                values = np.mean(np.array(sweep[name], float), axis=0)
+                sd, _ = plotting.over_seeds(np.array(sweep["logit_sd"], float))
+                values, _ = plotting.over_seeds(np.array(sweep[name], float).T)
                 ax.plot(scales * sd, values, style, color=color, label=run["label"])
                 unscaled = np.interp(0.0, np.log(scales), values)  # at scale 1
                 ax.plot(sd, unscaled, marker, color=color, markerfacecolor=face, markersize=8)

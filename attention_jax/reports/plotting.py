@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -18,13 +19,17 @@ from PIL import Image  # matplotlib needs it, too
 
 from attention_jax.runs.progress import printable
 from attention_jax.scores.registry import FOUR_SCORES
-from attention_jax.training.metrics import mean_and_deviation
 
 # Okabe and Ito's colours, distinct for every kind of colour vision. The first four belong to
 # FOUR_SCORES; see `index_of`.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 # One marker for each colour.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+# Decorates functions that draw: Matplotlib's defaults, whatever a matplotlibrc or rcParams say.
+own_settings = matplotlib.rc_context(
+    {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
+)
 
 
 def style_of(index: int) -> dict[str, Any]:
@@ -43,6 +48,7 @@ def index_of(label: str, labels: Iterable[str] = ()) -> int:
     return [*dict.fromkeys([*FOUR_SCORES, *labels, label])].index(label)
 
 
+@own_settings
 def new_figure(
     width: float,
     height: float,
@@ -54,7 +60,8 @@ def new_figure(
 ) -> tuple[Figure, list[Axes]]:
     """A figure and its axes, row by row, independent of any global state; sizes in inches.
 
-    All text is literal: Matplotlib does not read formulas between two `$`.
+    All text is literal: Matplotlib does not read formulas between two `$`. A function that draws in
+    these axes is independent of a matplotlibrc, too, if `own_settings` decorates it.
     """
     figure = _LiteralFigure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
@@ -67,6 +74,7 @@ def new_figure(
 class _LiteralFigure(Figure):
     """A figure in which `$` is a letter, so that it can draw what users wrote."""
 
+    @own_settings
     def draw(self, renderer: Any) -> None:
         for axis in self.findobj(Axis):
             for ticks, replace in (
@@ -77,6 +85,7 @@ class _LiteralFigure(Figure):
                     replace(_PlainNumbers(axis.get_transform().base))  # type: ignore[attr-defined]
         for text in self.findobj(Text):
             text.set_parse_math(False)
+            text.set_usetex(False)
             text.set_text(printable(text.get_text()))
         super().draw(renderer)
 
@@ -102,6 +111,7 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
+@own_settings
 def png(figure: Figure) -> bytes:
     """The figure as a PNG of 256 colours, which takes a third of the bytes of full colour.
 
@@ -116,10 +126,13 @@ def png(figure: Figure) -> bytes:
     return reduced.getvalue()
 
 
+@own_settings
 def draw_weights(
     axes: Axes, weights: np.ndarray, query_labels: Sequence[str], key_labels: Sequence[str]
 ):
     """Attention weights [T, S] as a heat map from 0 to 1, one row per query; returns the image.
+
+    A NaN is an empty cell.
 
     Args:
         axes: where to draw.
@@ -132,12 +145,14 @@ def draw_weights(
     return image
 
 
+@own_settings
 def draw_gradients(
     axes: Axes, gradients: np.ndarray, query_labels: Sequence[str], key_labels: Sequence[str]
 ):
     """Gradients [T, S] as a heat map, white for 0; arguments as in `draw_weights`."""
-    largest = float(np.max(np.abs(gradients), initial=0)) or 1.0
-    image = axes.imshow(np.asarray(gradients), cmap="RdBu_r", vmin=-largest, vmax=largest)
+    finite = np.ma.masked_invalid(gradients)
+    largest = float(np.ma.filled(np.max(np.abs(finite)), 0)) or 1.0
+    image = axes.imshow(finite, cmap="RdBu_r", vmin=-largest, vmax=largest)
     _label_pairs(axes, query_labels, key_labels)
     return image
 
@@ -155,6 +170,7 @@ def _label_pairs(axes: Axes, query_labels: Sequence[str], key_labels: Sequence[s
     axes.set_xlabel("key")
 
 
+@own_settings
 def weight_heatmaps(
     panels: Mapping[str, tuple[np.ndarray, Sequence[str], Sequence[str]]],
     *,
@@ -187,6 +203,14 @@ def weight_heatmaps(
     return figure
 
 
+def over_seeds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sample deviation over the last axis of the numbers that are finite; else NaN."""
+    finite = np.ma.masked_invalid(values)
+    mean, deviation = np.ma.mean(finite, axis=-1), np.ma.std(finite, axis=-1, ddof=1)
+    return np.ma.filled(mean, np.nan), np.ma.filled(deviation, np.nan)
+
+
+@own_settings
 def draw_band(
     axes: Axes,
     x: Sequence[float],
@@ -199,6 +223,8 @@ def draw_band(
 ) -> None:
     """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation.
 
+    A seed that is not finite at an x does not count there; with `log`, nor does one that is 0.
+
     Args:
         axes: where to draw.
         x: the position of each row of `values`.
@@ -209,7 +235,7 @@ def draw_band(
             deviations could reach below zero.
         limits: the smallest and the largest possible value, at which the band is cut off.
     """
-    mean, deviation = mean_and_deviation(np.log(values) if log else values)
+    mean, deviation = over_seeds(np.ma.log(values) if log else values)
     middle, low, high = (
         np.exp(curve) if log else curve for curve in (mean, mean - deviation, mean + deviation)
     )

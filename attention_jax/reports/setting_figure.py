@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from attention_jax.reports.plotting import index_of, new_figure, style_of
+from attention_jax.reports.plotting import index_of, new_figure, own_settings, style_of
 
 _GROUP = 0.84  # height of a group; the distance between two groups is 1
 
@@ -24,6 +24,7 @@ class Panel(NamedTuple):
     high: float | None = None  # the largest; None for no bound
 
 
+@own_settings
 def results_by_setting(panels: Sequence[Panel]) -> Figure:
     """One panel per metric; in it a point per seed and a line at their mean.
 

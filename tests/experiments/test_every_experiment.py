@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import types
 
+import matplotlib
 import pytest
 
 from experiments import lab, pages
@@ -53,6 +55,14 @@ def test_small_settings_run_from_measuring_to_drawing(name, tmp_path):
     assert lab.conduct(experiment, config, tmp_path) == 0
     assert lab.content_of(name, tmp_path)["rows"]
     assert {path.stem for path in tmp_path.glob("*.png")} == experiment.CAPTIONS.keys()
+
+
+def test_figures_do_not_depend_on_the_users_settings(tmp_path):
+    seen = []
+    drawn = types.SimpleNamespace(plot=lambda rows: seen.append({**matplotlib.rcParams}) or {})
+    with matplotlib.rc_context({"image.origin": "lower", "text.usetex": True}):
+        assert lab.draw(drawn, [], tmp_path) == []
+    assert (seen[0]["image.origin"], seen[0]["text.usetex"]) == ("upper", False)
 
 
 def test_an_error_has_two_significant_digits_and_its_mean_as_many_places():

@@ -110,11 +110,33 @@ def test_the_sweep_meets_the_model_at_scale_1_and_curvature_is_that_of_the_loss(
     assert curvature["0"]["largest"] == pytest.approx([np.log(TASK.vocabulary.size)] * 2, abs=1.0)
 
 
-def test_a_seed_that_diverged_has_no_curve(run):
+def test_a_seed_that_diverged_has_no_curve_and_leaves_that_of_the_others(run):
     run = copy.deepcopy(run)
     for step in ("0", "6"):
-        run["scale_sweep"][step]["logit_sd"][0] = None
-    gradient_report.scale_curves([run])
+        sweep = run["scale_sweep"][step]
+        sweep["logit_sd"][0] = None
+        sweep["entropy"][0] = [None] * len(sweep["entropy"][1])
+    line = gradient_report.scale_curves([run]).axes[1].lines[2]  # after training
+    sweep = run["scale_sweep"]["6"]
+    np.testing.assert_allclose(line.get_ydata(), sweep["entropy"][1])
+    scaled = np.array(run["scale_sweep"]["scales"]) * sweep["logit_sd"][1]
+    np.testing.assert_allclose(line.get_xdata(), scaled)
+
+
+def test_bands_do_not_leave_the_range_of_a_statistic(run):
+    names = (f"{CROSS}/saturation", f"{CROSS}/entropy")
+    by_step = {"steps": [0, 1], **{name: [[0.0, 0.9], [0.1, 1.0]] for name in names}}
+    drawn = gradient_report.statistics_by_step([{**run, "attentions": [CROSS], "by_step": by_step}])
+    edges = {
+        axes.get_title().partition("\n")[2]: axes.collections[0].get_paths()[0].vertices[:, 1]
+        for axes in drawn.axes
+        if axes.collections
+    }
+    assert {label: float(y.min()) for label, y in edges.items()} == {
+        "saturated rows (share)": 0.0,
+        "entropy (nats)": 0.0,
+    }
+    assert edges["saturated rows (share)"].max() == 1 < edges["entropy (nats)"].max()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Figures show the numbers they are given."""
 
+import matplotlib
 import matplotlib.image
 import numpy as np
 import pytest
@@ -21,10 +22,13 @@ def test_heatmaps_show_weights_between_zero_and_one_with_letters_on_the_axes():
     assert axes.get_title() == "dot"
 
 
-@pytest.mark.parametrize("gradients", [[[-1.0, 3.0]], [[-3.0, -1.0]], [[0.5, 3.0]]])
+@pytest.mark.parametrize(
+    "gradients", [[[-1.0, 3.0]], [[-3.0, -1.0]], [[0.5, 3.0]], [[np.nan, -3.0]]]
+)
 def test_gradients_are_white_at_zero(gradients):
     _, (axes,) = plotting.new_figure(2, 1)
     image = plotting.draw_gradients(axes, np.array(gradients), ["a"], ["b", "EOS"])
+    np.testing.assert_array_equal(image.get_array().mask, np.isnan(gradients))  # empty cells
     assert image.get_clim() == (-3, 3)
     white, low, high = (image.to_rgba(number)[:3] for number in (0.0, -3.0, 3.0))
     assert min(white) > 0.95
@@ -34,9 +38,14 @@ def test_gradients_are_white_at_zero(gradients):
 
 def test_means_on_a_logarithmic_axis_are_geometric():
     _, (axes,) = plotting.new_figure(2, 1)
-    values = np.array([[1.0, 4.0], [9.0, 9.0]])
-    plotting.draw_band(axes, [1, 2], values, index=0, label="dot", log=True)
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [2.0, 9.0])
+    seeds = [[1.0, 4.0, 0.0], [9.0, 9.0, 9.0], [np.nan, 16.0, 4.0], [0.0, 0.0, np.inf]]
+    plotting.draw_band(axes, [1, 2, 3, 4], np.array(seeds), index=0, label="dot", log=True)
+    # A seed without a logarithm does not count; a point without any seed is not drawn.
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [2.0, 9.0, 8.0, np.nan])
+    edges = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert edges.max() == pytest.approx(8 * 2 ** (2**0.5))  # log 4 and log 16: sd log(4) / sqrt(2)
+    plotting.draw_band(axes, [1, 2, 3, 4], np.array(seeds), index=0, label="dot")
+    np.testing.assert_allclose(axes.lines[1].get_ydata(), [5 / 3, 9.0, 10.0, 0.0])
 
 
 def test_bands_end_at_the_limits_of_what_can_be():
@@ -59,6 +68,30 @@ def test_a_saved_figure_has_the_colors_that_were_drawn(tmp_path):
     colors, expected = (matplotlib.image.imread(path)[..., :3] for path in (saved, everything))
     np.testing.assert_allclose(colors, expected, atol=12 / 255)
     assert saved.stat().st_size < everything.stat().st_size / 1.5
+
+
+def drawn_figures():
+    """Bytes of figures with heat maps, bands, legends, bars of colours and points."""
+    weights = np.array([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0]])
+    yield plotting.png(plotting.weight_heatmaps({"dot": (weights, "ab", "abc")}))
+    figure, (left, right) = plotting.new_figure(4, 2, columns=2)
+    plotting.draw_gradients(left, weights, "ab", "abc")
+    plotting.draw_band(right, [1, 2], weights[:, :2], index=0, label="dot")
+    yield plotting.png(figure)
+    yield plotting.png(results_by_setting([Panel("loss", {("dot", "b"): [2.0, 3.0]})]))
+
+
+def test_figures_do_not_depend_on_the_users_settings():
+    users = {"text.usetex": True, "image.origin": "lower", "image.interpolation": "bilinear"}
+    users |= {"axes.grid": True, "axes.facecolor": "black", "lines.linewidth": 9}
+    users |= {"figure.titlesize": 30, "axes.titlesize": 30, "savefig.transparent": True}
+    plain = [*drawn_figures()]
+    with matplotlib.rc_context(users):
+        assert [*drawn_figures()] == plain
+        assert matplotlib.rcParams["image.origin"] == "lower"
+        figure, (axes,) = plotting.new_figure(2, 2)
+        axes.text(0, 0, "a", usetex=None)  # what a caller adds needs no TeX
+        plotting.png(figure)
 
 
 @pytest.mark.parametrize("text", ["a $\\foo$ b", "a $x_$ b", "$a_$", "5 $", "_a^b", "😀 שלום"])
