@@ -55,6 +55,12 @@ MASK_CASES = {
         lambda b, i, j: j < (4, 0)[b] and i < (3, 5)[b],
     ),
     "local": MaskCase(lambda: aj.local_mask(2, 1), lambda b, i, j: i - 2 <= j <= i + 1),
+    "arrays": MaskCase(
+        lambda: (
+            aj.causal_mask(jnp.array([1, -2])) & aj.local_mask(jnp.array([2, 9], jnp.int8), None)
+        ),
+        lambda b, i, j: i - (2, 9)[b] <= j <= i + (1, -2)[b],
+    ),
     "segment": MaskCase(
         lambda: aj.segment_mask(jnp.asarray(QUERY_SEGMENTS), jnp.asarray(KEY_SEGMENTS)),
         lambda b, i, j: bool(QUERY_SEGMENTS[b, i] == KEY_SEGMENTS[b, j]),

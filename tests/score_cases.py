@@ -218,7 +218,7 @@ SCORE_CASES = {
         ScoreCase("neural", Neural(A), _neural, mask="dense"),
         ScoreCase("ngpt", NGPT(), _ngpt, mask="padding"),
         ScoreCase("power", Power(), _power, mask="causal"),
-        ScoreCase("softplus", Softplus(), _softplus, mask="local"),
+        ScoreCase("softplus", Softplus(), _softplus, mask="arrays"),
         ScoreCase("tropical", Tropical(), _tropical, mask="segment"),
         ScoreCase("yat", Yat(), _yat, mask="none"),
     )

@@ -92,7 +92,9 @@ def masks(draw, batch: Shape, length: int, keys: int, depth: int = 1) -> tuple[A
         mask = table = rng.random((*lead, *shape)) < draw(st.sampled_from([0.7, 0.5, 0.0, 1.0]))
     elif kind == "causal":
         offset = draw(st.sampled_from([0, 0, 1, -1, -9, 2**31 - 1, -(2**31) + 1]))
-        mask, table = aj.causal_mask(offset), j <= i + offset
+        if draw(st.booleans()):
+            offset = np.full(lead, offset) + rng.integers(0, 2, lead) * (offset < 9)
+        mask, table = aj.causal_mask(offset), j <= i + np.asarray(offset)[..., None, None]
     elif kind == "local":
         sides = draw(st.tuples(*[st.sampled_from([None, 0, 1, 9, 2**31 - 1])] * 2))
         left, right = (2**40 if side is None else side for side in sides)

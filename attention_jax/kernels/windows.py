@@ -9,7 +9,13 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.pairwise.mask_algebra import AndMask
-from attention_jax.pairwise.masks import LocalMask, Mask, PaddingMask, SegmentMask
+from attention_jax.pairwise.masks import (
+    LocalMask,
+    Mask,
+    PaddingMask,
+    SegmentMask,
+    TracedLocalMask,
+)
 
 Array = jax.Array
 
@@ -74,7 +80,7 @@ class Bounds(NamedTuple):
 def bounds_of(mask: Mask | None) -> Bounds:
     """The bounds of a mask that `reason_against_mask` has no objection to."""
     parts = parts_of(mask)
-    local = [part for part in parts if isinstance(part, LocalMask)]
+    local = [part for part in parts if type(part) is LocalMask]
     left = [part.left for part in local if part.left is not None]
     right = [part.right for part in local if part.right is not None]
     padded = any(isinstance(part, PaddingMask) for part in parts)
@@ -84,7 +90,7 @@ def bounds_of(mask: Mask | None) -> Bounds:
 def hides_tokens(mask: Mask | None, target_length: int, source_length: int) -> bool:
     """Whether some query may see no key, or some key be seen by no query."""
     left, right, padded = bounds_of(mask)
-    if padded or any(isinstance(part, SegmentMask) for part in parts_of(mask)):
+    if padded or any(isinstance(part, TracedLocalMask | SegmentMask) for part in parts_of(mask)):
         return True
     shorter_by = target_length - source_length  # T - S
     hides_left = left is not None and left < max(shorter_by, 0)
@@ -97,13 +103,12 @@ def windows_of(mask: Mask | None, target_length: int, source_length: int) -> Win
     first = jnp.zeros_like(positions)
     end = jnp.full_like(positions, source_length)
     far = target_length + source_length  # a larger distance could overflow
-    left, right, _ = bounds_of(mask)
-    if left is not None:
-        first = jnp.maximum(first, positions - min(left, far))
-    if right is not None:
-        end = jnp.minimum(end, positions + (max(min(right, far), -far) + 1))
     segments: list[Array] = []
     for part in parts_of(mask):
+        if isinstance(part, LocalMask) and part.left is not None:
+            first = jnp.maximum(first, positions - jnp.clip(part.left, -far, far))
+        if isinstance(part, LocalMask) and part.right is not None:
+            end = jnp.minimum(end, positions + jnp.clip(part.right, -far, far) + 1)
         if isinstance(part, SegmentMask):
             segments = [part.query_segments, part.key_segments]
         if isinstance(part, PaddingMask):

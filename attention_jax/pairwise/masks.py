@@ -19,8 +19,11 @@ It may also define `tile_status`, so that empty tiles are skipped and full tiles
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.core.arrays import bool_array, integer_array
 from attention_jax.core.checks import check_entries, check_integer
@@ -64,6 +67,28 @@ class LocalMask(Mask):
         if self.left is None or self.right is None:
             return super().most_keys()
         return self.left + self.right + 1
+
+
+@mask_dataclass
+class TracedLocalMask(LocalMask):
+    """A `LocalMask` whose bounds are int32 arrays, or None: they may differ between examples."""
+
+    left: Array | None = array_field()  # type: ignore[assignment]
+    right: Array | None = array_field()  # type: ignore[assignment]
+
+    def _within(self, lower: Array, upper: Array) -> Array:
+        def at_most(distances: Array, bound: Array | None) -> Array:
+            if bound is None:
+                return jnp.ones(distances.shape, bool)
+            ends = bound.astype(distances.dtype)[(..., *[None] * distances.ndim)]
+            return jnp.less_equal(*same_rank(distances, ends))
+
+        return jnp.logical_and(*same_rank(at_most(-lower, self.left), at_most(upper, self.right)))
+
+    def label(self, name: str) -> str:
+        return super().label(name) + " or offset" * (self.left is None)
+
+    most_keys = Mask.most_keys  # not known before the program runs
 
 
 class _ExistingTokens(Mask):
@@ -141,41 +166,47 @@ class SegmentMask(Mask):
         return TileStatus(empty=disjoint, full=all_equal)
 
 
-def causal_mask(offset: int = 0) -> Mask:
+def causal_mask(offset: int | Array = 0) -> Mask:
     """Query i sees keys j <= i + offset (aligned at the top left when T != S, as in `jax.nn`).
 
     Args:
-        offset: number of keys after its own position that a query may see; may be negative.
+        offset: number of keys after its own position that a query may see; may be negative. An
+            integer, or an int array: [], such as the traced length of a cache, or [*B], one for
+            each example, size 1 where shared ([B, 1] for inputs [B, N, T, D]).
 
     Returns:
-        a `Mask` without arrays: static, hashable, for any T and S.
+        a `Mask`; without arrays for an integer: static, hashable, for any T and S.
 
     Raises:
-        ValueError: `offset` is not a Python integer below 2^31 in size.
+        ValueError: `offset` is not an integer below 2^31 in size, or an int array.
 
     >>> causal_mask(offset=1).materialize(2, 4).astype(int).tolist()
     [[1, 1, 0, 0], [1, 1, 1, 0]]
+    >>> causal_mask(jnp.array([0, 2])).materialize(1, 3).astype(int).tolist()
+    [[[1, 0, 0]], [[1, 1, 1]]]
     """
-    return LocalMask(None, check_integer("offset", offset, -_MAX_INT32, _MAX_INT32))
+    return _local_mask(None, _bound("offset", offset, -_MAX_INT32))
 
 
-def local_mask(left: int | None, right: int | None) -> Mask:
+def local_mask(left: int | Array | None, right: int | Array | None) -> Mask:
     """Query i sees keys i - left <= j <= i + right (a sliding window).
 
     Args:
-        left: number of keys before the query's position that it may see, >= 0; None for all.
-        right: number of keys after the query's position that it may see, >= 0; None for all.
+        left: number of keys before the query's position that it may see; None for all. An integer
+            >= 0, or an int array as the `offset` of `causal_mask`, which may be negative: a query
+            at position n of a cache sees D earlier keys by `local_mask(D - n, n)`.
+        right: number of keys after the query's position that it may see, likewise.
 
     Returns:
-        a `Mask` without arrays: static, hashable, for any T and S.
+        a `Mask`; without arrays for integers: static, hashable, for any T and S.
 
     Raises:
-        ValueError: `left` or `right` is not a Python integer with 0 <= value < 2^31.
+        ValueError: `left` or `right` is not an integer with 0 <= value < 2^31, or an int array.
 
     >>> local_mask(1, 0).materialize(3, 3).astype(int).tolist()
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    return LocalMask(_window("left", left), _window("right", right))
+    return _local_mask(_bound("left", left, 0), _bound("right", right, 0))
 
 
 def padding_mask(key_lengths: Array, query_lengths: Array | None = None) -> Mask:
@@ -250,5 +281,18 @@ def segment_mask(query_segments: Array, key_segments: Array) -> Mask:
     return SegmentMask(queries, integer_array("key_segments", key_segments))
 
 
-def _window(name: str, size: int | None) -> int | None:
-    return None if size is None else check_integer(name, size, 0, _MAX_INT32)
+def _bound(name: str, bound: Any, least: int) -> int | Array | None:
+    """An int of at least `least`, an int32 array or None; ValueError for something else."""
+    if bound is None and least == 0:
+        return None
+    if not isinstance(bound, jax.Array | np.ndarray):
+        return check_integer(name, bound, least, _MAX_INT32)
+    return jnp.clip(integer_array(name, bound), -_MAX_INT32, _MAX_INT32).astype(jnp.int32)
+
+
+def _local_mask(left: Any, right: Any) -> Mask:
+    """A mask without arrays if both bounds are integers or None."""
+    bounds = left, right
+    if not any(isinstance(bound, jax.Array) for bound in bounds):
+        return LocalMask(left, right)
+    return TracedLocalMask(*[None if bound is None else jnp.asarray(bound) for bound in bounds])

@@ -38,6 +38,7 @@ def lengths_of(devices):
 def masks_of(target, source):
     rng = np.random.default_rng(3)
     segments = aj.segment_mask(*(np.sort(rng.integers(0, 4, (B, n))) for n in (target, source)))
+    offsets = aj.causal_mask(jnp.array([-1, 4]))
     padding = aj.padding_mask(jnp.array([source - 3, 2]), jnp.array([3, target - 1]))
     return {
         "none": aj.local_mask(None, None),
@@ -46,7 +47,7 @@ def masks_of(target, source):
         "local": aj.local_mask(4, 2),
         "padding": padding,
         "segments": segments,
-        "combination": (segments | (aj.causal_mask(-1) & ~aj.local_mask(2, 0))) & padding,
+        "combination": (segments | (offsets & ~aj.local_mask(2, 0))) & padding,
         "dense": aj.causal_mask(2**20) & jnp.asarray(rng.random((B, target, source)) < 0.3),
     }
 

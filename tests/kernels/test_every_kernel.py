@@ -133,6 +133,7 @@ OF_ONE = {
         "features in 16 bits": {**alike(5, "f2"), "score": "distance", "params": None},
         "left 2, right 1": {"mask": aj.local_mask(2, 1)},
         "left None, right -1": {"mask": aj.causal_mask(-1)},
+        "of integers; got one of arrays": {"mask": aj.causal_mask(jnp.array(0))},
         "no padding": {"mask": aj.local_mask(2, 0) & aj.padding_mask(jnp.array([4, 0]))},
         "at most 7": {"query": jnp.ones((2, 9, 11), jnp.bfloat16), "mask": aj.local_mask(1, 0)},
         r"got \(11, 257\)": {"value": jnp.ones((2, 7, 257), jnp.bfloat16)},

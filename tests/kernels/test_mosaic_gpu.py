@@ -21,7 +21,7 @@ B, T, S, DQ, DK, A, DV = 1, 67, 71, 5, 7, 6, 2
 def window_mask():
     """Queries 0 to 3 have no keys; nor do those from 65 on."""
     padding = aj.padding_mask(jnp.array([69]), jnp.array([65]))
-    return aj.local_mask(9, 2) & aj.causal_mask(-4) & padding
+    return aj.local_mask(9, 2) & aj.causal_mask(jnp.array(-4)) & padding
 
 
 def draw(scale=1.0, dtype=jnp.float32, score=None):

@@ -19,7 +19,7 @@ MASKS = {
     "none": None,
     "windows": aj.local_mask(9, 2) & aj.causal_mask(-4) & LENGTHS,
     "segments": aj.segment_mask(jnp.arange(T) // 50, jnp.arange(S)[::-1] // 45)
-    & aj.local_mask(60, 30)
+    & aj.local_mask(jnp.array([60, 90]), 30)
     & LENGTHS,
 }
 

@@ -30,6 +30,9 @@ SEGMENTS = aj.segment_mask(jnp.array([0, 0, 1, 1, 5, 2, 2]), jnp.array([3, 0, 0,
         [CAUSAL],
         [aj.causal_mask(2), aj.local_mask(0, None)],
         [aj.causal_mask(-(2**31) + 1)],
+        [aj.causal_mask(jnp.array(-(2**31) + 1)), LOCAL],
+        [aj.local_mask(jnp.array(1), jnp.array(2**31 - 1)), CAUSAL, PADDING],
+        [aj.local_mask(jnp.array(3, jnp.int8), 1), SEGMENTS],
         [LOCAL, OTHER_LOCAL],  # the smaller of two bounds, on both sides
         [PADDING, OTHER_PADDING],  # the smaller of two lengths, on both sides
         [aj.padding_mask(0)],

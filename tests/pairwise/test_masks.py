@@ -125,6 +125,8 @@ def random_masks():
         "causal": (causal_mask(-2), True),
         "local": (local, True),
         "local left": (local_mask(2, None), True),
+        "bounds of arrays": (aj.local_mask(*rng.integers(0, 9, (2, 40))), True),
+        "offsets": (causal_mask(rng.integers(-9, 9, 40)), True),
         "padding": (padding, True),
         "tokens": (token_mask(*tokens), True),
         "dense": (as_mask(rng.random((40, target, source)) < 0.7), True),
@@ -191,6 +193,7 @@ def test_tokens_and_batch_axes_mean_what_they_say():
         (token_mask(KEYS[None]), rows.swapaxes(0, 1)),  # one for each head
         (KEYS[:, None, None], rows),
         (token_mask(KEYS[0]), np.broadcast_to(KEYS[0], rows.shape)),
+        (causal_mask(np.array([[1, -2]])), np.stack([np.tri(T, S, k, bool) for k in (1, -2)])),
         (token_mask(*real) & causal_mask(1), rows & real[1][..., None] & np.tri(T, S, 1, bool)),
     )
 
@@ -211,11 +214,40 @@ def test_tokens_and_batch_axes_mean_what_they_say():
             np.testing.assert_allclose(got, softmax(logits, allowed) @ KEY, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("implementation", ["tiled", "reference"])
+def test_a_step_of_decoding_by_a_traced_offset(implementation):
+    """The last query of sequences of other lengths, with 4 heads that share 2 heads of keys."""
+    query, key, value = normal(B, S, 4, 3), normal(B, S, 2, 3), normal(B, S, 2, 5)
+    attend = functools.partial(aj.interop.dot_product_attention, implementation=implementation)
+
+    @quick_jit
+    def steps(query, key, value, lengths):
+        last = jnp.take_along_axis(query, lengths[:, None, None, None], axis=1)
+        each = attend(last, key, value, mask=causal_mask(lengths[:, None]))
+        ends = lengths.astype(jnp.int32)[:, None]
+        short = attend(last, key, value, mask=local_mask(1 - ends, ends))
+        first = attend(last[:1], key[:1], value[:1], mask=causal_mask(lengths[0]))
+        whole = (
+            attend(query, key, value, is_causal=True),
+            attend(query, key, value, mask=local_mask(1, 0)),
+        )
+        return (each, short, first), whole
+
+    lengths = jnp.array([5, 0], jnp.uint8)
+    (each, short, first), (whole, windowed) = steps(query, key, value, lengths)
+    rows = np.arange(B), np.asarray(lengths)
+    np.testing.assert_allclose(each[:, 0], whole[rows], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(short[:, 0], windowed[rows], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(first[0], whole[0, 5:6], rtol=1e-5, atol=1e-6)
+
+
 LENGTHS = np.array([3, 6])
 FEWER_AXES = {
     "mask key_lengths": padding_mask(LENGTHS),
     "mask query_lengths": padding_mask(LENGTHS[:, None], LENGTHS),
     "mask key_tokens": token_mask(KEYS),
+    "mask right or offset": causal_mask(LENGTHS),
+    "mask left": aj.local_mask(LENGTHS, 0),
     "mask query_segments": segment_mask(np.zeros((B, T), int), np.zeros(S, int)),
     "mask centers": aj.window_mask(np.zeros((B, T), np.float32), 2) | causal_mask(),
     "mask": np.ones((B, T, S), bool),
