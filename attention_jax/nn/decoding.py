@@ -40,7 +40,13 @@ def likeliest(t: Array, logits: Array) -> Array:
     """The tokens of greedy search at step t, int [n], from logits [n, V]."""
     del t
     # top_k rather than argmax, so that ties and signed zeros are as in `beam_search`.
-    return jax.lax.top_k(logits, 1)[1][:, 0]
+    return _best_tokens(logits, 1)[:, 0]
+
+
+def _best_tokens(logits: Array, count: int) -> Array:
+    """The likeliest tokens, int [n, count], best first, from logits [n, V]."""
+    # XLA sorts the whole vocabulary for the top of 16-bit floats on a CPU.
+    return jax.lax.top_k(logits.astype(accumulator_dtype(logits)), count)[1]
 
 
 def greedy_search(
@@ -72,7 +78,8 @@ def greedy_search(
             choose(t, logits).
 
     Returns:
-        tokens int32 [B, max_length], PAD after EOS. Ties are broken by the lowest token.
+        tokens int32 [B, max_length], PAD after EOS. Ties are broken by the lowest token. A row with
+        NaN among its logits at some step, or without one above -inf, has no answer: it is all PAD.
 
     Raises:
         ValueError: a number is out of range, or `step` has the wrong signature.
@@ -96,6 +103,8 @@ def greedy_search(
     def extend(carried: Any) -> Any:
         t, state, last, tokens, ended = carried
         logits, state = step(state, last)
+        lost = ~ended & ~(jnp.max(logits, axis=-1) > -jnp.inf)
+        tokens, ended = jnp.where(lost[:, None], pad, tokens), ended | lost
         chosen = jnp.where(ended, pad, choose(t, logits).astype(jnp.int32))
         return t + 1, state, chosen, tokens.at[:, t].set(chosen), ended | (chosen == eos)
 
@@ -175,7 +184,8 @@ def beam_search(
         length_penalty: 0 ranks by log-probability; the larger, the longer the hypotheses preferred.
 
     Returns:
-        `BeamResult`; log-probabilities in float32 (float64 if the logits are).
+        `BeamResult`; log-probabilities in float32 (float64 if the logits are). The scores of a row
+        with NaN among the logits of a live prefix are NaN, and its tokens all PAD.
 
     Raises:
         ValueError: a number is out of range, or `step` has the wrong signature.
@@ -216,13 +226,15 @@ def beam_search(
         # First the best of each prefix by its logits, then the best of all: sums of
         # log-probabilities are rounded, and values that become equal keep the order of the logits.
         choices = min(beams, logits.shape[-1])
-        chosen = jax.lax.top_k(logits, choices)[1]
-        log_p = jax.nn.log_softmax(logits.astype(dtype))
+        chosen, logits = _best_tokens(logits, choices), logits.astype(dtype)
+        dead = jnp.max(logits, axis=-1, keepdims=True) == -jnp.inf
+        log_p = jnp.where(dead, -jnp.inf, jax.nn.log_softmax(logits))
         log_p = jnp.take_along_axis(log_p, chosen, axis=-1).reshape(batch_size, beams, choices)
         before = search.live[:, :, None]
         # The logits of an empty slot are not used, and may be NaN.
-        totals = jnp.where(before > -jnp.inf, before + log_p, -jnp.inf)
+        totals = jnp.where(before == -jnp.inf, -jnp.inf, before + log_p)
         totals = totals.reshape(batch_size, beams * choices)
+        totals = jnp.where(jnp.any(jnp.isnan(totals), axis=1)[:, None], jnp.nan, totals)
         live, index = jax.lax.top_k(totals, beams)
         index = index.astype(jnp.int32)
         new_tokens = jnp.take_along_axis(chosen.reshape(totals.shape), index, axis=1)

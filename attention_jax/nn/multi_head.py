@@ -300,7 +300,9 @@ class MultiHeadAttention(Heads):
         queries = self._queries(x, position_ids)
         new = self.remember(x, position_ids=position_ids)
         extended = _appended(cache, new)
-        memory = jax.tree.map(lambda kept, own: kept.astype(own.dtype), extended.memory, new)
+        memory: Memory = jax.tree.map(
+            lambda kept, own: kept.astype(own.dtype), extended.memory, new
+        )
         # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
         arguments = self._arguments(mask, bias, x.shape[:-2], room, room)

@@ -1,6 +1,7 @@
 """Greedy and beam search against plain loops in float64."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -213,6 +214,47 @@ def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best
     assert len(calls) == steps
     assert hypotheses(found, 0)[0][2] == best
     assert len(hypotheses(found, 0)) == 2
+
+
+# --- logits that are no numbers, or narrow ---
+
+
+def test_a_row_without_likely_tokens_has_no_answer():
+    """Whoever shares the batch; scores in beam search are NaN where logits are, -inf where all are.
+
+    The first row is right.
+    """
+    table = tables(5, seed=2)
+    table[:, :, :, EOS] = -9.0  # so that no hypothesis ends before
+    at, values = np.array([[L, 0, 0, 2, 2], [0, np.nan, -np.inf, np.nan, -np.inf]])
+    state = {**chain_state(table), "at": jnp.array(at, int), "values": jnp.float32(values)}
+
+    def step(state, tokens):
+        logits, state = chain(state, tokens)
+        is_bad = state["steps"] == state["at"] + 1
+        return jnp.where(is_bad[:, None], state["values"][:, None], logits), state
+
+    numbers = NUMBERS | {"batch_size": 5, "temperature": 1e-4}
+    samples = sample_search(step, state, jax.random.key(0), **numbers)
+    for tokens in (greedy(state, step, batch_size=5), samples):
+        assert tokens[1:].tolist() == [[PAD] * L] * 4
+        assert PAD not in tokens[0]
+    for rows in (slice(0, 5), slice(1, 5)):
+        some = jax.tree.map(lambda leaf, rows=rows: leaf[rows], state)
+        found = search(some, step, beams=2, batch_size=len(some["at"]))
+        np.testing.assert_array_equal(found.tokens[-4:], PAD)
+        np.testing.assert_array_equal(found.lengths[-4:], 0)
+        np.testing.assert_array_equal(found.scores[-4:], values[1:, None] + np.zeros(2))
+
+
+def test_narrow_logits_tie_as_wide_ones_and_are_not_sorted():
+    table = np.round(tables(11, seed=4))
+    narrow = chain_state(table.astype(jnp.bfloat16))
+    for find in (greedy, functools.partial(search, beams=3)):
+        compiled = jax.jit(functools.partial(find, batch_size=11)).lower(narrow).compile()
+        assert not re.search(r"\bsort\(", compiled.as_text())
+        expected = find(chain_state(table), batch_size=11)
+        jax.tree.map(np.testing.assert_array_equal, compiled(narrow), expected)
 
 
 # --- samples ---

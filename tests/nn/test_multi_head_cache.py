@@ -93,7 +93,7 @@ def test_a_cache_has_the_dtype_that_was_asked_for(score, dtype, close):
 
     @jax.jit
     def both(x):
-        last, cache = module.extend(x[:, :3], module.empty_cache((B,), ROOM, dtype))
+        _, cache = module.extend(x[:, :3], module.empty_cache((B,), ROOM, dtype))
         output, cache = module.extend(x[:, 3:], cache)
         return output, cache, jnp.swapaxes(module.query(x), 1, 2), module.key(x), module.value(x)
 

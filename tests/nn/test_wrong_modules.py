@@ -111,7 +111,8 @@ WRONG = [
         "output_mod": one_of(1, lambda output: output, lambda output, value: output[0])}),
     (modified, {"key": None}, {"key": st.just(ones(2, 3, 4))}),
     (extended, {"x": ones(2, 3, 4), "cache": ((2,), 3)},
-     {"x": st.just(ones(2, 5, 4)), "cache": one_of((2, 3), ((3,), 3), ((2,), 2.5), ((2,), 3, int), ((2,), 3, "float33"))}),
+     {"x": st.just(ones(2, 5, 4)), "cache": one_of(
+         (2, 3), ((3,), 3), ((2,), 2.5), ((2,), 3, int), ((2,), 3, "float33"))}),
     (remembered, {}, {"value": st.just(ones(2, 3, 4))}),
     (made(nn.FeedForward), {"dim": 4, "hidden_dim": 4}, {
         "activation": no.word, "dim": no.size_or_none, "hidden_dim": no.size_or_none}),
