@@ -40,7 +40,7 @@ wrong_search = {
     ),
 }  # fmt: skip
 SOFTMAX = {"logits": ones(2, 3)}
-ROLLOUT = {"weights": ones(1, 1, 2, 2)}
+ROLLOUT = {"weights": ones(1, 1, 2, 2) / 2}
 CENTER_PARAMS = {"kernel": ones(2, 4), "v": ones(4)}
 CENTERS = {**TOKENS, "centers": ones(2), "radius": 1}
 MONOTONIC = {**TOKENS, "score": "dot"}
@@ -174,7 +174,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (analysis.logit_variance, {}, {"logits": no.floats | st.just(1.0)}),
     (analysis.attention_rollout, ROLLOUT, {
         "weights": one_of("text", 3, None, [], ones(2, 3), ones(1, 1, 2, 3), ones(0, 1, 2, 2),
-                          [ones(1, 2, 2), ones(1, 3, 3)], [ones(1, 2, 2), "text"]),
+                          ones(1, 1, 2, 2), [ones(1, 2, 2), ones(1, 3, 3)], [ones(1, 2, 2), "text"]),
         "residual": no.rate.filter(lambda x: x != [0.1]), "head_reduction": no.word}),
     (analysis.attention_gradients, TOKENS | {"doutput": ones(2, 2)}, {
         **only_floats, "doutput": no.floats | one_of(None, ones(3, 2), ones(2, 2, 2))}),

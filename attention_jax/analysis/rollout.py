@@ -12,6 +12,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, float_array
 from attention_jax.core.checks import check_choice, checked_fraction
@@ -39,7 +40,8 @@ def attention_rollout(
     Args:
         weights: float [L, *B, N, T, T], the first layer first, or a sequence of L arrays
             [*B, N, T, T]; N heads, rows sum to 1 over the last axis (or are 0). The head axis is
-            required: give weights averaged over heads as `weights[..., None, :, :]`.
+            required, because [B, T, T] looks like B heads: give weights without heads, as
+            `attention_weights` returns them, as `weights[..., None, :, :]`.
         residual: the share of a position's own mixture that its residual connection keeps,
             0 <= residual < 1; 0 for a model without residual connections.
         head_reduction: "mean" over the heads (the paper's), or "max" over the heads, with each row
@@ -51,7 +53,8 @@ def attention_rollout(
         share of each input token in position i.
 
     Raises:
-        ValueError: an argument has the wrong shape, dtype or value.
+        ValueError: an argument has the wrong shape, dtype or value; a row of weights whose values
+            are known (not traced) does not sum to 1 within 1 %, as with a Gaussian or a sigmoid.
 
     >>> first, second = jnp.array([[[1.0, 0.0], [1.0, 0.0]]]), jnp.array([[[0.0, 1.0], [0.0, 1.0]]])
     >>> attention_rollout([first, second])  # half of position 1 was token 0 after the first layer
@@ -68,6 +71,7 @@ def attention_rollout(
             "weights must be [L, *B, N, T, T], or a sequence of [*B, N, T, T], with at least one"
             f" layer and one head; got {list(weights.shape)}"
         )
+    _check_shares("weights", weights)
     check_choice("head_reduction", head_reduction, HeadReduction)
     rollouts = _rollouts(weights, checked_fraction("residual", residual), head_reduction)
     return rollouts if return_layers else rollouts[-1]
@@ -92,7 +96,7 @@ def cross_rollout(
         rollout [*B, T, S] in float32, or float64 if any input is.
 
     Raises:
-        ValueError: an argument has the wrong shape, dtype or value.
+        ValueError: as in `attention_rollout`.
 
     >>> cross_weights = jnp.array([[[0.0, 1.0]]])  # one target, which looks at memory 1 ...
     >>> cross_rollout(cross_weights, jnp.array([[1.0, 0.0], [0.25, 0.75]]))  # ... 1/4 of token 0
@@ -108,12 +112,28 @@ def cross_rollout(
             "cross_weights must be [*B, N, T, S] with at least one head; got"
             f" {list(cross_weights.shape)}"
         )
+    _check_shares("cross_weights", cross_weights)
     *batch, _, _, source_length = cross_weights.shape
     core = (source_length, source_length)
     check_axes("encoder_rollout", encoder_rollout, core, tuple(batch), " to match cross_weights")
     dtype = accumulator_dtype(cross_weights, encoder_rollout)
     weights = _reduced_heads(cross_weights.astype(dtype), head_reduction)
     return jnp.matmul(weights, encoder_rollout.astype(dtype), precision="highest")
+
+
+def wrong_sums(weights: Array) -> np.ndarray:
+    """The sums of rows that are neither 0 nor 1 within 1 %; no sums of a traced array."""
+    if isinstance(weights, jax.core.Tracer) or not weights.is_fully_addressable:
+        return np.zeros(0)
+    sums = np.asarray(jnp.sum(weights, axis=-1, dtype=accumulator_dtype(weights)))
+    return sums[(abs(sums - 1) > 0.01) & (sums != 0)]
+
+
+def _check_shares(name: str, weights: Array) -> None:
+    if (sums := wrong_sums(weights)).size:
+        raise ValueError(
+            f"{name} must have rows that sum to 1, or are 0; got the sum {sums[0]:.4g}"
+        )
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -103,6 +103,12 @@ def test_rollout_of_the_encoder_and_through_the_cross_attention(captured):
     cross = found["decoder_0/cross_attention"]
     np.testing.assert_allclose(numbers(cross, "rollout")[0], expected, atol=1e-5)
     assert "rollout" not in found["decoder_0/self_attention"]["arrays"]
+    # It is not defined for weights whose rows do not sum to 1, as behind a Gaussian.
+    first = captured.attentions["encoder_0/self_attention"]
+    halved = first._replace(weights=first.weights / 2)
+    attentions = {**captured.attentions, "encoder_0/self_attention": halved}
+    found = attentions_of(view(captured._replace(attentions=attentions)))
+    assert not any("rollout" in entry["arrays"] for entry in found.values())
 
 
 def test_masks_as_bits():

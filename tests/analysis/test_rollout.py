@@ -1,5 +1,6 @@
 """Attention rollout against products of matrices in NumPy."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
@@ -60,6 +61,31 @@ def test_rows_without_keys_keep_their_residual():
     rollout = attention_rollout(weights)
     np.testing.assert_allclose(rollout[:4, :4], attention_rollout(weights[..., :4, :4]), atol=1e-6)
     np.testing.assert_array_equal(rollout[:4, 4:], np.zeros((4, T - 4)))
+
+
+def test_rows_that_are_no_shares_are_refused_where_their_values_are_known():
+    right = rows(L, N, T, T)
+    wrong = right.copy()
+    wrong[1, 2, 3] *= 0.6  # as of a Gaussian
+    both = (
+        (analysis.attention_rollout, (wrong,)),
+        (analysis.cross_rollout, (wrong[1], right[0, 0])),
+    )
+    for function, arguments in both:
+        with pytest.raises(
+            ValueError, match=r"^\w*weights must have rows that sum .*; got .* 0\.6$"
+        ):
+            function(*arguments)
+    assert np.isfinite(attention_rollout(wrong)).all()  # under jit nothing is known
+    # 16 bits round weights, and a model that diverged has NaN.
+    half = right.astype(jnp.bfloat16)
+    np.testing.assert_allclose(analysis.attention_rollout(half), attention_rollout(half), atol=1e-6)
+    wrong[1, 2, 3] = np.nan
+    assert np.isnan(analysis.attention_rollout(wrong)[3]).all()
+    # An array without heads needs an axis for them: otherwise its examples are the heads.
+    alone = analysis.attention_rollout(right[:, :, None])
+    assert alone.shape == (N, T, T)
+    np.testing.assert_allclose(alone[1], attention_rollout(right[:, 1:2]), atol=1e-6)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "max"])

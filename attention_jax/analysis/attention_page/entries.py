@@ -14,7 +14,7 @@ import numpy as np
 from attention_jax.analysis.attention_page import page_data
 from attention_jax.analysis.capture import Captured, capture, computation_order
 from attention_jax.analysis.gradients import CapturedGradients
-from attention_jax.analysis.rollout import attention_rollout, cross_rollout
+from attention_jax.analysis.rollout import attention_rollout, cross_rollout, wrong_sums
 from attention_jax.analysis.statistics import weight_entropy
 
 JSON = dict[str, Any]
@@ -125,6 +125,8 @@ def _add_rollout(heads: dict[str, Matrices]) -> None:
     encoders = []
     for names in stacks.values():
         stack = jnp.stack([with_weights[name] for name in names])
+        if wrong_sums(stack).size:
+            continue
         layers = attention_rollout(stack, return_layers=True)
         for name, rollout in zip(names, layers, strict=True):
             heads[name]["rollout"] = np.asarray(rollout)[None]
@@ -133,10 +135,10 @@ def _add_rollout(heads: dict[str, Matrices]) -> None:
     if len(encoders) != 1:
         return
     for name, weights in with_weights.items():
-        if "cross_attention" in name and weights.shape[-1] == len(encoders[0]):
-            heads[name]["rollout"] = np.asarray(cross_rollout(jnp.asarray(weights), encoders[0]))[
-                None
-            ]
+        cross = jnp.asarray(weights)
+        if "cross_attention" in name and cross.shape[-1] == len(encoders[0]):
+            if not wrong_sums(cross).size:
+                heads[name]["rollout"] = np.asarray(cross_rollout(cross, encoders[0]))[None]
 
 
 # --- labels ---
