@@ -145,10 +145,14 @@ def gain(more: Any, less: Any) -> tuple[float, float]:
 def plus_minus(mean: float, error: float) -> str:
     """Returns "mean ± error": the error with two significant digits, the mean with as many places.
 
+    Without an error, NaN, as of a single seed, it returns the mean alone.
+
     >>> plus_minus(0.20123, 0.0567), plus_minus(1234.5, 180.2), plus_minus(1, 0)
     ('0.201 ± 0.057', '1230 ± 180', '1 ± 0')
     """
-    if not round(error, 12) > 0:  # also NaN
+    if math.isnan(error):
+        return f"{mean:.4g}"
+    if not round(error, 12) > 0:
         return f"{mean:g} ± {round(error, 12):g}"
     places = 1 - math.floor(math.log10(float(f"{error:.1e}")))
     return " ± ".join(f"{round(x, places):.{max(0, places)}f}" for x in (mean, error))
@@ -156,8 +160,7 @@ def plus_minus(mean: float, error: float) -> str:
 
 def spread(by_seed: Sequence[float] | np.ndarray) -> str:
     """Returns "mean ± deviation" over seeds, or the number of a single seed."""
-    mean, deviation = map(float, mean_and_deviation(by_seed))
-    return f"{mean:.4g}" if len(by_seed) == 1 else plus_minus(mean, deviation)
+    return plus_minus(*map(float, mean_and_deviation(by_seed)))
 
 
 def spread_and_worst(

@@ -8,7 +8,7 @@ from pathlib import Path
 from attention_jax.commands.command_line import OfARun, print_table, run_command
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.run_folder import check_output, write_json
-from attention_jax.training.run_results import results_of, summary_of
+from attention_jax.training.run_results import results_of, summary_text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,7 @@ def main(arguments: Arguments) -> None:
     workdir = arguments.workdir
     run = arguments.run()
     results = results_of(run, arguments.lengths)
-    lines = [
-        (name, "{:.4g} ± {:.2g} ({:.4g})".format(*summary_of(result)))
-        for name, result in results.items()
-    ]
+    lines = [(name, summary_text(result, ".4g")) for name, result in results.items()]
     print_table(
         run.describe(), ("result", "mean ± standard deviation over seeds (worst seed)"), lines
     )

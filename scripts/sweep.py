@@ -40,6 +40,7 @@ from attention_jax.training.run_results import (
     check_lengths,
     finished_run,
     summary_of,
+    summary_text,
 )
 from attention_jax.training.settings import fields_of, leaves_of
 from attention_jax.training.task import Result
@@ -344,11 +345,7 @@ def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
 
 
 def _cell(result: Result) -> str:
-    summary = summary_of(result)
-    form = ".2f" if result.high == 100 else "#.3g"
-    if len(result.by_seed) == 1:
-        return f"{summary.mean:{form}}"
-    return f"{summary.mean:{form}} ± {summary.deviation:{form}} ({summary.worst:{form}})"
+    return summary_text(result, ".2f" if result.high == 100 else "#.3g")
 
 
 def _record(row: Row, metric: str) -> dict[str, Any]:

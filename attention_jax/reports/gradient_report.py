@@ -202,7 +202,7 @@ def curvature_table(runs: Sequence[JSON]) -> str:
 
     def cell(values: Sequence[float | None]) -> str:
         mean, deviation = mean_and_deviation(np.array(values, float))
-        return f"{mean:.3g} ± {deviation:.2g}"
+        return f"{mean:.3g} ± {deviation:.2g}" if len(values) > 1 else f"{mean:.3g}"
 
     statistics = ("largest", "smallest", "trace")
     rows = [

@@ -221,7 +221,7 @@ def draw_band(
     log: bool = False,
     limits: tuple[float, float] = (-np.inf, np.inf),
 ) -> None:
-    """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation.
+    """The mean over seeds of `values` [len(x), seeds], in a band of ± one deviation of several.
 
     A seed that is not finite at an x does not count there; with `log`, nor does one that is 0.
 
@@ -243,5 +243,6 @@ def draw_band(
     if len(x) > 20:
         style["marker"] = None
     axes.plot(x, middle, label=label, markersize=5, **style)
-    low, high = np.clip(low, *limits), np.clip(high, *limits)
-    axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
+    if np.shape(values)[-1] > 1:
+        low, high = np.clip(low, *limits), np.clip(high, *limits)
+        axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)

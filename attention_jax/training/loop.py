@@ -20,6 +20,7 @@ from attention_jax.runs.metrics_file import add_line, last_line
 from attention_jax.runs.processes import first_does, whole
 from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import sync, writing
+from attention_jax.training.metrics import finite_mean
 from attention_jax.training.sharding import Layout
 from attention_jax.training.task import Feed, Metrics, Params, Task, Validation, check_metrics
 
@@ -287,7 +288,7 @@ def train(
         state, metrics = advance(step, count, state)
         step += count
         line = _by_seed(metrics)
-        loss = statistics.fmean(line["loss"])
+        loss = finite_mean(line["loss"])
         first_does(functools.partial(records.write, "metrics", step, line))
         log_gradients(step, state)
         records.progress.update(step, line["loss"])

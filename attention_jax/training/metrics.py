@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 import jax
@@ -11,6 +13,25 @@ import numpy as np
 from attention_jax.training.losses import real_tokens
 
 Array = jax.Array
+
+
+def share(true: Array, among: Array | None = None, axis: int | None = None) -> Array:
+    """The share of booleans that are true, as a quotient of counts; float32, 0 of none.
+
+    `jnp.mean` multiplies by the rounded inverse: of 41, all would be 0.99999994.
+
+    Args:
+        true: bool, any shape.
+        among: bool, broadcastable to it: which are counted; None for all.
+        axis: over which to count; None for all axes.
+
+    >>> share(jnp.array([True, False, True, False]), jnp.array([True, True, True, False]))
+    Array(0.6666667, dtype=float32)
+    """
+    among = True if among is None else among
+    # XLA would multiply by the inverse of a number of elements that it knows, as `jnp.mean` does.
+    right, wrong = (jnp.sum(each & among, axis=axis) for each in (true, ~true))
+    return right.astype(jnp.float32) / jnp.maximum(right + wrong, 1).astype(jnp.float32)
 
 
 def token_accuracy(predictions: Array, targets: Array, target_lengths: Array) -> Array:
@@ -24,9 +45,7 @@ def token_accuracy(predictions: Array, targets: Array, target_lengths: Array) ->
     >>> token_accuracy(jnp.array([[3, 4, 9]]), jnp.array([[3, 5, 9]]), jnp.array([2]))
     Array(0.5, dtype=float32)
     """
-    real = real_tokens(target_lengths, targets.shape[1])
-    right = jnp.sum(real & (predictions == targets))
-    return right.astype(jnp.float32) / jnp.maximum(jnp.sum(real), 1).astype(jnp.float32)
+    return share(predictions == targets, real_tokens(target_lengths, targets.shape[1]))
 
 
 def exact_match(predictions: Array, targets: Array, target_lengths: Array) -> Array:
@@ -38,15 +57,26 @@ def exact_match(predictions: Array, targets: Array, target_lengths: Array) -> Ar
     Array(0.5, dtype=float32)
     """
     real = real_tokens(target_lengths, targets.shape[1])
-    return jnp.mean(jnp.all(~real | (predictions == targets), axis=1).astype(jnp.float32))
+    return share(jnp.all(~real | (predictions == targets), axis=1))
+
+
+def finite_mean(by_seed: Sequence[float]) -> float:
+    """The mean over the seeds whose number is finite; NaN if there is no such seed.
+
+    >>> finite_mean([1.0, math.nan, 2.0])
+    1.5
+    """
+    finite = [*filter(math.isfinite, by_seed)]
+    return statistics.fmean(finite) if finite else math.nan
 
 
 def mean_and_deviation(by_seed: np.ndarray | Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sample standard deviation over the last axis, the seeds; 0 for a single seed.
+    """Mean and sample standard deviation over the last axis, the seeds; NaN for a single seed.
 
     >>> [float(x) for x in mean_and_deviation([1.0, 2.0, 3.0])]
     [2.0, 1.0]
     """
     values = np.asarray(by_seed)
     seeds = values.shape[-1]
-    return values.mean(axis=-1), values.std(axis=-1, ddof=1 if seeds > 1 else 0)
+    mean = values.mean(axis=-1)
+    return mean, values.std(axis=-1, ddof=1) if seeds > 1 else np.full_like(mean, np.nan)

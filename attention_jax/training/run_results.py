@@ -104,7 +104,7 @@ class Summary(NamedTuple):
     """A result over seeds."""
 
     mean: float
-    deviation: float  # sample standard deviation; 0 for a single seed
+    deviation: float  # sample standard deviation; NaN for a single seed, which has none
     worst: float  # NaN if a seed diverged
 
 
@@ -114,6 +114,16 @@ def summary_of(result: Result) -> Summary:
     mean, deviation = mean_and_deviation(values)
     worst = values.min() if result.larger_is_better else values.max()  # NaN is both
     return Summary(float(mean), float(deviation), float(worst))
+
+
+def summary_text(result: Result, form: str) -> str:
+    """Returns "mean ± deviation (worst)" in a format such as ".4g", or the number of one seed.
+
+    >>> summary_text(Result([0.5, 0.25], True), ".2f"), summary_text(Result([0.5], True), ".2f")
+    ('0.38 ± 0.18 (0.25)', '0.50')
+    """
+    mean, deviation, worst = (f"{number:{form}}" for number in summary_of(result))
+    return mean if len(result.by_seed) == 1 else f"{mean} ± {deviation} ({worst})"
 
 
 def check_lengths(task: Task | type[Task], lengths: Sequence[int]) -> None:

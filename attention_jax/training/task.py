@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 import numbers
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +18,7 @@ import optax
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.core.names import imported, name_and_fields
 from attention_jax.core.programs import one_line
+from attention_jax.training.metrics import finite_mean
 
 Array = jax.Array
 Params = Any  # a pytree of arrays
@@ -63,7 +63,8 @@ class TrainConfig:
         keep: how many of the newest checkpoints are kept.
         keep_best: how many of the best checkpoints are kept, whether or not they are among the
             newest: those with the best validation metric, or without validation the smallest
-            training loss (mean over `log_every` steps and all seeds).
+            training loss (mean over `log_every` steps). The mean over seeds leaves out those
+            where the number is not finite, so that a seed that diverges hides no best checkpoint.
         init_from: the folder of another run, whose newest parameters this run begins with, seed by
             seed (all seeds with those of a run of one seed), or a file of scripts/export.py; None
             for the parameters that the task draws. The run keeps a copy.
@@ -210,13 +211,13 @@ class Feed(NamedTuple):
 class Validation(NamedTuple):
     """What to do with the metrics that `Task.validate` measures."""
 
-    metric: str  # its mean over seeds ranks checkpoints
+    metric: str  # its mean over the seeds where it is finite ranks checkpoints
     larger_is_better: bool
 
     def loss(self, line: JSON) -> float:
-        """The mean over seeds of the metric in a line of validation.jsonl; smaller is better."""
-        mean = statistics.fmean(line[self.metric])
-        if not math.isfinite(mean):
+        """What ranks the checkpoint of a line of validation.jsonl; smaller is better."""
+        mean = finite_mean(line[self.metric])
+        if math.isnan(mean):
             return math.inf  # never the best
         return -mean if self.larger_is_better else mean
 

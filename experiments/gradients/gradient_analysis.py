@@ -41,6 +41,7 @@ from attention_jax.scores import Additive
 from attention_jax.tasks.reversal import Reversal, reversed_pair
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.losses import real_tokens
+from attention_jax.training.metrics import share
 from attention_jax.training.task import TrainConfig
 from experiments import lab
 from experiments.entropy_limits import expected_maximum
@@ -179,7 +180,7 @@ def grown_kernels(dim: int, keys: int, scale: Array, rng: Array) -> dict[str, di
     q, k = query @ params["query_kernel"], key @ params["key_kernel"]
     units = jnp.tanh(q[:, None] + k[None])  # [T, S, A]
     additive = {name: jnp.linalg.norm(each) for name, each in gradients.dparams.items()}
-    additive["saturated"] = jnp.mean(abs(units) > TANH_BOUND, dtype=jnp.float32)
+    additive["saturated"] = share(abs(units) > TANH_BOUND)
     # Additive's kernels have variance 1 / (2 D), since each side makes half of tanh's argument.
     q, k = q * math.sqrt(2), k * math.sqrt(2)
     gradients = analysis.attention_gradients(q, k, value, doutput, score="scaled")

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import math
 import types
 
 import matplotlib
@@ -71,5 +72,6 @@ def test_an_error_has_two_significant_digits_and_its_mean_as_many_places():
         (2.5, 0.996): "2.5 ± 1.0",
         (3.0, 1e-17): "3 ± 0",
         (-0.00724, 9.96e-05): "-0.00724 ± 0.00010",
+        (1.23456, math.nan): "1.235",  # of one seed
     }
     assert [lab.plus_minus(*pair) for pair in pairs] == [*pairs.values()]

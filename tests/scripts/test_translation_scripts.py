@@ -14,9 +14,11 @@ from unittest import mock
 import jax.numpy as jnp
 import pytest
 from command_lines import call, check_error, load, users_settings
+from saved_files import assert_bits_equal
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
 
 from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.translate import (
     Search,
     longest_answer,
@@ -127,10 +129,21 @@ def test_translation_in_a_locale_without_utf_8(talkative):
     check_sentences(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def test_evaluation_and_scores_of_a_text(command):
-    status, out, err = command("evaluate", "--workdir", "run")
-    assert (status, err) == (0, "")
-    assert "best validation BLEU" in out
+def test_the_results_are_those_of_the_parameters(command, tmp_path, monkeypatch):
+    """validation.jsonl has those of other steps."""
+    seen, out = [], tmp_path / "results.json"
+    line = {"loss": [1.5, 1.25], "negative_log_likelihood": [1.0, 1.0], "bleu": [3.0, 4.0]}
+    monkeypatch.setattr(Translation, "validate", lambda *given: seen.append(given) or line)
+    words = ["--workdir", "run", "--step", 0, "--out", out]
+    assert command("evaluate", *words)[::2] == (0, "")
+    results = {"validation loss": line["loss"], "validation BLEU": line["bleu"]}
+    assert json.loads(out.read_text()) == {"workdir": "run", "step": 0, "results": results}
+    ((_, params, folder),) = seen
+    assert folder == Path("run")
+    assert_bits_equal(params, load_run("run", 0).params)
+
+
+def test_scores_of_a_text(command):
     arguments = ["--workdir", "run", *VALIDATED]
     status, out, err = command("translate", *arguments)
     assert (status, out.count("\n")) == (0, 4)

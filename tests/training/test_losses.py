@@ -1,6 +1,7 @@
 """Losses and accuracies against float64 loops over real tokens."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,13 @@ import numpy as np
 import pytest
 
 from attention_jax.training.losses import cross_entropy, output_cross_entropy
-from attention_jax.training.metrics import exact_match, token_accuracy
+from attention_jax.training.metrics import (
+    exact_match,
+    finite_mean,
+    mean_and_deviation,
+    share,
+    token_accuracy,
+)
 
 B, T, V = 3, 5, 7
 LENGTHS = np.array([5, 0, 2])
@@ -49,6 +56,27 @@ def test_accuracies_are_over_real_tokens():
     predictions[2, 1] += 1
     assert float(accuracy(predictions, targets, LENGTHS)) == pytest.approx(6 / 7)
     assert float(exact(predictions, targets, LENGTHS)) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("count", [41, 47])  # times their rounded inverse, they are less than 1
+def test_a_share_is_a_quotient_of_counts(count):
+    shares = jax.jit(jax.vmap(share))(np.arange(count) < np.array([[count], [7], [0]]))
+    assert shares.tolist() == [1, np.float32(7 / count), 0]
+    rows = np.ones((count, 2), np.int32)
+    assert jax.jit(exact_match)(rows, rows, jnp.full(count, 2)) == 1
+    none = share(jnp.array([True, False]), jnp.array([False, False]))
+    assert (none, none.dtype) == (0, jnp.float32)
+
+
+def test_means_over_seeds():
+    """One number has no deviation, and a seed that diverged is left out where that is said."""
+    mean, deviation = mean_and_deviation([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])
+    assert (mean.tolist(), deviation.tolist()) == ([3, 4], [math.sqrt(7), 0])
+    mean, deviation = mean_and_deviation([[2.5], [3.5]])
+    assert mean.tolist() == [2.5, 3.5]
+    assert np.isnan(deviation).all()
+    assert finite_mean([math.inf, 1.0, math.nan, 4.0, -math.inf]) == 2.5
+    assert math.isnan(finite_mean([math.nan]))
 
 
 # --- the output layer and its loss together ---

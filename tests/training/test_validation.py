@@ -203,7 +203,8 @@ def test_a_kill_between_a_line_and_its_checkpoint_forgets_no_metric(tmp_path, mo
 def test_what_is_no_number_is_never_the_best(tmp_path):
     """Neither at first nor later, nor in a resumed run."""
     rule = Validation("score", larger_is_better=True)
-    assert rule.loss({"score": [math.inf, 1.0]}) == math.inf
+    assert rule.loss({"score": [math.inf, math.nan]}) == math.inf
+    assert rule.loss({"score": [3.0, 1.0, math.nan, math.inf]}) == -2.0
     curve = {**CURVE, 2: math.nan, 4: 3.0, 6: 3.0, 8: math.nan, 10: 3.0, 11: 4.0}
     run(tmp_path, curve, stop=9)
     run(tmp_path, curve)
@@ -211,6 +212,19 @@ def test_what_is_no_number_is_never_the_best(tmp_path):
     assert kept(tmp_path)[1] == 10  # of equal ones the newest
     line = json.loads((tmp_path / "validation.jsonl").read_text().splitlines()[0])
     assert line["score"] == [None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Diverging(Counting):
+    """The loss of seed 1 is no number after the first step."""
+
+    def batch_of(self, seed, step):
+        return np.full(3, math.nan if (seed, step) == (1, 1) else 1, np.float32)
+
+
+def test_a_seed_that_diverges_hides_no_best_checkpoint(tmp_path):
+    train_toy(Diverging(validated=False), tmp_path)  # the loss of seed 0 falls
+    assert kept(tmp_path) == ([10, 11], 11)
 
 
 def test_a_line_without_its_checkpoint_is_written_again(tmp_path, straight):

@@ -16,7 +16,6 @@ from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
-from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.files import check_data, data_digest
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
@@ -265,19 +264,17 @@ class Translation(Task):
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
-        """Each seed's best validation loss and best greedy BLEU over the run's checkpoints.
+        """The loss and the greedy BLEU of these parameters on the validation text.
 
         A run without validation text has neither. `translate` scores other texts.
         """
-        del params, lengths
-        lines = [] if folder is None else read_lines(folder / "validation.jsonl")
-        if not lines:
+        del lengths
+        if self.validation is None or folder is None:
             return {}
-        # NaN, from a seed that diverged, is never the best unless there is nothing else.
-        losses, bleus = (np.array([line[name] for line in lines]) for name in ("loss", "bleu"))
-        best_loss = Result(np.fmin.reduce(losses).tolist(), larger_is_better=False)
-        best_bleu = Result(np.fmax.reduce(bleus).tolist(), larger_is_better=True, high=100.0)
-        return {"best validation loss": best_loss, "best validation BLEU": best_bleu}
+        line = self.validate(params, folder)
+        loss = Result(line["loss"], larger_is_better=False)
+        bleu = Result(line["bleu"], larger_is_better=True, high=100.0)
+        return {"validation loss": loss, "validation BLEU": bleu}
 
     def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
         """The first pairs of the validation text, or of the training text without it."""
