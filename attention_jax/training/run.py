@@ -29,10 +29,12 @@ from attention_jax.training.loop import (
 )
 from attention_jax.training.saved_run import SavedRun, first_params, keep_first_params
 from attention_jax.training.settings import (
+    as_begun,
     check_equal_in_all,
     check_resumable,
     check_task,
     start_of,
+    with_numbers,
 )
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task, undefined
@@ -127,7 +129,7 @@ def train_run(
     """
     mesh = mesh or MeshShape.default()
     with processes.together():
-        feed, config, params = _checked(
+        task, feed, config, params = _checked(
             task, Path(workdir), log_gradients, mesh, on_metrics, profile
         )
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
@@ -141,6 +143,7 @@ def train_run(
         files = {} if feed is None else feed.files
         with processes.together():
             if is_first:
+                config = with_numbers(task, config, folder)
                 stack.enter_context(
                     open_run_folder(
                         folder, config, resume=resume, check_same=check_same, files=files
@@ -195,7 +198,7 @@ def check_run(
         ValueError: as in `train_run`.
     """
     mesh = mesh or MeshShape.default()
-    feed, config, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
+    task, feed, config, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
     check_same = functools.partial(check_resumable, task, config, workdir)
     check_run_folder(workdir, resume=resume, check_same=check_same)
     trace_step(task, feed)
@@ -208,15 +211,17 @@ def _checked(
     mesh: MeshShape,
     on_metrics: Loggable,
     profile: int | None,
-) -> tuple[Feed | None, JSON, Params | None]:
-    """Checks all arguments; returns the data, the content of config.json and first parameters.
+) -> tuple[Task, Feed | None, JSON, Params | None]:
+    """Checks all arguments; returns the task, its data, the content of config.json, and parameters.
 
-    The parameters are None unless `init_from` names them and the run has no checkpoint yet.
+    The task is that of `as_begun`. The parameters are None unless `init_from` names them and the
+    run has no checkpoint yet.
     """
     if not all(map(callable, _as_list(on_metrics))):
         raise ValueError(f"on_metrics must be a function, a class or several; got {on_metrics!r}")
     if profile is not None:
         check_integer("profile", profile)
+    task = as_begun(task, folder)
     check_task(task)
     every = task.train.log_every
     if log_gradients is not None and (log_gradients < 1 or log_gradients % every):
@@ -230,7 +235,7 @@ def _checked(
     mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
     feed, config = start_of(task, folder, multiple_of=mesh.data)
     params, digest = first_params(task, folder, resumes=True)
-    return feed, {**config, **digest}, params
+    return task, feed, {**config, **digest}, params
 
 
 def _as_list(on_metrics: Loggable) -> list[Any]:

@@ -34,13 +34,18 @@ from attention_jax.training.task import (
 from attention_jax.training.task_class import name_of, task_class, task_part
 from attention_jax.training.task_program import (
     check_program,
+    kept_program,
+    numbers_of,
+    numbers_of_optimizer,
     optimizer_part,
     program_of,
     program_of_optimizer,
 )
 
 # The entries of config.json that describe the functions of a run, not its settings.
-DESCRIPTIONS = ("scores", "normalizers", "program", "optimizer_program", "jax")
+DESCRIPTIONS = (
+    "scores", "normalizers", "program", "program_numbers", "optimizer_program", "jax"
+)  # fmt: skip
 
 # --- a task as JSON ---
 
@@ -69,6 +74,12 @@ def check_task(task: Task) -> None:
         raise ValueError(
             f"steps must be a multiple of accumulate {task.train.accumulate}, for the last update"
             f" to be made; got {task.train.steps}"
+        )
+    train = task.train
+    if train.warmup_steps > train.updates and not train.warmup_from_0:  # earlier runs may
+        raise ValueError(
+            f"warmup_steps must be at most the number of updates, {train.updates}; got"
+            f" {train.warmup_steps}"
         )
     if task.validation is not None:
         check_instances(task, validation=Validation)
@@ -151,7 +162,7 @@ def _checked_feed(task: Task, folder: Path, multiple_of: int) -> Feed | None:
 
 
 def config_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -> JSON:
-    """The content of config.json.
+    """The content of config.json, without the numbers that `with_numbers` adds.
 
     Args:
         task: the task.
@@ -174,6 +185,23 @@ def config_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -
     }
 
 
+def with_numbers(task: Task, config: JSON, folder: Path) -> JSON:
+    """The content of config.json with what is kept of the programs of a user, see `kept_program`.
+
+    Args:
+        task: the task.
+        config: from `start_of`.
+        folder: of the run, which may be new.
+    """
+    stored = read_config(folder) if (folder / "config.json").exists() else {}
+    now: JSON = {name: config[name] for name in ("program", "jax") if name in config}
+    config = config | kept_program(stored, now, lambda: numbers_of(task, task.feed(folder)))
+    name = "optimizer_program"
+    sample = functools.partial(numbers_of_optimizer, task)
+    optimizer = kept_program(stored.get(name, {}), config.get(name, {}), sample)
+    return config | ({name: optimizer} if optimizer else {})
+
+
 def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     """The task of the run in a folder, with the settings in its config.json.
 
@@ -189,7 +217,7 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     content = read_config(folder)
     try:
         task = _task_of(content, score)
-        check_program(task_part(task), content, program_of(task, lambda: task.feed(folder)))
+        _check_task_program(task, content, folder)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -203,14 +231,23 @@ def check_functions(content: JSON, folder: Path) -> None:
         folder: of the run.
     """
     task = _task_of(content)
-    check_program(task_part(task), content, program_of(task, lambda: task.feed(folder)))
+    _check_task_program(task, content, folder)
     _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
+
+
+def _check_task_program(task: Task, stored: JSON, folder: Path, now: JSON | None = None) -> JSON:
+    """Returns the program of a task, or `now` if it is known; ValueError if it has changed."""
+    feed = functools.cache(lambda: task.feed(folder))
+    now = program_of(task, feed) if now is None else now
+    check_program(task_part(task), stored, now, lambda: numbers_of(task, feed()))
+    return now
 
 
 def _check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
     # A run whose optimiser has changed can be evaluated, but neither resumed nor repeated.
-    programs = (content.get("optimizer_program", {}) for content in (stored, now))
-    check_program(optimizer_part(task), *programs)
+    then, program = (content.get("optimizer_program", {}) for content in (stored, now))
+    sample = functools.partial(numbers_of_optimizer, task)
+    check_program(optimizer_part(task), then, program, sample)
 
 
 def _task_of(content: JSON, score: str | None = None) -> Task:
@@ -289,13 +326,32 @@ def _describe_parts(task: Task) -> JSON:
 # --- resuming ---
 
 
+def as_begun(task: Task, folder: Path) -> Task:
+    """The task with what the run in a folder has for the settings in `of_earlier_runs`.
+
+    These say how an earlier version computed: a run goes on as it began, whatever is asked.
+
+    Raises:
+        ValueError: config.json cannot be read.
+    """
+    stored = read_config(folder) if (folder / "config.json").exists() else {}
+    kept: dict[str, Any] = {}
+    for name in ("model", "train"):
+        settings: Any = getattr(task, name, None)
+        known = stored.get(name)
+        earlier = getattr(settings, "of_earlier_runs", {})
+        if earlier and isinstance(known, dict):
+            own = {each: known[each] for each in earlier.keys() & known.keys()}
+            kept[name] = dataclasses.replace(settings, **(earlier | own))
+    return dataclasses.replace(task, **kept) if kept else task  # type: ignore[type-var]
+
+
 def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> None:
     """Raises ValueError unless a run may be resumed with the settings of a task.
 
     They must be those of the run, except for `TrainConfig.free_on_resume`. A setting that did not
-    exist yet when the run was trained must have its default, or its value in `of_earlier_runs`.
-    `steps` may change to no less than the run has reached, if the learning rate does not depend on
-    it.
+    exist yet when the run was trained must have its default, or that of `as_begun`. `steps` may
+    change to no less than the run has reached, if the learning rate does not depend on it.
 
     Args:
         task: the task with the new settings.
@@ -318,8 +374,7 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
         free |= {name for name in paths if old[name] is not None}
     names = sorted({*old, *new} - free)
     different = [name for name in names if old.get(name) != new.get(name)]
-    program = program_of(earlier, lambda: earlier.feed(folder)) if different else config
-    check_program(task_part(earlier), stored, program)
+    program = _check_task_program(earlier, stored, folder, None if different else config)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
@@ -360,7 +415,7 @@ def check_equal_in_all(values: JSON) -> None:
     of_all = [leaves_of(json.loads(text)) for text in exchanged(json.dumps(values))]
     for index, other in enumerate(of_all):
         for name in {**of_all[0], **other}:
-            if of_all[0].get(name) != other.get(name) and not name.endswith(".numbers"):
+            if of_all[0].get(name) != other.get(name) and not name.endswith("numbers"):
                 raise ValueError(
                     f"{name} must be equal in all processes; got {of_all[0].get(name)!r} in"
                     f" process 0 and {other.get(name)!r} in process {index}"

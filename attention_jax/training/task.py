@@ -50,7 +50,10 @@ class TrainConfig:
         schedule: how the rate falls: along a cosine to 0 at the last step ("cosine"), not at all
             ("constant"), or as 1 / sqrt(updates) ("inverse-sqrt"). A run whose rate does not depend
             on the number of steps can be resumed with more steps.
-        warmup_steps: updates over which the rate rises from 0.
+        warmup_steps: updates over which the rate rises in equal steps: that of the n-th is
+            n / `warmup_steps` of the highest, with every schedule. At most the number of updates.
+        warmup_from_0: with "cosine" and "constant" the rates of n - 1 in place of n, so that the
+            first update changes nothing. For runs that began when there was no other.
         clip_norm: the gradient's norm is clipped to this.
         weight_decay: each of Adam's updates also multiplies every parameter by
             1 - rate * `weight_decay` (AdamW); 0 for plain Adam.
@@ -75,6 +78,7 @@ class TrainConfig:
 
     free_on_resume: ClassVar = ("log_every", "checkpoint_every", "keep", "keep_best")
     of_adam: ClassVar = ("weight_decay", "beta2", "epsilon")
+    of_earlier_runs: ClassVar = {"warmup_from_0": True}  # a config.json without this setting
 
     seeds: int = 5
     first_seed: int = 0
@@ -84,6 +88,7 @@ class TrainConfig:
     learning_rate: float = 3e-3
     schedule: Schedule = "cosine"
     warmup_steps: int = 0
+    warmup_from_0: bool = False
     clip_norm: float = 1.0
     weight_decay: float = 0.0
     beta2: float = 0.999
@@ -133,13 +138,17 @@ class TrainConfig:
         """Whether the learning rate of a step depends on the number of steps."""
         return self.schedule == "cosine"
 
+    @property
+    def updates(self) -> int:
+        """The number of updates of each seed."""
+        return -(-self.steps // self.accumulate)
+
     def rate(self) -> optax.Schedule:
         """The learning rate as a function of the updates done.
 
         Source: Vaswani et al. 2017, section 5.3, for "inverse-sqrt".
         """
         highest, warmup = self.learning_rate, self.warmup_steps
-        updates = -(-self.steps // self.accumulate)
         if self.schedule == "inverse-sqrt":
 
             def inverse_sqrt(count: Array) -> Array:
@@ -149,12 +158,14 @@ class TrainConfig:
 
             return inverse_sqrt
         if self.schedule == "cosine":
-            rate = optax.cosine_decay_schedule(highest, max(updates - warmup, 1))
+            rate = optax.cosine_decay_schedule(highest, max(self.updates - warmup, 1))
         else:
             rate = optax.constant_schedule(highest)
-        if not warmup:
+        first = 0 if self.warmup_from_0 else 1
+        if warmup <= first:
             return rate
-        return optax.join_schedules([optax.linear_schedule(0.0, highest, warmup), rate], [warmup])
+        rise = optax.linear_schedule(highest * first / warmup, highest, warmup - first)
+        return optax.join_schedules([rise, rate], [warmup])
 
     def transformation(self) -> optax.GradientTransformation:
         """Clipping, then the optimiser, one update for every `accumulate` batches.

@@ -15,7 +15,8 @@ from attention_jax.training.task import Task
 # Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
 _RESERVED = {"task", "workdir", "config", "resume", "log_gradients", "mesh", "help"}
 _RESERVED |= {"log_to", "profile", "distributed", "processes", "process"}
-_RESERVED |= {"scores", "normalizers", "program", "optimizer_program", "jax", "run", "seconds"}
+_RESERVED |= {"scores", "normalizers", "program", "program_numbers", "optimizer_program", "jax"}
+_RESERVED |= {"run", "seconds"}
 
 
 def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Task]:

@@ -1,4 +1,8 @@
-"""Digests of programs that a user wrote: batch, loss and optimiser of a task, and `--optimizer`."""
+"""Programs that a user wrote: batch, loss and optimiser of a task, and `--optimizer`.
+
+A digest knows a program exactly, and holds for one version of JAX. Numbers of it on fixed keys are
+kept beside the digest: where a task was written anew, or JAX is another, they decide.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from attention_jax.core.programs import Part, is_of_this_package, one_line, users_line
+from attention_jax.core.programs import (
+    Numbers,
+    Part,
+    is_of_this_package,
+    on_numbers,
+    one_line,
+    same_numbers,
+    users_line,
+)
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
 from attention_jax.training.task import Feed, Params, Task, check_metrics
 from attention_jax.training.task_class import task_part
+
+_NUMBERS = "program_numbers"  # beside "program" and "jax" in config.json
 
 
 def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
@@ -36,9 +51,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     """
     if is_of_this_package(type(task)):
         return {}
-    if hasattr(task.model, "defaults_of_users_parts"):
-        model = dataclasses.replace(task.model, **task.model.defaults_of_users_parts())
-        task = dataclasses.replace(task, model=model)  # type: ignore[type-var]
+    task = _with_parts(task)
     part = task_part(task)
     part.check_signatures(task)
     feed = feed_of()
@@ -130,13 +143,132 @@ def optimizer_part(task: Task) -> Part:
     return Part("optimizer", task.train.optimizer, "make it an argument of the function")
 
 
-def check_program(part: Part, stored: JSON, now: JSON) -> None:
+def _with_parts(task: Task, **changes: Any) -> Task:
+    """The task with a score and a normaliser of this library, and with changes of its model."""
+    if hasattr(task.model, "defaults_of_users_parts"):
+        changes |= task.model.defaults_of_users_parts()
+        model = dataclasses.replace(task.model, **changes)
+        task = dataclasses.replace(task, model=model)  # type: ignore[type-var]
+    return task
+
+
+# --- numbers of a program ---
+
+
+def numbers_of(task: Task, feed: Feed | None) -> Numbers:
+    """Numbers of a user's task: initial parameters, two batches, their losses and gradients.
+
+    A task that is written in another way has the same up to rounding, with every version of JAX.
+    The losses are those of parameters that are all other than 0, in float32. An optimiser of the
+    task's own adds numbers of its updates. No number is kept if one step of one seed does not fit
+    into the memory of a device.
+
+    Args:
+        task: the task.
+        feed: from `Task.feed`.
+    """
+    if is_of_this_package(type(task)):
+        return []
+    task = _with_parts(task, **({"dtype": "float32"} if hasattr(task.model, "dtype") else {}))
+    fed = None if feed is None else feed.batch(task.train.first_seed, 0)
+
+    def measured(fed: Any) -> Any:
+        params = task.init(jax.random.key(0))
+        others = jax.tree.map(lambda leaf: leaf + _pattern(leaf, 2.3, 0.1), params)
+
+        def one(rng: Any) -> Any:
+            rngs, batch = jax.random.split(rng), fed
+            if feed is None:
+                batch = task.batch(rngs[0], size=typing.cast(int, task.train.batch_size))
+            gradient = jax.value_and_grad(task.loss, has_aux=True)
+            (loss, _), dparams = gradient(others, batch, rngs[1])
+            return loss, _sums(batch), _sums(dparams)
+
+        own = type(task).optimizer is not Task.optimizer
+        updates = [_updates(task.optimizer(), params)] if own else []
+        return _sums(params), jax.lax.map(one, jax.random.split(jax.random.key(0))), *updates
+
+    return _rounded(measured, fed)
+
+
+def numbers_of_optimizer(task: Task) -> Numbers:
+    """Numbers of the optimiser that `train` names: eight updates of the parameters of a task."""
+    train = dataclasses.replace(task.train, steps=task.train.updates, accumulate=1)
+    optimizer = train.transformation()
+    return _rounded(lambda: _updates(optimizer, task.init(jax.random.key(0))))
+
+
+def _updates(optimizer: optax.GradientTransformation, params: Params) -> Any:
+    """Sums over eight updates that begin after 0, 100 and 10,000 updates."""
+
+    def from_count(count: Any) -> Any:
+        def counted(leaf: Any) -> Any:
+            is_count = jnp.issubdtype(jnp.result_type(leaf), jnp.integer) and not jnp.ndim(leaf)
+            return jnp.asarray(count, jnp.result_type(leaf)) if is_count else leaf
+
+        def update(carry: Any, step: Any) -> Any:
+            params, state = carry
+            gradients = jax.tree.map(
+                lambda leaf: _pattern(leaf, 0.7 + step, 1 / (1 + step)), params
+            )
+            updates, state = optimizer.update(gradients, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        start = (params, jax.tree.map(counted, optimizer.init(params)))
+        (last, _), _ = jax.lax.scan(update, start, jnp.arange(8.0, dtype=jnp.float32))
+        return _sums(jax.tree.map(jnp.subtract, last, params))
+
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.lax.map(from_count, jnp.array([0, 100, 10_000]))
+
+
+def _pattern(leaf: Any, frequency: Any, scale: Any = 1.0) -> Any:
+    """Numbers from -`scale` to `scale` in place of those of an array, none of which is near 0."""
+    places = jnp.arange(jnp.size(leaf), dtype=jnp.int32) % 1009
+    wave = jnp.cos(jnp.float32(frequency) * places.astype(jnp.float32))
+    numbers = scale * jnp.copysign(0.1 + 0.9 * abs(wave), wave)
+    return numbers.reshape(jnp.shape(leaf)).astype(jnp.result_type(leaf))
+
+
+def _sums(tree: Any) -> Any:
+    """The logarithm of a pytree's norm, and weighted sums of its leaves relative to the norm."""
+    leaves = [
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        for leaf in map(jnp.asarray, jax.tree.leaves(tree))
+    ]
+    floats = [leaf.astype(jnp.float32) for leaf in leaves]
+    norm = jnp.sqrt(sum(jnp.sum(leaf * leaf) for leaf in floats))
+    return jnp.log(norm), [jnp.sum(leaf * _pattern(leaf, 1.3)) / norm for leaf in floats]
+
+
+def _rounded(function: Callable[..., Any], *arguments: Any) -> Numbers:
+    """The numbers in what a function returns; none if the memory of a device is too small."""
+    try:
+        with jax.default_matmul_precision("highest"):
+            results = on_numbers(function, *arguments)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return []
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(results)]).tolist()
+    return [float(f"{number:.8g}") if np.isfinite(number) else None for number in flat]
+
+
+# --- the program of a run and that of now ---
+
+
+def check_program(part: Part, stored: JSON, now: JSON, sample: Callable[[], Numbers]) -> None:
     """Raises ValueError if the program of a user's task or optimiser has changed.
+
+    Another program that gives the same numbers counts as the same, with a warning. Earlier versions
+    of this library stored no numbers: there another program is refused, or a warning if it may be
+    because of the version of JAX.
 
     Args:
         part: the task or the optimiser.
         stored: what config.json holds of it.
         now: from `program_of` or `program_of_optimizer`.
+        sample: gives its numbers of now.
     """
     then = stored.get("program")
     if then == now.get("program"):
@@ -145,8 +277,32 @@ def check_program(part: Part, stored: JSON, now: JSON) -> None:
         f"{part.name} was program {str(then)[:12]} when this run was trained, and is"
         f" {str(now.get('program'))[:12]} now"
     )
-    if stored.get("jax") != now.get("jax"):
+    cure = "restore it, or train a new run in another folder"
+    if numbers := stored.get(_NUMBERS):
+        if same_numbers(numbers, sample()):
+            warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
+            return
+        cure += " (it gives other numbers)"
+    elif stored.get("jax") != now.get("jax"):
         versions = f"jax was {stored.get('jax')} then, and is {now.get('jax')} now"
         warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
         return
-    raise ValueError(f"{text}; restore it, or train a new run in another folder")
+    raise ValueError(f"{text}; {cure}")
+
+
+def kept_program(stored: JSON, now: JSON, sample: Callable[[], Numbers]) -> JSON:
+    """What config.json holds from now on of a program that `check_program` has passed.
+
+    A program without numbers is only replaced where it is the same: with another version of JAX
+    nobody knows, and the digest of the run stays.
+
+    Args:
+        stored: what config.json holds of it; {} for a new run.
+        now: as in `check_program`.
+        sample: as in `check_program`.
+    """
+    if not now:
+        return {}
+    if stored.get("program", now["program"]) != now["program"] and not stored.get(_NUMBERS):
+        return {name: stored[name] for name in now}
+    return {**now, _NUMBERS: stored.get(_NUMBERS) or sample()}

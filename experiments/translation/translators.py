@@ -80,6 +80,7 @@ class Texts:
         sizes |= {"steps": steps, "first_seed": seed}
         settings: Any = {**RECIPE, **sizes, "score": score, **changes}
         settings["buckets"] = min(settings.get("buckets", Translation.buckets), self.most_buckets)
+        settings["warmup_steps"] = min(settings["warmup_steps"], steps)  # of a first look
         for part, whole in (("model", MODEL), ("train", TRAIN)):
             names = {field.name for field in dataclasses.fields(whole)} & {*settings}
             own = {name: settings.pop(name) for name in names}

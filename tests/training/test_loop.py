@@ -172,8 +172,8 @@ def test_a_fed_run_is_the_formula_with_one_program_per_shape(tmp_path, capsys):
     Fed.asked.clear()
     state = train_toy(task, tmp_path, mesh=MeshShape(seed=1, data=1)).state
     assert "toy: 29 rows" in capsys.readouterr().out
-    # The batch whose shapes the digest needs, then each step's and no more.
-    assert Fed.asked == [(0, 4), *((step, seed) for step in range(13) for seed in (4, 5))]
+    # The batch that the digest and the numbers need, then each step's and no more.
+    assert Fed.asked == [(0, 4)] * 2 + [*((step, seed) for step in range(13) for seed in (4, 5))]
     assert sorted(set(TRACES)) == sorted(ROWS)
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12, 13]

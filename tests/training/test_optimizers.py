@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import re
 from typing import ClassVar
 
@@ -69,12 +70,12 @@ def plain(optimizer, **train):
     ],
 )
 def test_another_optimizer(tmp_path, monkeypatch, text, make):
-    task = plain(text, steps=4, warmup_steps=3, accumulate=2)
-    for each in (plain(text, steps=2, warmup_steps=3, accumulate=2), task):
+    task = plain(text, steps=6, warmup_steps=2, accumulate=2)
+    for each in (plain(text, steps=4, warmup_steps=2, accumulate=2), task):
         train_run(each, tmp_path / "resumed", resume=True)
     train_run(task, tmp_path / "whole")
     folders = tmp_path / "resumed", tmp_path / "whole"
-    found, expected = (load_states(folder)[1][4] for folder in folders)
+    found, expected = (load_states(folder)[1][6] for folder in folders)
     assert_bits_equal(found, expected)
     configs = [(folder / "config.json").read_bytes() for folder in folders]
     assert configs[0] == configs[1]
@@ -92,7 +93,17 @@ def test_an_edited_optimizer_is_not_resumed_but_its_run_is_read(tmp_path, monkey
         ValueError, match=r"optimizer test_optimizers:signed was program .* restore"
     ):
         train_run(plain("test_optimizers:signed", steps=4), tmp_path, resume=True)
-    SIZE[0] = 1.0
+    for size, message in ((2.0, "other numbers"), (1.0, "the same numbers")):
+        SIZE[0] = size
+        config = json.loads((tmp_path / "config.json").read_text())
+        config["optimizer_program"] |= {"program": "0", "jax": "0.9"}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with (
+            pytest.raises(ValueError, match=message)
+            if size == 2
+            else pytest.warns(UserWarning, match=message)
+        ):
+            train_run(plain("test_optimizers:signed", steps=2), tmp_path, resume=True)
     with pytest.raises(
         ValueError, match=r"train.optimizer was 'test_optimizers:signed', now 'adam'"
     ):

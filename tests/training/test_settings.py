@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -206,10 +207,80 @@ def test_an_edited_task_is_refused_with_both_digests(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"train\.batch_size was 7, now 9"):
         train_run(mine(batch_size=9), tmp_path, resume=True)
     assert load_run(tmp_path).step == 4
-    content = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**content, "program": "0", "jax": "0.9"}))
-    with pytest.warns(UserWarning, match="may be because jax was 0.9 then"):
-        load_run(tmp_path)
+
+
+def stored_as(folder, **changes):
+    """Changes what config.json holds; None leaves an entry out."""
+    content = json.loads((folder / "config.json").read_text()) | changes
+    content = {name: value for name, value in content.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(content))
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown(Mine):
+    """A task whose parts can change one by one."""
+
+    shift: ClassVar[dict[str, float]] = {}
+
+    def init(self, rng):
+        return {"w": super().init(rng)["w"] + self.shift.get("init", 0.0)}
+
+    def batch(self, rng, *, size, length=None):
+        batch = super().batch(rng, size=size)
+        return batch | {"y": batch["y"] + self.shift.get("batch", 0.0)}
+
+    def loss(self, params, batch, rng):
+        still = jax.lax.stop_gradient(params["w"])
+        loss, metrics = super().loss(params, batch, rng)
+        added = self.shift.get("loss", 0.0), self.shift.get("gradient", 0.0)
+        return loss + added[0] + added[1] * jnp.sum(params["w"] - still), metrics
+
+    def optimizer(self):
+        later = optax.piecewise_constant_schedule(0.05, {100: 1 + self.shift.get("rate", 0.0)})
+        return optax.sgd(later)
+
+
+@pytest.mark.parametrize("jax_version", [jax.__version__, "0.9"])
+def test_a_rewritten_task_is_the_same_if_its_numbers_are(tmp_path, monkeypatch, jax_version):
+    task = toy(Shown, steps=2, log_every=2, checkpoint_every=2, schedule="constant")
+    train_toy(task, tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    stored_as(tmp_path, program="0", jax=jax_version)
+    with pytest.warns(UserWarning, match=r"program 0 when .*, which gives the same numbers$"):
+        assert load_run(tmp_path).step == 2
+    for part in ("init", "batch", "loss", "gradient", "rate"):
+        monkeypatch.setattr(Shown, "shift", {part: 2e-3})
+        for use in (load_run, lambda folder: train_run(task, folder, resume=True)):
+            with pytest.raises(ValueError, match=r"Shown was program 0 .* gives other numbers\)$"):
+                use(tmp_path)
+    monkeypatch.undo()
+    with pytest.warns(UserWarning, match="the same numbers"):
+        train_run(task, tmp_path, resume=True)
+    assert json.loads((tmp_path / "config.json").read_text()) == stored
+
+
+def test_without_numbers_the_digest_stays_until_the_same_program_is_seen(tmp_path):
+    train_toy(mine(), tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    then = {"program": "0", "jax": "0.9", "program_numbers": None}  # as earlier versions wrote it
+    stored_as(tmp_path, **then)
+    for use in (load_run, lambda folder: train_run(mine(), folder, resume=True)):
+        with pytest.warns(UserWarning, match="may be because jax was 0.9 then") as warned:
+            use(tmp_path)
+        assert len({str(each.message) for each in warned}) == 1
+    now = json.loads((tmp_path / "config.json").read_text())
+    assert now == {name: value for name, value in (stored | then).items() if value is not None}
+    stored_as(tmp_path, program=stored["program"], jax=jax.__version__)
+    train_run(mine(), tmp_path, resume=True)
+    assert json.loads((tmp_path / "config.json").read_text()) == stored
+
+
+@dataclasses.dataclass(frozen=True)
+class Rated(Toy):
+    """A task that is trained with the rate of its settings."""
+
+    def optimizer(self):
+        return optax.sgd(self.train.rate())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,34 +312,57 @@ def test_an_optimizer_is_a_part_of_the_program(tmp_path, monkeypatch):
 # --- the training's own settings ---
 
 
+@pytest.mark.parametrize("from_0", [False, True])
 @pytest.mark.parametrize(
     ("schedule", "warmup", "accumulate"),
     [
         ("constant", 4, 1),
+        ("constant", 1, 1),
         ("inverse-sqrt", 0, 1),
         ("inverse-sqrt", 4, 1),
         ("cosine", 4, 1),
+        ("cosine", 10, 1),
         ("cosine", 0, 3),
     ],
 )
-def test_rates(schedule, warmup, accumulate):
+def test_rates(schedule, warmup, accumulate, from_0):
     """Of 10 updates. Vaswani et al. 2017, section 5.3, for the inverse square root."""
     config = TrainConfig(
         steps=10 * accumulate, accumulate=accumulate, schedule=schedule, warmup_steps=warmup,
-        learning_rate=0.5,
+        learning_rate=0.5, warmup_from_0=from_0,
     )  # fmt: skip
     found = jax.jit(jax.vmap(config.rate()))(np.arange(10))
     expected = []
     for count in range(10):
-        rise = min(1.0, count / warmup) if warmup else 1.0
+        done = count if from_0 and schedule != "inverse-sqrt" else count + 1
+        rise = min(1.0, done / warmup) if warmup else 1.0
         fall = 1.0
-        if schedule == "cosine":
+        if schedule == "cosine" and warmup < 10:
             fall = (1 + np.cos(np.pi * max(0, count - warmup) / (10 - warmup))) / 2
         if schedule == "inverse-sqrt":
-            done, reference = count + 1, max(warmup, 1)
-            rise, fall = min(1.0, done / reference), min(1.0, (reference / done) ** 0.5)
+            fall = min(1.0, (max(warmup, 1) / done) ** 0.5)
         expected.append(0.5 * rise * fall)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_a_run_of_before_goes_on_as_it_began_and_a_new_one_warms_up_in_its_updates(tmp_path):
+    def warmed(**train):
+        saved = {"log_every": 2, "checkpoint_every": 2, "schedule": "constant"}
+        return toy(Rated, warmup_steps=4, **(saved | train))
+
+    with pytest.raises(ValueError, match=r"^warmup_steps must be at most .* updates, 3; got 4$"):
+        check_run(warmed(steps=6, accumulate=2), tmp_path / "long")
+    train_run(warmed(steps=6, warmup_from_0=True), tmp_path / "whole")
+    train_run(warmed(steps=2, warmup_from_0=True), tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["train"].pop("warmup_from_0") is True
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    for steps in (4, 6):  # config.json has the setting after the first
+        assert train_run(warmed(steps=steps), tmp_path / "run", resume=True).step == steps
+    folders = tmp_path / "run", tmp_path / "whole"
+    assert_bits_equal(*(load_states(folder)[1][6] for folder in folders))
+    new = train_run(warmed(steps=6), tmp_path / "new").params["w"]
+    assert not np.allclose(new, load_run(folders[0]).params["w"], rtol=1e-3)
 
 
 def test_one_update_for_several_batches_is_that_of_their_mean():
