@@ -162,9 +162,11 @@ def tile_statuses(plan: Plan, mask: Mask) -> TileStatus:
     def status(query_tile, key_tile):
         return mask.tile_status(*plan.positions(query_tile, key_tile))
 
-    over_keys = jax.vmap(status, in_axes=(None, 0))
-    status_of = jax.vmap(over_keys, in_axes=(0, None))
-    return status_of(*map(jnp.arange, (plan.query_tiles, plan.key_tiles)))
+    def row(query_tile):
+        """One row at a time: a user's status may evaluate the mask, bool [key_tiles, t, s]."""
+        return jax.vmap(status, (None, 0))(query_tile, jnp.arange(plan.key_tiles))
+
+    return jax.lax.map(row, jnp.arange(plan.query_tiles))
 
 
 def schedule_of(statuses: TileStatus) -> TileSchedule:

@@ -9,6 +9,7 @@ import attention_jax as aj
 from attention_jax.functional.centers import predicted_centers
 from attention_jax.functional.local import local_attention
 from attention_jax.implementations import BlockSizes
+from attention_jax.pairwise.mask_algebra import TileStatus
 
 LENGTH, DIM = 4096, 4
 TABLE = 4 * LENGTH**2  # bytes of [T, S] in float32
@@ -82,15 +83,47 @@ def with_biases_through_windows(arrays, params, key_length):
     return (output**2).sum()
 
 
-def with_entmax(arrays, params, key_length):
-    """With a search for the threshold of each row."""
+@aj.mask_dataclass
+class SameParity(aj.Mask):
+    """Its status asks its own `allowed`: a table, if all tiles were asked at once."""
+
+    def allowed(self, query_positions, key_positions):
+        return (query_positions[:, None] - key_positions[None]) % 2 == 0
+
+    def tile_status(self, query_positions, key_positions):
+        allowed = self.allowed(query_positions, key_positions)
+        return TileStatus(empty=~allowed.any(), full=allowed.all())
+
+
+@aj.bias_dataclass
+class Near(aj.Bias):
+    slope: jax.Array = aj.array_field()
+
+    def values(self, query_positions, key_positions):
+        return self.slope * -jnp.abs(query_positions[:, None] - key_positions[None]).astype(float)
+
+
+class Powers(aj.Normalizer):
+    """Weights max(x, 0)^2 that sum to 1: a threshold is searched."""
+
+    def weight(self, params, shifted):
+        return jnp.maximum(shifted, 0) ** 2
+
+    def inverse(self, params, weight):
+        return jnp.sqrt(weight)
+
+
+def with_parts_of_users(arrays, params, key_length):
     output = aj.attention(
-        *arrays, params=params, normalizer="entmax", mask=aj.padding_mask(key_length),
-        implementation="tiled", block_sizes=BLOCKS,
+        *arrays, params=params, mask=SameParity(), bias=Near(arrays[0][0, 0]),
+        normalizer=Powers(), implementation="tiled", block_sizes=BLOCKS,
     )  # fmt: skip
     return (output**2).sum()
 
 
-@pytest.mark.parametrize("loss", [with_biases_through_windows, with_entmax])
-def test_biases_windows_and_thresholds_take_no_table_either(loss):
-    assert reserved(gradient(loss), SCORES["scaled"]) < TABLE / 32
+LOSSES = [with_biases_through_windows, with_parts_of_users]
+
+
+@pytest.mark.parametrize("function", [*map(gradient, LOSSES), with_parts_of_users])
+def test_masks_biases_windows_and_thresholds_take_no_table_either(function):
+    assert reserved(function, SCORES["scaled"]) < TABLE / 32
