@@ -24,9 +24,17 @@ from attention_jax.core.arrays import NO_TAYLOR_MODE
 Leaves = Sequence[Any]
 Function = Callable[[Any, list[Any]], list[Any]]
 
+NO_TRANSPOSE = (
+    "jax.linear_transpose needs a function that is linear in its argument; attention is linear in"
+    " its values alone, another custom_vjp in the arguments that its `linear` names"
+)
+
 
 def kept_call(
-    function: Callable[..., list[Any]], arguments: Leaves, program: core.ClosedJaxpr
+    function: Callable[..., list[Any]],
+    arguments: Leaves,
+    program: core.ClosedJaxpr,
+    linear_in: frozenset[int] = frozenset(),
 ) -> list[Any]:
     """`function(*arguments)`, differentiated by the function's own rule, which is never lost.
 
@@ -37,12 +45,14 @@ def kept_call(
         function: a function of arrays, which JAX can differentiate. It closes over no array.
         arguments: its arrays.
         program: that of the function, which computes the values.
+        linear_in: the places of the arguments in which the function is linear together, so that
+            `jax.linear_transpose` has a rule for them.
     """
 
     def evaluate(leaves: Any, _: Any) -> list[Any]:
         return function(*leaves)
 
-    return _bind_kept_call(evaluate, None, arguments, [], program.out_avals, program)
+    return _bind_kept_call(evaluate, None, arguments, [], program.out_avals, program, linear_in)
 
 
 def linear_map(
@@ -105,6 +115,7 @@ def _bind_kept_call(
     inputs: Leaves,
     types: Leaves,
     program: core.ClosedJaxpr | None,
+    linear_in: frozenset[int] = frozenset(),
 ) -> list[Any]:
     """The outputs, of these types; by the program of `evaluate` if it is known."""
     return kept_call_p.bind(
@@ -115,6 +126,7 @@ def _bind_kept_call(
         linear=len(inputs),
         types=tuple(types),
         program=program,
+        linear_in=linear_in,
     )
 
 
@@ -158,8 +170,17 @@ def _jvp(primals, tangents, **params):
     return outputs, doutputs
 
 
-def _transpose(cotangents, *operands, evaluate, transpose, linear, **_):
+def _transpose(cotangents, *operands, evaluate, transpose, linear, linear_in, **_):
     residuals, inputs = _split(operands, linear)
+    if unknown := [i for i, leaf in enumerate(residuals) if ad.is_undefined_primal(leaf)]:
+        if not linear_in.issuperset(unknown):
+            raise NotImplementedError(NO_TRANSPOSE)
+        # A linear function is its own derivative, at 0 as everywhere.
+        zeros = [ad.instantiate_zeros(ad.Zero(residuals[i].aval)) for i in unknown]
+        of_unknown = function_of(lambda *leaves: evaluate([*leaves], inputs), residuals, unknown)
+        _, pull_back = jax.vjp(of_unknown, *zeros)
+        results = pull_back(list(map(ad.instantiate_zeros, cotangents)))
+        return [dict(zip(unknown, results, strict=True)).get(i) for i in range(len(operands))]
     is_wanted = list(map(ad.is_undefined_primal, inputs))
     pairs = zip(inputs, is_wanted, strict=True)
     types = [each.aval if wanted else jax.typeof(each) for each, wanted in pairs]
@@ -208,6 +229,7 @@ def _batch(axis, operands, axes, **params):
         inputs,
         [core.unmapped_aval(size, 0, each, mesh_axis) for each in params["types"]],
         program,
+        params["linear_in"],
     )
     return outputs, [0] * len(outputs)
 

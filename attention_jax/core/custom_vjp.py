@@ -42,8 +42,8 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
 
     It composes with the transformations of JAX: `jit`, `vmap`, `grad`, `jvp`, `jacfwd`, `jacrev`,
     `hessian`, `linearize`, `checkpoint`, `scan`, `while_loop`, `shard_map`, in any order and depth.
-    `jax.linear_transpose` and `jax.experimental.jet` have no rule for it, and `checkify` does not
-    look into it.
+    `jax.linear_transpose` needs `linear`, `jax.experimental.jet` has no rule for it, and `checkify`
+    does not look into it.
 
     Args:
         fun: the function. Arguments and results are pytrees of arrays; integers, booleans and PRNG
@@ -52,6 +52,8 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
             the first arguments of `bwd`, as in `jax.custom_vjp`.
         twin: a function of the same arguments with the same results (same structure, shapes and
             dtypes; equal values), differentiable by JAX as often as derivatives are wanted.
+        linear: takes the arguments, and returns those in which the function is linear together;
+            None if there are none.
 
     The functions must not close over a traced value: pass it as an argument. The residuals of `fwd`
     must be a function of the arguments. `jax.custom_vjp`'s options `nondiff_argnames`,
@@ -83,9 +85,11 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
         nondiff_argnums: Sequence[int] = (),
         *,
         twin: Callable[..., Any],
+        linear: Callable[..., Any] | None = None,
     ):
         functools.update_wrapper(self, fun)
         self.fun, self.twin, self.nondiff_argnums = fun, twin, tuple(nondiff_argnums)
+        self.linear = linear or (lambda *_: None)
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         """Defines the function's rules, as in `jax.custom_vjp`.
@@ -115,7 +119,8 @@ class custom_vjp:  # noqa: N801  # the name of the JAX decorator that it replace
         fun, fwd, twin = map(on_leaves, (self.fun, self.fwd, self.twin))
         bwd = functools.partial(self.bwd, *(static[i] for i in sorted(static)))
         name = getattr(self.fun, "__name__", repr(self.fun))
-        return _Rules(name, structure, fwd, bwd, twin).call(fun, leaves)[0]
+        linear_in = frozenset(jax.tree.leaves(on_leaves(self.linear)(*range(len(leaves)))))
+        return _Rules(name, structure, fwd, bwd, twin, linear_in).call(fun, leaves)[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +132,7 @@ class _Rules:
     fwd: Callable[..., Any]  # *leaves -> (result, residuals)
     bwd: Callable[..., Any]  # (residuals, cotangents of the result) -> cotangents of the arrays
     twin: Callable[..., Any]  # *leaves -> result
+    linear_in: frozenset[int]  # the places of the leaves in which the function is linear
 
     def call(self, function: Callable[..., Any], leaves: Leaves) -> tuple[Any, core.Jaxpr]:
         """(`function(*leaves)`, its program); the function is `fun` or `fwd`.
@@ -146,7 +152,7 @@ class _Rules:
             return outputs[: len(types)], doutputs[: len(types)]
 
         evaluate.defjvp(result_of_jvp, symbolic_zeros=True)
-        outputs = kept_call(evaluate, leaves, closed)
+        outputs = kept_call(evaluate, leaves, closed, self.linear_in)
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs), closed.jaxpr
 
     def jvp(self, leaves: Leaves, tangents: Leaves) -> tuple[list[Any], list[Any]]:

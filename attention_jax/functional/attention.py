@@ -80,8 +80,9 @@ def attention(
             product of features. "mosaic_tpu" is a Pallas kernel for TPUs, for every score that
             Mosaic can lower. "mosaic_gpu" is one for NVIDIA GPUs of the Hopper generation, for
             additive attention. All have every derivative, in forward and reverse mode and of any
-            order. None chooses by size, score and backend (`kernels/choice.py`), and
-            never one of the two Mosaic kernels, whose speed on a device is unknown.
+            order, and `jax.linear_transpose` in the values. None chooses by size, score and backend
+            (`kernels/choice.py`), and never one of the two Mosaic kernels, whose speed on a device
+            is unknown.
         block_sizes: tile sizes for "tiled" and "mosaic_tpu"; None chooses them.
         return_statistics: also return each row's logsumexp, entropy (nats) and largest logit, of
             softmax with or without a sink.

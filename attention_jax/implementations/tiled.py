@@ -50,7 +50,12 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     return results(options, inputs, output, summary)
 
 
-@functools.partial(custom_vjp, nondiff_argnums=(0,), twin=plain_tiles.attend_tiles)
+@functools.partial(
+    custom_vjp,
+    nondiff_argnums=(0,),
+    twin=plain_tiles.attend_tiles,
+    linear=lambda plan, arrays: arrays.values,
+)
 def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t] of softmax.
 

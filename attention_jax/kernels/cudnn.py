@@ -254,5 +254,7 @@ def _fused_bwd(options: Options, inputs: Inputs, doutput: Array) -> tuple[Inputs
     return jax.vjp(functools.partial(_output, options, even=True), inputs)[1](doutput)
 
 
-_fused = custom_vjp(_output, nondiff_argnums=(0,), twin=_twin_of_batch)
+_fused = custom_vjp(
+    _output, nondiff_argnums=(0,), twin=_twin_of_batch, linear=lambda options, inputs: inputs.value
+)
 _fused.defvjp(_fused_fwd, _fused_bwd)

@@ -72,7 +72,10 @@ def twin(options: Options, inputs: Inputs) -> Any:
 
 
 @functools.partial(
-    custom_vjp, nondiff_argnums=(0, 1), twin=lambda _, options, inputs: twin(options, inputs)
+    custom_vjp,
+    nondiff_argnums=(0, 1),
+    twin=lambda _, options, inputs: twin(options, inputs),
+    linear=lambda _, options, inputs: inputs.value,
 )
 def _attend(kernels: Kernels, options: Options, inputs: Inputs) -> Any:
     return _attend_fwd(kernels, options, inputs)[0]

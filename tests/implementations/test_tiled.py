@@ -1,13 +1,15 @@
 """Tiles with a gradient by hand: the tiles leave no trace, and the second derivative is right."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import TILE, OwnCosine, quick_jit
+from conformance import TILE, OwnCosine, assert_close, quick_jit
 from derivative_cases import DROPOUT, DV, S, T, agree, normal, numbers_of, point_of
+from oracles import softmax
 from score_cases import slow_unless
 
 import attention_jax as aj
@@ -84,6 +86,32 @@ def test_block_sizes_change_nothing(target, source, blocks):
         expected, got = both(point_of("own", target, source))
     np.testing.assert_allclose(got[0], expected[0], rtol=1e-13)
     agree(got[1], expected[1], 1e-12)
+
+
+def test_the_transpose_in_the_values():
+    """Attention is linear in them, and in nothing else."""
+    query, key, value, doutput = (
+        normal(2, 3, T, 4),
+        normal(2, 3, S, 4),
+        normal(S, DV),
+        normal(T, DV),
+    )
+    attend = functools.partial(
+        aj.attention, mask=aj.causal_mask(), implementation="tiled", block_sizes=TILE
+    )
+
+    def transposed(doutput):
+        return jax.linear_transpose(lambda value: attend(query, key, value), value)(doutput)[0]
+
+    weights = softmax(query @ key.swapaxes(-1, -2) / 2, np.tri(T, S, dtype=bool))
+    with jax.enable_x64(True):
+        doutputs = np.stack([np.broadcast_to(x, (2, 3, T, DV)) for x in (doutput, 2 * doutput)])
+        got = jax.vmap(quick_jit(transposed))(doutputs)
+        assert_close("transpose", got[1], np.einsum("bnts,td->sd", weights, 2 * doutput), 1e-13)
+        with pytest.raises(NotImplementedError, match="linear in its values alone"):
+            jax.linear_transpose(lambda query: attend(query, key, value), query)(
+                doutputs[0, ..., :4]
+            )
 
 
 def test_float16_gradients_of_long_rows():

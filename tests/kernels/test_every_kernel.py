@@ -60,7 +60,7 @@ def test_examples_share_keys(name):
 
 
 @every_kernel
-def test_forward_mode_and_second_derivatives(name):
+def test_forward_mode_second_derivatives_and_the_transpose_in_values(name):
     case, (arrays, doutput) = arrays_of(name)
     tangents = jax.tree.map(jnp.cos, arrays)
 
@@ -68,7 +68,14 @@ def test_forward_mode_and_second_derivatives(name):
         def both(*arrays):
             return results(implementation, case.score, case.mask, arrays, doutput, False)
 
-        return jax.jvp(both, arrays, tangents)[1]  # its first entry is forward mode
+        def of_values(value):
+            return aj.attention(
+                *arrays[:2], value, score=case.score, params=arrays[3], mask=case.mask,
+                implementation=implementation,
+            )  # fmt: skip
+
+        pushed = jax.jvp(both, arrays, tangents)[1]  # its first entry is forward mode
+        return *pushed[:2], (pushed[2], jax.linear_transpose(of_values, arrays[2])(doutput))
 
     expected = in_float64(functools.partial(derivatives, "reference"), arrays, tangents, doutput)
     with runnable(name):
