@@ -14,6 +14,7 @@ import yaml
 from attention_jax.commands.command_line import parse
 from attention_jax.core.names import did_you_mean
 from attention_jax.core.programs import one_line
+from attention_jax.training.saved_run import with_copy
 from attention_jax.training.settings import DESCRIPTIONS, check_functions
 
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
@@ -27,10 +28,11 @@ def read_settings(path: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: in one line: the file cannot be read; or it is the config.json of a run, and a
-            score, normaliser, task or optimiser of this run has changed since.
+            score, normaliser, task or optimiser of this run has changed since, or the copy of the
+            parameters that it began with is missing.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         try:
             content = json.loads(text)
         except ValueError:
@@ -44,6 +46,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     if content.keys() & DESCRIPTIONS:
         try:
             check_functions(content, path.parent)
+            content = with_copy(content, path.parent)
         except ValueError as error:
             raise ValueError(f"config {path}: {error}") from error
     return {

@@ -7,7 +7,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,12 @@ except ImportError:  # on Windows
 
 JSON = dict[str, Any]
 
-_BEFORE_CONFIG = {"lock", "config.json.new"}  # the files of a start that was cut off
+# What a run writes besides config.json, its lock and the files of its task. A folder with one of
+# these and no config.json holds the remains of a run, which a new one would overwrite or mix with.
+_OF_A_RUN = {
+    *("env.json", "metrics.jsonl", "gradients.jsonl", "validation.jsonl", "timing.jsonl"),
+    *("checkpoints", "damaged_checkpoints", "initial", "tensorboard", "wandb", "profile"),
+}
 
 
 @contextlib.contextmanager
@@ -50,11 +55,11 @@ def open_run_folder(
     with contextlib.ExitStack() as stack:
         with writing("workdir", folder):
             # Before anything is made.
-            check_run_folder(folder, resume=resume, check_same=check_same)
+            check_run_folder(folder, resume=resume, check_same=check_same, files=files)
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_locked(folder))
             # Another start may have been faster; of two at the same time, one succeeds.
-            check_run_folder(folder, resume=resume, check_same=check_same)
+            check_run_folder(folder, resume=resume, check_same=check_same, files=files)
             write_json(folder / "config.json", config)
             for name, content in files.items():
                 write_bytes(folder / name, content)
@@ -63,8 +68,18 @@ def open_run_folder(
         yield
 
 
-def check_run_folder(folder: Path, *, resume: bool, check_same: Callable[[JSON], None]) -> None:
-    """Raises ValueError unless a run can begin in the folder, or resume; changes nothing."""
+def check_run_folder(
+    folder: Path,
+    *,
+    resume: bool,
+    check_same: Callable[[JSON], None],
+    files: Collection[str] = (),
+) -> None:
+    """Raises ValueError unless a run can begin in the folder, or resume; changes nothing.
+
+    A new run may begin beside files of others, such as a scheduler's log. The arguments are those
+    of `open_run_folder`.
+    """
     check_folder("workdir", folder)
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     if "config.json" in names:
@@ -77,10 +92,10 @@ def check_run_folder(folder: Path, *, resume: bool, check_same: Callable[[JSON],
             check_same(read_config(folder))
         except ValueError as error:
             raise ValueError(f"workdir {folder}: {error}") from error
-    elif names - _BEFORE_CONFIG:
+    elif overwritten := sorted(names & {*_OF_A_RUN, *files}):
         raise ValueError(
-            f"workdir must be new, empty, or the folder of a run; {folder} holds other files and"
-            " no config.json"
+            f"workdir must be new, or the folder of a run; {folder} has no config.json, and a new"
+            f" run would overwrite {', '.join(overwritten)}"
         )
 
 

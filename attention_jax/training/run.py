@@ -200,7 +200,8 @@ def check_run(
     mesh = mesh or MeshShape.default()
     task, feed, config, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
     check_same = functools.partial(check_resumable, task, config, workdir)
-    check_run_folder(workdir, resume=resume, check_same=check_same)
+    files = {} if feed is None else feed.files
+    check_run_folder(workdir, resume=resume, check_same=check_same, files=files)
     trace_step(task, feed)
 
 

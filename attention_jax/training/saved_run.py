@@ -108,9 +108,31 @@ def keep_first_params(folder: Path, params: Params | None) -> None:
         Checkpoints(folder / _COPY).save(0, params)
 
 
+def with_copy(config: JSON, folder: Path) -> JSON:
+    """The config.json of a run in a folder, whose `init_from` names the copy that the run has kept.
+
+    Where the run found the parameters, there may be others now.
+
+    Raises:
+        ValueError: the run has no such copy.
+    """
+    if _DIGEST not in config:
+        return config
+    if not saved_steps(folder / _COPY):
+        raise ValueError(
+            f"init_from cannot be repeated, because {folder / _COPY}, the copy of the parameters"
+            " with which the run began, is missing"
+        )
+    copy = str((folder / _COPY).absolute())
+    return {**config, "train": {**config["train"], "init_from": copy}}
+
+
 def _read(source: Path, task: Task, like: Params) -> Params:
-    """Reads the newest parameters of a run, or those in a file, and stacks them over seeds."""
+    """Reads the newest parameters of a run, those in a file, or a run's copy of its first ones."""
     seeds, one_seed = task.train.seeds, of_one_seed(like)
+    if source.name == _COPY and saved_steps(source):
+        params: Params = Checkpoints(source, read_only=True).restore(like).state
+        return params
     if source.is_file():
         params, _ = read_parameters(source, one_seed)
         return jax.tree.map(lambda leaf: np.stack([leaf] * seeds), params)

@@ -70,7 +70,8 @@ class TrainConfig:
             where the number is not finite, so that a seed that diverges hides no best checkpoint.
         init_from: the folder of another run, whose newest parameters this run begins with, seed by
             seed (all seeds with those of a run of one seed), or a file of scripts/export.py; None
-            for the parameters that the task draws. The run keeps a copy.
+            for the parameters that the task draws. The run keeps a copy, "initial" in its folder,
+            which repeats of the run begin with.
 
     Raises:
         ValueError: a setting is out of range.

@@ -98,14 +98,27 @@ def test_a_start_that_was_cut_off_begins_again(tmp_path, count):
     assert read_config(tmp_path) == CONFIG
 
 
-@pytest.mark.parametrize("left", ["checkpoints", "metrics.jsonl"])
+@pytest.mark.parametrize(
+    "left", ["checkpoints", "metrics.jsonl", "timing.jsonl", "wandb", "initial", "a.model"]
+)
 @pytest.mark.parametrize("resume", [False, True])
-def test_files_of_an_unknown_run_are_refused(tmp_path, left, resume):
+def test_files_that_a_run_would_overwrite_are_refused(tmp_path, left, resume):
     (tmp_path / left).mkdir()
     before = snapshot(tmp_path)
-    with pytest.raises(ValueError, match=r"holds other files and no config.json"):
-        begin(tmp_path, resume=resume)
+    refused(
+        f"no config.json, and a new run would overwrite {left}$",
+        lambda: begin(tmp_path, resume=resume, files={"a.model": b""}),
+    )
     assert snapshot(tmp_path) == before
+
+
+def test_files_of_others_stay(tmp_path):
+    """A scheduler opens its log before the run begins."""
+    (tmp_path / "slurm-123.out").write_text("begun")
+    (tmp_path / "code").mkdir()
+    begin(tmp_path, files={"a.model": b""})
+    assert (tmp_path / "slurm-123.out").read_text() == "begun"
+    begin(tmp_path, resume=True)
 
 
 @pytest.mark.parametrize("content", [b"", b'{"model": ', b"[1, 2]", b"3", b"\xff\xfe\x00"])

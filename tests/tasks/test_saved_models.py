@@ -20,6 +20,7 @@ from toy_task import Toy, toy
 from translation_cases import tiny_task, write_text
 
 import attention_jax as aj
+from attention_jax.commands.config_file import read_settings
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import write_json
 from attention_jax.training.export import export
@@ -261,6 +262,20 @@ def test_other_parameters_than_those_of_the_start_are_noticed(source, tmp_path):
     assert train_run(begun_from(source), tmp_path / "run", resume=True).step == 4
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     refused(changed, lambda: train_run(begun_from(source), tmp_path / "run", resume=True))
+
+
+def test_a_repeated_run_begins_with_the_copy(source, tmp_path):
+    """--config RUN/config.json, where the other run has trained on since."""
+    first = train_run(begun_from(source), tmp_path / "first").workdir
+    shutil.rmtree(source / "checkpoints" / "4")
+    settings = read_settings(first / "config.json")
+    again = begun_from(Path(settings["train"]["init_from"]))
+    train_run(again, tmp_path / "again")
+    assert_bits_equal(load_states(tmp_path / "again")[1], load_states(first)[1])
+    other_seeds = dataclasses.replace(again, train=dataclasses.replace(again.train, seeds=3))
+    refused("^init_from .* w was ", lambda: train_run(other_seeds, tmp_path / "no"))
+    shutil.rmtree(first / "initial")
+    refused(f"init_from .* {first / 'initial'}", lambda: read_settings(first / "config.json"))
 
 
 def test_subwords_are_those_of_the_embeddings(tmp_path):
