@@ -111,7 +111,7 @@ def masks(draw, batch: Shape, length: int, keys: int, depth: int = 1) -> tuple[A
     else:
         centers = rng.integers(-1, keys + 2, (*lead, length)) + np.float32(draw(st.floats(0, 1)))
         radius = draw(st.sampled_from([0, 1, 2**31 - 1]))
-        centers = np.where(rng.random(centers.shape) < 0.2, np.nan, centers).astype("f4")
+        centers = np.where(rng.random(centers.shape) < 0.2, np.inf, centers).astype("f4")
         mask = aj.window_mask(centers, radius)
         table = np.abs(j - centers[..., None].astype(float)) <= radius
     return mask, np.broadcast_to(table, (*batch, length, keys))

@@ -67,8 +67,8 @@ def predicted_centers(query: Array, params: Params, source_lengths: Array) -> Ar
         source_lengths: int, [*B] (size 1 where shared) or [], the S of each example.
 
     Returns:
-        float [*B, T] in [0, S], in at least float32. A query that is not finite, such as padding,
-        gets the center NaN, which has an empty window, and sends no gradient.
+        float [*B, T] in [0, S], in at least float32. A query that is not finite gets the center
+        NaN, and sends no gradient through it: padding must not change those of the parameters.
 
     Raises:
         ValueError: the parameters do not fit the query.

@@ -24,7 +24,7 @@ from attention_jax.normalizers import (
 from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
 from attention_jax.pairwise.masks import Mask, as_mask
-from attention_jax.pairwise.position_functions import broadcasts
+from attention_jax.pairwise.position_functions import broadcasts, pad_rank
 from attention_jax.scores import (
     DEFAULT_SCORE,
     KeyLike,
@@ -130,6 +130,11 @@ def checked_call(
         if function is not None:
             function.check(batch, target_length, source_length)
             positions[name] = known_positions(function, (target_length, source_length), dtype)
+    for unknown in () if mask is None else positions["mask"].unknown_rows():
+        # A comparison with NaN would hide keys in silence. A NaN query makes its row NaN, unless
+        # the mask hides all of it.
+        nan = jnp.where(unknown, jnp.nan, 0).astype(query.dtype)
+        query = query + pad_rank(nan[..., None], query.ndim)
     rate, rng = _checked_dropout(dropout_rate, dropout_rng, batch)
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")

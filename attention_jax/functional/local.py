@@ -27,7 +27,7 @@ from attention_jax.functional.checks import (
 )
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
-from attention_jax.pairwise.position_functions import array_field, same_rank, take
+from attention_jax.pairwise.position_functions import array_field, pad_rank, same_rank, take
 
 Array = jax.Array
 
@@ -50,7 +50,8 @@ def local_attention(
 
     As in the paper, the Gaussian multiplies the weights after they are normalised, so their sum is
     less than 1. The centers p get gradients through the Gaussian, not through the edges of the
-    window. With the tiled implementation time and memory are linear in T times the window.
+    window. A query whose center is NaN has the output NaN, unless the mask hides all its keys. With
+    the tiled implementation time and memory are linear in T times the window.
 
     Args:
         query, key, value, implementation: as in `attention`.
@@ -117,11 +118,14 @@ def _windowed_call(
     """The call of `attention` with the mask of the window and the damping of the Gaussian."""
     for name in arguments.keys() - accepted.__annotations__.keys():
         raise TypeError(f"local attention got an unexpected keyword argument {name!r}")
+    centers = _checked_centers(centers)
     window, mask = window_mask(centers, radius), arguments.get("mask")
     mask = window if mask is None else as_mask(mask) & window
     call = checked_call(*tokens, **{**arguments, "mask": mask})
     if sigma is None:
         return call
+    if jnp.issubdtype(centers.dtype, jnp.floating):
+        centers = _finite(centers)  # the window has made rows without a center NaN
     damping, inputs = gaussian_bias(centers, sigma), call.inputs
     damping.check(inputs.query.shape[:-2], inputs.query.shape[-2], inputs.key.shape[-2])
     return call._replace(inputs=inputs._replace(damping=damping))
@@ -132,7 +136,7 @@ def _windowed_call(
 
 @mask_dataclass
 class WindowMask(Mask):
-    """Query i may attend to keys with |j - center_i| <= radius."""
+    """Query i may attend to keys with |j - center_i| <= radius; to all if its center is NaN."""
 
     radius: int
     centers: Array = array_field("T")
@@ -140,7 +144,7 @@ class WindowMask(Mask):
     def allowed(self, query_positions: Array, key_positions: Array) -> Array:
         centers = take(self.centers, query_positions, axis=-1)[..., :, None]
         keys, centers = same_rank(key_positions.astype(centers.dtype)[None, :], centers)
-        return jnp.abs(keys - centers) <= self.radius
+        return ~(jnp.abs(keys - centers) > self.radius)
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
         centers = take(self.centers, query_positions, axis=-1)
@@ -163,15 +167,25 @@ class GaussianBias(Bias):
 
     def values(self, query_positions: Array, key_positions: Array) -> Array:
         centers = take(self.centers, query_positions, axis=-1)[..., :, None]
-        # A center that is NaN or infinite has an empty window, and sends no NaN to sigma.
-        centers = jnp.where(jnp.isfinite(centers), centers, 0)
-        keys, centers = same_rank(key_positions.astype(centers.dtype)[None, :], centers)
+        unknown = jax.lax.stop_gradient(jnp.where(jnp.isnan(centers), jnp.nan, 0))
+        # Where a mask hides the pair, a center that is NaN or infinite sends no NaN to sigma.
+        keys, centers = same_rank(key_positions.astype(centers.dtype)[None, :], _finite(centers))
         distances, sigma = same_rank(keys - centers, self.sigma[..., None, None])
         # The slope distance^2 / sigma^3 of a weight that is 0 may overflow, and 0 * inf is NaN.
-        near = (jnp.abs(distances) <= 1e4 * sigma) & (sigma > 1e-15)
+        near = ~((jnp.abs(distances) > 1e4 * sigma) | (sigma <= 1e-15))
         ratios = jnp.where(near, distances, 0) / jnp.where(near, sigma, 1)
         far = jax.lax.stop_gradient(distances / sigma)
-        return -(jnp.where(near, ratios, far) ** 2) / 2
+        squares = jnp.where(near, ratios, far) ** 2
+        return -(squares + pad_rank(unknown, distances.ndim)) / 2
+
+
+@jax.custom_jvp
+def _finite(centers: Array) -> Array:
+    """The centers with 0 in place of NaN and infinities; their cotangents pass, NaN included."""
+    return jnp.where(jnp.isfinite(centers), centers, 0)
+
+
+_finite.defjvps(lambda dcenters, _, centers: dcenters)
 
 
 def window_mask(centers: Array, radius: int) -> Mask:
@@ -183,7 +197,8 @@ def window_mask(centers: Array, radius: int) -> Mask:
         radius: the paper's D, an int from 0 to 2^31 - 1.
 
     Returns:
-        a `Mask`. It is not differentiable in the centers; see `local_attention`.
+        a `Mask`. It is not differentiable in the centers; see `local_attention`. A center that is
+        NaN hides no key; attention makes its row NaN.
 
     Raises:
         ValueError: an argument has the wrong dtype or range.

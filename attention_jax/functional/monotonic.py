@@ -153,6 +153,7 @@ def _attend(
             probabilities = allowed_only(allowed, jax.nn.sigmoid(allowed_only(allowed, logits)))
             if hard:
                 weights = hard_monotonic_weights(probabilities, _start(previous))
+                weights = jnp.where(jnp.isnan(previous).any(), jnp.nan, weights)
             else:
                 weights = expected_weights(probabilities, previous)
             weights = allowed_only(allowed, weights)

@@ -16,6 +16,7 @@ import numpy as np
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
 from attention_jax.core.meshes import varying_as
 from attention_jax.functional.checks import check_axes
+from attention_jax.pairwise.position_functions import pad_rank
 
 Array = jax.Array
 
@@ -74,7 +75,7 @@ def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Ar
 
     Args:
         probabilities: float [*B, T, S], p in [0, 1], checked as in `monotonic_weights`; or bool,
-            the choices p >= 1/2. NaN counts as not chosen.
+            the choices p >= 1/2. NaN counts as not chosen (positions cannot be NaN; weights are).
         start: int broadcastable to *B, from 0 to S: the key of the query before the first; S if it
             attended to nothing.
 
@@ -122,7 +123,8 @@ def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Arra
 
     Returns:
         weights [*B, T, S] in the dtype of `probabilities`, float32 if that is bool; a row is all
-        zeros where the query attends to nothing. They have no gradient.
+        zeros where the query attends to nothing. They have no gradient. A row whose walk meets a
+        NaN is NaN, and so are all later rows.
 
     Raises:
         ValueError: an argument has the wrong shape or dtype, or a probability is not in [0, 1].
@@ -135,8 +137,18 @@ def hard_monotonic_weights(probabilities: Array, start: Array | int = 0) -> Arra
     positions = hard_monotonic_positions(probabilities, start)
     probabilities = jnp.asarray(probabilities)  # checked by `hard_monotonic_positions`
     dtype = jnp.float32 if probabilities.dtype == jnp.bool_ else probabilities.dtype
+    length = probabilities.shape[-1]
     # Position S, no key, is out of range and gives a row of zeros.
-    return jax.nn.one_hot(positions, probabilities.shape[-1], dtype=dtype)
+    weights = jax.nn.one_hot(positions, length, dtype=dtype)
+    if probabilities.dtype == jnp.bool_:
+        return weights
+    first = jnp.broadcast_to(jnp.asarray(start, jnp.int32), positions.shape[:-1])[..., None]
+    earlier = jnp.concatenate([first, positions], axis=-1)[..., :-1]
+    keys = pad_rank(jnp.arange(length, dtype=jnp.int32), weights.ndim)
+    passed = (earlier[..., None] <= keys) & (keys < positions[..., None])
+    unknown = jnp.any(passed & jnp.isnan(probabilities), axis=-1)
+    unknown = jnp.cumsum(unknown, axis=-1)[..., None] > 0  # so are all later rows
+    return jnp.where(unknown, jnp.nan, weights)
 
 
 # --- the expectation ---

@@ -34,7 +34,9 @@ class Mask(PositionFunction):
     """Base of all masks: a boolean function of (query position, key position).
 
     A subclass, decorated with `mask_dataclass`, defines `allowed`; with `tile_status` it also skips
-    empty tiles. Masks combine with `&`, `|` and `~`, with bool arrays [*B, T, S] too.
+    empty tiles. Masks combine with `&`, `|` and `~`, with bool arrays [*B, T, S] too. Where a float
+    array [*B] or [*B, T] of a mask is NaN, as that of a learned window that diverged, attention
+    makes the rows NaN that see a key: write `~(distance > width)`, which hides none then.
 
     >>> from attention_jax import causal_mask
     >>> @mask_dataclass

@@ -162,6 +162,14 @@ class PositionFunction:
                     f" ({', '.join(['*B', *map(str, core_axes)])}); got {list(shape)}"
                 )
 
+    def unknown_rows(self) -> Iterator[Array]:
+        """Where a float array [*B] or [*B, T] is NaN: bool [*B, 1] or [*B, T], for each array."""
+        for _, value, core_axes in self._leaves():
+            if core_axes is None:
+                yield from value.unknown_rows()
+            elif core_axes in ((), ("T",)) and jnp.issubdtype(jnp.result_type(value), jnp.floating):
+                yield jnp.isnan(value if core_axes else jnp.asarray(value)[..., None])
+
     def label(self, name: str) -> str:
         """The name of the array `name` in error messages."""
         return f"{self.kind} {name}"
@@ -238,6 +246,10 @@ class Shifted(PositionFunction):
 
     def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
         """Checks nothing: the arrays fit the longer sequences, not T and S."""
+
+    def unknown_rows(self) -> Iterator[Array]:
+        """Yields nothing: the arrays have the rows of the longer sequences."""
+        yield from ()
 
 
 def check_batch_axes(

@@ -7,16 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, DK, SCORE_CASES, TILE, assert_close, named, quick_jit
+from flax import nnx
 from oracles import normal as narrow_normal
 from score_cases import numpy_params
 
 from attention_jax import (
+    attention,
+    causal_mask,
+    coverage_attention,
     local_attention,
     local_attention_weights,
     masked_softmax,
+    monotonic_attention,
     monotonic_centers,
+    nn,
     predicted_centers,
     reversed_centers,
+    token_mask,
     window_mask,
 )
 
@@ -152,7 +159,58 @@ def test_known_alignments():
     assert np.asarray(output)[:, 0].tolist() == [4, 3, 2, 1, 0, 0, 0]
 
 
-def test_a_query_of_nan_sees_nothing_and_sends_nothing():
+@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+def test_a_center_of_nan_makes_its_row_and_gradients_nan(implementation):
+    """But not where the mask hides the row, and not those of the other example."""
+    real = np.arange(T) < np.array([[T], [T - 1]])  # the last query of the second is padding
+    clean = {name: narrow_normal(B, n, 4) for name, n in (("query", T), ("key", S), ("value", S))}
+    clean |= {"centers": np.float32(CENTERS["fractional"]), "sigma": np.ones(B, np.float32)}
+    unknown = np.zeros((B, T), bool)
+    unknown[:, T - 1] = True
+
+    @quick_jit
+    @functools.partial(jax.grad, has_aux=True)
+    def gradient_and_outputs(point):
+        attend = functools.partial(
+            local_attention, radius=RADIUS, mask=real[:, :, None], implementation=implementation,
+            block_sizes=TILE,
+        )  # fmt: skip
+        output, plain = attend(**point), attend(**(point | {"sigma": None}))
+        return jnp.sum(output), (output, plain)
+
+    dirty = clean | {"centers": np.where(unknown, np.nan, clean["centers"])}
+    gradient, outputs = gradient_and_outputs(dirty)
+    expected_gradient, expected = gradient_and_outputs(clean)
+    for got, wanted in zip(outputs, expected, strict=True):
+        assert np.isnan(got[0, -1]).all()
+        got, wanted = (np.where((unknown & real)[..., None], 0, array) for array in (got, wanted))
+        np.testing.assert_allclose(got, wanted, atol=1e-6)
+    for name, array in gradient.items():
+        of_row = array[0, -1] if name == "centers" else array[0]
+        assert name == "query" or np.isnan(of_row).all(), name  # the reference stops it there
+        np.testing.assert_allclose(array[1], expected_gradient[name][1], atol=1e-5)
+
+
+def test_a_window_of_nan_in_other_attention():
+    tokens = narrow_normal(T, 3)
+    centers = np.array([0, np.nan, 2, 3, 4], np.float32)
+    unknown = np.isnan(centers)
+    mask = window_mask(centers, 1)
+    for output in (
+        attention(tokens, tokens, tokens, mask=mask & causal_mask()),
+        coverage_attention(tokens, tokens, tokens, mask=mask, coverage_kernel=tokens[0]).output,
+        monotonic_attention(tokens, tokens, tokens, mask=mask, return_weights=False),
+    ):
+        assert np.isnan(output[1]).all()
+        assert not np.isnan(output[0]).any()
+    output = attention(tokens, tokens, tokens, mask=mask & token_mask(np.ones(T, bool), ~unknown))
+    assert not output[1].any()
+    layer = nn.LocalPAttention("dot", 3, 3, radius=1, rngs=nnx.Rngs(0))
+    output = layer(np.where(unknown[:, None], np.nan, tokens), tokens)
+    np.testing.assert_array_equal(np.isnan(output).any(1), unknown)
+
+
+def test_a_padded_query_of_nan_sends_nothing():
     query, key = narrow_normal(B, T, 4), narrow_normal(B, S, 4)
     position = {"kernel": narrow_normal(4, A), "v": narrow_normal(A)}
     point = {"query": query, "position": position, "sigma": np.float32(1.2)}

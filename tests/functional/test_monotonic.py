@@ -16,6 +16,7 @@ from attention_jax import (
     hard_monotonic_weights,
     monotonic_attention,
     monotonic_weights,
+    token_mask,
 )
 
 B, T, S, DV = 2, 5, 7, 13
@@ -102,6 +103,23 @@ def test_the_hard_form_starts_at_the_first_key_with_weight():
     tokens = [np.broadcast_to(zeros, (3, length, 1)) for length in (1, 4, 4)]
     _, weights = monotonic_attention(*tokens, score="dot", hard=True, initial=initial)
     assert weights[:, 0].tolist() == [[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+
+
+def test_a_walk_that_meets_nan_is_nan_from_there_on():
+    p = np.float32([[0, 1, 0, 0], [np.nan, 0, 1, 0], [0, 0, np.nan, 1], [0, 1, 1, 1]])
+    weights = np.asarray(hard_monotonic_weights(p))  # the NaN of query 1 is before its walk
+    assert weights[:2].tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
+    assert np.isnan(weights[2:]).all()
+    tokens = normal(70, 3)  # more than a chunk holds
+    query = np.where(np.arange(70)[:, None] == 5, np.nan, tokens)
+    for hard in (True, False):
+        output, last = monotonic_attention(query, tokens, tokens, hard=hard, return_weights="last")
+        np.testing.assert_array_equal(np.isnan(output).any(1), np.arange(70) >= 5)
+        output = monotonic_attention(*[tokens] * 3, hard=hard, initial=last, return_weights=False)
+        assert np.isnan(output).all()
+    real = np.arange(70) < 5
+    options = {"mask": token_mask(np.ones(70, bool), real), "return_weights": False}
+    assert not np.any(monotonic_attention(query, tokens, tokens, hard=True, **options)[5:])
 
 
 def test_noise():
