@@ -28,7 +28,7 @@ def write_pages() -> None:
     whose rows do not exist stays as it is.
     """
     for page in pages():
-        text = page.read_text()
+        text = page.read_text(encoding="utf-8")
         written = replaced(text, functools.partial(part_of, folder=page.parent))
         if written != text:
             write_text(page, written)

@@ -56,10 +56,6 @@ def main(arguments: Arguments) -> None:
     run = arguments.run()
     params = run.params_of(arguments.seed_index)
     answers = run.task.answers(params, arguments.inputs, beams=arguments.beams, folder=workdir)
-    say(printable(run.describe(arguments.seed_index)), error=True)
-    for given, answer, right in answers.texts:
-        note = "" if right in (None, answer) else f"   (right would be {right})"
-        say(printable(f"{given} -> {answer}{note}"))
     if arguments.html is not None:  # first, because a run to compare with may be missing
         shown = answers_view(
             run,
@@ -68,6 +64,10 @@ def main(arguments: Arguments) -> None:
             compare=arguments.compare,
             all_steps=arguments.all_steps,
         )
+    say(printable(run.describe(arguments.seed_index)), error=True)
+    for given, answer, right in answers.texts:
+        note = "" if right in (None, answer) else f"   (right would be {right})"
+        say(printable(f"{given} -> {answer}{note}"))
     panels = cross_attention(run.task, params, answers.batch, answers.labels)
     tokens = max(max(weights.shape) for weights, _, _ in panels.values())
     figure = plotting.weight_heatmaps(panels, **AXES, size=max(3.1, 0.22 * tokens))

@@ -18,7 +18,8 @@ class Arguments(OfARun):
     attention_jax.load_model reads them back; safetensors.numpy.load_file reads the file alone.
 
     Attributes:
-        out: the file, NAME.safetensors, in a folder that exists and holds no other config.json.
+        out: the file, NAME.safetensors, in a folder that exists and holds neither runs nor the
+            config.json of another model.
         seed_index: which of the run's seeds, from 0.
     """
 

@@ -310,7 +310,8 @@ WORDS = [
     *((("answers", "--workdir", "RUN", *words.split()), named)
       for words, named in {
         "--figure a.jpg": "a.jpg", "--html a.htm": "a.htm", "--html no/a.html": "no",
-        "--all-steps": "html", "--inputs a\udcff": "inputs"}.items()),
+        "--all-steps": "html", "--html a.html --compare nowhere": "nowhere",
+        "--inputs a\udcff": "inputs"}.items()),
     *(((*SWEEP, *words.split()), named)
       for words, named in {
         "--set dim=8,7": "combination dot, 7: dim",

@@ -31,6 +31,7 @@ def write_parameters(path: Path, params: Any, metadata: dict[str, str]) -> None:
     """
     package = _safetensors()
     try:
+        # safetensors saves an array in the order of its memory, whatever its strides are.
         leaves = {name: np.asarray(leaf, order="C") for name, leaf in named_leaves(params).items()}
         content = package.numpy.save(leaves, metadata)
     except (package.SafetensorError, TypeError) as error:  # TypeError: a PRNG key
@@ -47,15 +48,16 @@ def read_parameters(path: Path, like: Any) -> tuple[Any, dict[str, str]]:
         like: a pytree of arrays or `jax.ShapeDtypeStruct`: the names, shapes and dtypes.
 
     Raises:
-        ValueError: the file cannot be read, or holds other parameters; or safetensors is not
-            installed.
+        ValueError: the file cannot be read, or holds other parameters or a dtype that NumPy lacks
+            (float8); or safetensors is not installed.
     """
     package = _safetensors()
     try:
         with package.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
             leaves = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, package.SafetensorError) as error:
+    except (OSError, AttributeError, package.SafetensorError) as error:
+        # AttributeError: NumPy lacks a dtype that the format has, such as float8.
         raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
     if different := differences(kinds(leaves), kinds(like)):
         raise ValueError(f"{path} holds other parameters than the model has: {different}")

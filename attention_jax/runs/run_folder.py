@@ -144,7 +144,7 @@ def read_config(folder: Path) -> JSON:
 def read_json(path: Path) -> JSON:
     """The JSON object in a file; raises ValueError if it cannot be read."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):

@@ -22,7 +22,8 @@ from attention_jax.training.settings import task_in
 def export(run: TrainedRun, out: Path | str, seed_index: int = 0) -> None:
     """Writes the parameters of one seed to a safetensors file, and config.json beside it.
 
-    The metadata of the file hold the step and the seed.
+    The metadata of the file hold the step and the seed. A file and a config.json of the same model
+    are overwritten, but no config.json of a run.
 
     Args:
         run: from `train_run` or `load_run`.
@@ -30,19 +31,26 @@ def export(run: TrainedRun, out: Path | str, seed_index: int = 0) -> None:
         seed_index: which of the run's seeds, from 0.
 
     Raises:
-        ValueError: an argument is wrong; or the file's folder holds another config.json; or a file
-            cannot be written; or safetensors is not installed. Then nothing is written.
+        ValueError: an argument is wrong; or the file's folder holds the config.json of another
+            model, or runs, like one of which it would look; or a file cannot be written; or
+            safetensors is not installed. Then nothing is written.
     """
     out, params = Path(out), run.params_of(seed_index)
     check_output(out, ".safetensors")
     if run.workdir is None:
         raise ValueError("run must be a run in a folder, with a config.json; got none")
     config, beside = read_config(run.workdir), out.with_name("config.json")
-    if beside.exists() and read_config(out.parent) != config:
-        raise ValueError(f"out {out} must be beside no other config.json; name another folder")
+    if beside.exists():
+        if _digest(read_config(out.parent)) != _digest(config):
+            raise ValueError(f"out {out} must be beside no other config.json; name another folder")
+    elif any(path.with_name("checkpoints").is_dir() for path in out.parent.glob("*/config.json")):
+        raise ValueError(
+            f"out {out} must be in a folder without runs, which would look like a run with the"
+            " config.json that is written beside it; name another folder"
+        )
     metadata = {"step": str(run.step), "seed": str(seed_index), "model_sha256": _digest(config)}
     write_parameters(out, params, metadata)
-    if not beside.exists():
+    if not (out.parent / "checkpoints").exists():  # else it is the folder of a run
         with writing("file", beside):
             write_json(beside, config)
 

@@ -12,7 +12,10 @@ from saved_files import assert_bits_equal, snapshot
 from stand_in_training import TASK, run_of_two_seeds
 from toy_task import saved_state
 
+from attention_jax.commands.config_file import read_settings
+from attention_jax.runs.run_folder import read_json
 from attention_jax.training.settings import task_in
+from experiments import pages
 
 train, sweep = load("scripts/train.py"), load("scripts/sweep.py")
 
@@ -58,6 +61,23 @@ def test_a_file_is_its_options(tmp_path, text, line, options):
         model = dataclasses.replace(expected.task.model, score="dot")
         trains = [dataclasses.replace(expected.task.train, keep=keep) for keep in (3, 4)]
         assert [(task.model, task.train) for task in made] == [(model, each) for each in trains]
+
+
+def test_settings_and_pages_are_utf_8_in_any_locale(tmp_path, monkeypatch):
+    def read_in_ascii(path, encoding="ascii", errors=None):
+        return path.read_bytes().decode(encoding)
+
+    monkeypatch.setattr(Path, "read_text", read_in_ascii)
+    path = tmp_path / "grün.yaml"
+    path.write_bytes("text: grün.txt".encode())
+    assert read_settings(path) == {"text": "grün.txt"}
+    path.write_bytes('{"text": "grün.txt"}'.encode())
+    assert read_settings(path) == read_json(path) == {"text": "grün.txt"}
+    path.write_bytes("±\n<!-- begin index -->\n<!-- end index -->".encode())
+    monkeypatch.setattr(pages, "pages", lambda: [path])
+    monkeypatch.setattr(pages, "part_of", lambda part, folder: "±")
+    pages.write_pages()
+    assert path.read_bytes().decode().splitlines()[2] == "±"
 
 
 def test_the_config_json_of_a_run_repeats_it(tmp_path, monkeypatch, command):

@@ -22,7 +22,8 @@ from translation_cases import tiny_task, write_text
 import attention_jax as aj
 from attention_jax.commands.config_file import read_settings
 from attention_jax.runs.checkpoints import named_leaves
-from attention_jax.runs.run_folder import write_json
+from attention_jax.runs.parameters_file import read_parameters, write_parameters
+from attention_jax.runs.run_folder import read_config, write_json
 from attention_jax.training.export import export
 from attention_jax.training.loop import initial_state
 from attention_jax.training.run import check_run, load_run, load_states, train_run
@@ -157,15 +158,41 @@ def test_a_file_of_another_model_is_refused(exported, tmp_path, change, argument
 def test_an_export_overwrites_no_other_config(exported, tmp_path, monkeypatch):
     run, folder = load_run(run_of_two_seeds(), 4), shutil.copytree(exported, tmp_path / "copy")
     export(run, folder / "other.safetensors", 1)  # beside the same config.json
+    longer = dataclasses.replace(TASK.train, steps=9, schedule="constant")
+    write_json(folder / "config.json", config_of(dataclasses.replace(TASK, train=longer)))
+    export(run, file := folder / "model.safetensors", 1)  # before and after the run went on
+    assert_bits_equal(params_of(aj.load_model(file)), one_seed(run.params, 1))
+    assert read_config(folder) == read_config(run.workdir)
     configured(activation="gelu")(folder)
+    (tmp_path / "new").mkdir()
     before = snapshot(tmp_path)
-    file = folder / "model.safetensors"
     refused("out .* other config.json", lambda: export(run, file))
+    refused("out .* folder without runs", lambda: export(run, tmp_path / file.name))
     refused("out must .* ends in .safetensors", lambda: export(run, folder / "model.npz"))
     refused("seed_index must be at most 1", lambda: export(run, file, 2))
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
-    refused("needs the package safetensors", lambda: export(run, tmp_path / file.name))
+    refused("needs the package safetensors", lambda: export(run, tmp_path / "new" / file.name))
     assert snapshot(tmp_path) == before
+
+
+def test_an_export_into_the_folder_of_a_run_keeps_its_config(tmp_path):
+    run = shutil.copytree(run_of_two_seeds(), tmp_path / "run")
+    before = (run / "config.json").stat().st_mtime_ns
+    export(load_run(run, 4), run / "model.safetensors")
+    assert (run / "config.json").stat().st_mtime_ns == before
+    aj.load_model(run / "model.safetensors")
+
+
+def test_arrays_are_saved_in_order_and_float8_is_one_line(tmp_path):
+    package, file = pytest.importorskip("safetensors.numpy"), tmp_path / "x.safetensors"
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    arrays = {"transposed": x.T, "strided": x[:, ::2], "fortran": np.asfortranarray(x)}
+    write_parameters(file, arrays, {})
+    assert_bits_equal(package.load_file(file), arrays)
+    assert_bits_equal(read_parameters(file, arrays)[0], arrays)
+    eighth = {"x": jax.numpy.ones(3, "float8_e4m3fn")}
+    write_parameters(file, eighth, {})
+    refused("x.safetensors cannot be read: .*float8", lambda: read_parameters(file, eighth))
 
 
 # --- runs that begin with the parameters of another run ---
