@@ -10,11 +10,25 @@ import pytest
 from conformance import SCORE_CASES, quick_jit
 from conformance import assert_close as close_to
 from flax import linen, nnx
-from oracles import normal
+from oracles import normal, softmax
 from score_cases import numpy_params
 
-from attention_jax import Additive, attention, causal_mask
+from attention_jax import (
+    Additive,
+    attention,
+    causal_mask,
+    hard_monotonic_weights,
+    local_mask,
+    nn,
+    padding_mask,
+    reversed_centers,
+    segment_mask,
+    window_mask,
+)
 from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
+from attention_jax.kernels.windows import windows_of
+from attention_jax.nn.inputs import checked_source
+from attention_jax.pairwise.biases import relative_position_bucket
 
 B, T, S, N, K, D, DV = 2, 5, 7, 6, 3, 11, 13
 MASK = np.random.default_rng(5).random((B, N, T, S)) < 0.6
@@ -92,6 +106,49 @@ def test_equals_jax_nn(name):
     for got, gradient in zip(gradients, wanted, strict=True):
         assert_close(got, gradient, 2e-5)
         assert np.any(gradient)
+
+
+LONG = normal(2, 300, 1, 3)
+INTEGERS = {  # functions of integers [2]
+    "query lengths": lambda n: dot_product_attention(LONG, LONG, LONG, query_seq_lengths=n),
+    "key lengths": lambda n: dot_product_attention(LONG, LONG, LONG, key_value_seq_lengths=n),
+    "padding": lambda n: padding_mask(n, n).materialize(300, 300),
+    "windows": lambda n: windows_of(padding_mask(n[1], n[0]) & causal_mask(n[0]), 300, 300),
+    "bounds": lambda n: local_mask(n, n).materialize(300, 300),
+    "segments": lambda n: segment_mask(n, n.astype(jnp.int32)).materialize(2, 2),
+    "window": lambda n: window_mask(n, 90).materialize(2, 300),
+    "reversed": lambda n: reversed_centers(300, n),
+    "anchored": lambda n: nn.anchored_positions(300, n, "both"),
+    "rotary": lambda n: nn.rotary(LONG[0, :2, :, :2].swapaxes(0, 1), n),
+    "buckets": lambda n: relative_position_bucket(n, max_distance=1000),
+    "walk": lambda n: hard_monotonic_weights(jnp.full((2, 1, 300), 0.5), n),
+    "source": lambda n: checked_source(n[:, None], n // n, 300),
+}
+
+
+@functools.cache
+def results_of_integers(dtype):
+    return quick_jit(lambda n: {name: function(n) for name, function in INTEGERS.items()})(
+        jnp.array([5, 100], dtype)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32"])
+def test_integers_of_any_width_are_positions(dtype):
+    for name, expected in results_of_integers("int32").items():
+        got = results_of_integers(dtype)[name]
+        for leaf, wanted in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            assert leaf.dtype == wanted.dtype, name
+            np.testing.assert_array_equal(leaf, wanted, err_msg=name)
+    with jax.enable_x64(True):
+        assert padding_mask(np.array([5], "int64")).key_lengths.dtype == "int64"
+    masked = results_of_integers("int32")["query lengths"][1, :, 0]
+    assert_close(masked, np.where(np.arange(300)[:, None] < 100, attended(LONG[1, :, 0]), 0))
+
+
+def attended(x):
+    """Scaled dot-product self attention [T, D] in NumPy."""
+    return softmax(np.float64(x) @ x.T / x.shape[-1] ** 0.5) @ x
 
 
 def test_every_head_has_its_own_parameters():
