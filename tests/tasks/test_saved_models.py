@@ -167,7 +167,7 @@ def test_an_export_overwrites_no_other_config(exported, tmp_path, monkeypatch):
     (tmp_path / "new").mkdir()
     before = snapshot(tmp_path)
     refused("out .* other config.json", lambda: export(run, file))
-    refused("out .* folder without runs", lambda: export(run, tmp_path / file.name))
+    refused("out .* folder without runs", lambda: export(run, run.workdir.parent / file.name))
     refused("out must .* ends in .safetensors", lambda: export(run, folder / "model.npz"))
     refused("seed_index must be at most 1", lambda: export(run, file, 2))
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
