@@ -82,6 +82,10 @@ LOSS = "def loss(self, params, batch, rng): return params['w'] * jnp.mean(batch)
 DRAWN = "def batch(self, rng, *, size, length=None): return "
 FED = "def feed(self, folder, *, multiple_of=1): return "
 METRICS = "def loss(self, params, batch, rng): return super().loss(params, batch, rng)[0], "
+PAIR = (
+    "def pair(self, rng, length, *, longest):"
+    " return 2 * ((jax.random.randint({}, (longest,), 3, 9), length),)"
+)
 TASKS = [
     # what it must define
     (toys(*FIELDS, base="Task"), "evaluate(params"),
@@ -130,6 +134,12 @@ TASKS = [
         "((jnp.full(longest, 3), length), (jnp.full(longest, 0), length))": "target_length",
         "((jnp.full(longest, 29), length), (jnp.full(longest, 3), length))": "source_length",
         "2 * ((jnp.full(longest, 3), 2 * length),)": "source_length"}.items()),
+    # examples that teach nothing, and answers that pair does not teach
+    (sequences(), "pair must draw with its rng"),
+    (sequences("key = jax.random.key(0)", PAIR.format("self.key")), "pair must draw with its rng"),
+    (tokens(), "tokens must draw with its rng"),
+    (sequences(PAIR.format("rng"), "def solution(self, text): return text[:7]"), "solution must"),
+    (sequences(PAIR.format("rng"), "def solution(self, text): return text[7]"), "solution("),
     # its class
     (toys("letters: int = 3", above=""), "letters"),
     (toys("letters: int = 3", above="", base="Task"), "frozen dataclass"),

@@ -55,7 +55,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import task_part
+from attention_jax.training.task_class import check_differ, task_part
 
 __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabulary"]
 
@@ -167,11 +167,15 @@ class SequenceTask(Task):
         return jax.vmap(one)(jax.random.split(rng, len(lengths)), lengths)
 
     def check_numbers(self) -> None:
-        """Draws a few examples; raises ValueError for ids that are no letters, or wrong lengths."""
+        """Draws a few examples of each length; raises ValueError if they break the contract.
+
+        It is for ids that are no letters, wrong lengths, a `solution` that is not the target, and
+        examples that are all equal because `pair` does not use its rng.
+        """
         lengths = jnp.arange(self.min_length, self.max_length + 1)
-        rng = jax.random.key(0)
-        drawn = on_numbers(lambda: self.pairs(rng, lengths, self.max_length))
-        part = task_part(self)
+        times, longest, part = max(4, 32 // len(lengths)), self.max_length, task_part(self)
+        rngs = jax.random.key(0), jnp.tile(lengths, times)
+        drawn = on_numbers(lambda: self.pairs(*rngs, longest))
         for name, (ids, counts) in zip(("source", "target"), drawn, strict=True):
             size, end = ids.shape[1], self.vocabulary.size
             counted = ids[np.arange(size) < counts[:, None]]
@@ -182,6 +186,23 @@ class SequenceTask(Task):
                 f" many ids of letters, from FIRST = {FIRST} to {end - 1}; got the lengths"
                 f" {sorted({*counts.tolist()})} and the ids {sorted({*counted.tolist()})[:5]}",
             )
+        texts = [
+            [self.vocabulary.decode(row[:count]) for row, count in zip(*side, strict=True)]
+            for side in drawn
+        ]
+        for source, target in zip(*texts, strict=True):
+            right = part.call("solution(text)", self.solution, source)
+            part.require(
+                right is None or right == target,
+                f"solution must give the target of pair, or None; it gives {right!r} for"
+                f" {source!r}, and pair gives {target!r}",
+            )
+        of_keys = np.moveaxis(np.reshape(texts, (2, times, -1)), 1, 0)  # keys, side, length
+
+        def draw(rng: Array) -> Any:
+            return self.pair(rng, lengths[-1], longest=longest)
+
+        check_differ(self, "pair", draw, of_keys)
 
     def padded(self, source: tuple[Array, Array], target: tuple[Array, Array]) -> Batch:
         """Adds SOS, EOS and PAD to pairs with a leading axis B on every array."""

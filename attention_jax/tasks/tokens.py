@@ -45,7 +45,7 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import task_part
+from attention_jax.training.task_class import check_differ, task_part
 
 Array = jax.Array
 
@@ -140,7 +140,7 @@ class TokenTask(CausalTask):
         return self._asked(jax.vmap(task.tokens)(jax.random.split(rng, size)))
 
     def check_numbers(self) -> None:
-        """Draws a few examples; raises ValueError for ids outside of the vocabulary."""
+        """Draws a few examples; raises ValueError for wrong ids, or if all must be equal."""
         drawn = on_numbers(lambda: self.batch(jax.random.key(0), size=EXAMPLES))
         part = task_part(self)
         for name, ids in (("tokens", drawn.target_inputs), ("targets", drawn.targets)):
@@ -158,6 +158,7 @@ class TokenTask(CausalTask):
             f"most_asked must be the largest number of targets; it is {self.most_asked}, and an"
             f" example has {asked}",
         )
+        check_differ(self, "tokens", self.tokens, drawn.target_inputs)
 
     def _asked(self, tokens: Any) -> Batch:
         return without_source(tokens, jax.vmap(self.targets)(tokens))

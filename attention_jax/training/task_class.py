@@ -6,7 +6,13 @@ import dataclasses
 import inspect
 import types
 import typing
+import warnings
+from collections.abc import Callable
 from typing import Any
+
+import jax
+import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from attention_jax.core.names import imported
 from attention_jax.core.programs import Part, is_of_this_package, module_of
@@ -85,6 +91,28 @@ def option_types(cls: Any, prefix: str = "") -> dict[str, Any]:
 def name_of(cls: type[Task]) -> str:
     """The name "module:Name" of a task, from which `task_class` finds it."""
     return f"{module_of(cls)}:{cls.__qualname__}"
+
+
+def check_differ(task: Task, method: str, draw: Callable[[Any], Any], drawn: Any) -> None:
+    """Warns if keys give equal examples; raises ValueError if they must, because rng is not used.
+
+    Args:
+        task: a user's.
+        method: what draws an example, for the words.
+        draw: takes a key, and returns an example.
+        drawn: examples in NumPy, [B, ...] each, of other keys in every row.
+    """
+    leaves = jax.tree.leaves(drawn)
+    if not all(np.array_equal(leaf, leaf[:1].repeat(len(leaf), 0)) for leaf in leaves):
+        return
+    part, jaxpr = task_part(task), jax.make_jaxpr(draw)(jax.random.key(0)).jaxpr
+    is_used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1][0]
+    part.require(is_used, f"{method} must draw with its rng; each key gives the same example")
+    warnings.warn(
+        f"{part.name}: {method} draws the same example with each of {len(leaves[0])} keys; either"
+        " there is no other, or it does not draw with its rng",
+        stacklevel=2,
+    )
 
 
 def task_part(task: Task) -> Part:

@@ -188,14 +188,24 @@ def numbers_of(task: Task, feed: Feed | None) -> Numbers:
         updates = [_updates(task.optimizer(), params)] if own else []
         return _sums(params), jax.lax.map(one, jax.random.split(jax.random.key(0))), *updates
 
-    return _rounded(measured, fed)
+    results = _measured(measured, fed)
+    # Tasks that check their own examples say it of these.
+    if results and feed is None and type(task).check_numbers is Task.check_numbers:
+        of_batches = jax.tree.leaves(results[1][1])
+        if all(np.array_equal(leaf[0], leaf[1], equal_nan=True) for leaf in of_batches):
+            warnings.warn(
+                f"{task_part(task).name}: batch(rng, size={task.train.batch_size}) gives the same"
+                " batch with two keys, so that each step learns from it",
+                stacklevel=2,
+            )
+    return _rounded(results)
 
 
 def numbers_of_optimizer(task: Task) -> Numbers:
     """Numbers of the optimiser that `train` names: eight updates of the parameters of a task."""
     train = dataclasses.replace(task.train, steps=task.train.updates, accumulate=1)
     optimizer = train.transformation()
-    return _rounded(lambda: _updates(optimizer, task.init(jax.random.key(0))))
+    return _rounded(_measured(lambda: _updates(optimizer, task.init(jax.random.key(0)))))
 
 
 def _updates(optimizer: optax.GradientTransformation, params: Params) -> Any:
@@ -241,16 +251,19 @@ def _sums(tree: Any) -> Any:
     return jnp.log(norm), [jnp.sum(leaf * _pattern(leaf, 1.3)) / norm for leaf in floats]
 
 
-def _rounded(function: Callable[..., Any], *arguments: Any) -> Numbers:
-    """The numbers in what a function returns; none if the memory of a device is too small."""
+def _measured(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns, in NumPy; () if the memory of a device is too small."""
     try:
         with jax.default_matmul_precision("highest"):
-            results = on_numbers(function, *arguments)
+            return on_numbers(function, *arguments)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        return []
-    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(results)]).tolist()
+        return ()
+
+
+def _rounded(results: Any) -> Numbers:
+    flat = [number for leaf in jax.tree.leaves(results) for number in np.ravel(leaf).tolist()]
     return [float(f"{number:.8g}") if np.isfinite(number) else None for number in flat]
 
 

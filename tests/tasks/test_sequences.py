@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from user_tasks import Rotate
 
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import accuracies
@@ -225,3 +226,14 @@ def test_a_shorter_target_is_padded_to_its_own_width(monkeypatch):
     assert batch.targets.tolist() == [[FIRST, EOS]] * 3
     assert batch.target_inputs.tolist() == [[SOS, FIRST]] * 3
     assert "program" in config_of(Drawn())
+
+
+class Single(Rotate):
+    """A task with one example of each length."""
+
+    vocabulary = Vocabulary("a")
+
+
+def test_a_task_that_may_have_one_example_is_warned_of():
+    with pytest.warns(UserWarning, match="Single: pair draws the same example with each of 5 keys"):
+        Single().check_numbers()

@@ -259,6 +259,20 @@ def test_a_rewritten_task_is_the_same_if_its_numbers_are(tmp_path, monkeypatch, 
     assert json.loads((tmp_path / "config.json").read_text()) == stored
 
 
+@dataclasses.dataclass(frozen=True)
+class Whole(Toy):
+    """Each batch is all of the data."""
+
+    def batch(self, rng, *, size, length=None):
+        return super().batch(jax.random.key(0), size=size)
+
+
+def test_one_batch_for_every_key_is_warned_of_once(tmp_path):
+    with pytest.warns(UserWarning, match=r"Whole: batch\(rng, size=7\) gives the same batch"):
+        train_toy(toy(Whole, steps=1, log_every=1, checkpoint_every=1), tmp_path)
+    train_toy(toy(Whole, steps=1, log_every=1, checkpoint_every=1), tmp_path)
+
+
 def test_without_numbers_the_digest_stays_until_the_same_program_is_seen(tmp_path):
     train_toy(mine(), tmp_path)
     stored = json.loads((tmp_path / "config.json").read_text())
