@@ -264,6 +264,8 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     paths = draw(experiment, rows, folder)
     claims = claims_of(experiment, content)
     say("\n".join(" | ".join(claim.cells()) for claim in claims))
+    if not default and _settings(config) == _settings(experiment.QUICK):
+        say("untrained, small settings: the numbers show that it runs, and not what comes out")
     say(experiment.table(rows))
     say("\n".join(map(str, [folder / f"{name}.json", *paths])))
     return int(any(claim.verdict == "MISS" for claim in claims))

@@ -145,7 +145,8 @@ def main(arguments: Arguments) -> int:
         rows[name] = measured + _others(name, measured)
         sections += [] if missing else _page_of(work.experiment, rows[name], measured)
     head, lines = summary(*(rows.get(name, []) for name in ("relations", "maps", "cost")))
-    print_table("Scores compared", head, lines)
+    small = " (quick: small settings, hardly trained)" if arguments.quick else ""
+    print_table(f"Scores compared{small}", head, lines)
     if all_missing:
         return 0
     page = [html_page.code(command()), html_page.table(head, lines), *sections]

@@ -174,7 +174,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (analysis.logit_variance, {}, {"logits": no.floats | st.just(1.0)}),
     (analysis.attention_rollout, ROLLOUT, {
         "weights": one_of("text", 3, None, [], ones(2, 3), ones(1, 1, 2, 3), ones(0, 1, 2, 2),
-                          ones(1, 1, 2, 2), [ones(1, 2, 2), ones(1, 3, 3)], [ones(1, 2, 2), "text"]),
+                          ones(1, 1, 2, 2), [ones(1, 2, 2), ones(1, 3, 3)],
+                          [ones(1, 2, 2), "text"]),
         "residual": no.rate.filter(lambda x: x != [0.1]), "head_reduction": no.word}),
     (analysis.attention_gradients, TOKENS | {"doutput": ones(2, 2)}, {
         **only_floats, "doutput": no.floats | one_of(None, ones(3, 2), ones(2, 2, 2))}),

@@ -153,13 +153,7 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rank correlation: that of the ranks, where equal numbers share their mean rank.
 
     It is NaN if all numbers of a sequence are equal.
-
-    Raises:
-        ValueError: the sequences do not have the same length, at least 2.
     """
-    if len(first) != len(second) or len(first) < 2:
-        lengths = f"{len(first)} and {len(second)}"
-        raise ValueError(f"both must have one length, at least 2; got lengths {lengths}")
     a, b = (ranks - ranks.mean() for ranks in map(_ranks, (first, second)))
     squares = float(np.sqrt((a @ a) * (b @ b)))
     return float(a @ b) / squares if squares else float("nan")

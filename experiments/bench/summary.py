@@ -69,11 +69,11 @@ def _of_task(rows: list[Row], task: str) -> list[str]:
     else:
         (of_rate,) = lab.where(maps, rate=rate)
         steps = infinite(of_rate["solved"])[of_rate["deviations"].index(deviation)]
-    median = "never" if np.isinf(np.median(steps)) else f"{np.median(steps):.0f}"
+    solved, median = np.isfinite(steps).sum(), np.median(steps)
     return [
         f"{np.isfinite(own[0]).sum()} of {len(own[0])}" if own else _NONE,
-        f"{deviation:.3g}; {rate:g}",
-        f"{median} ({np.isfinite(steps).sum()} of {len(steps)})",
+        f"{deviation:.3g}; {rate:g}" if solved else "none",  # the best cell of no map
+        f"{'never' if np.isinf(median) else f'{median:.0f}'} ({solved} of {len(steps)})",
     ]
 
 

@@ -174,10 +174,13 @@ def test_results_that_cannot_be_written_are_an_error_before_the_run(tmp_path):
     assert calls == []
 
 
-def test_claims_bind_the_default_settings_alone(tmp_path):
+def test_claims_bind_the_default_settings_alone(tmp_path, capsys):
     experiment = stand_in("mine", [], measured=2.0)
     assert lab.conduct(experiment, Config(), tmp_path) == 1
     assert lab.conduct(experiment, Config(size=4), tmp_path) == 0
+    assert "untrained" not in capsys.readouterr().out
+    assert lab.conduct(experiment, experiment.QUICK, tmp_path) == 0
+    assert "untrained, small settings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

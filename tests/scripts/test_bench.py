@@ -106,6 +106,22 @@ def test_a_users_score_has_a_line_beside_the_committed_ones(run):
     assert page.count("data:image/png") == 2  # relations and maps
 
 
+def test_a_score_that_solved_nothing_has_no_best_cell(run, monkeypatch):
+    (row,) = map_rows([SCORE])
+    never = {**row, "solved": [[None, None]] * 3}
+    monkeypatch.setattr(maps, "run", lambda config: [never])
+    assert run("--score", SCORE, "--tasks", "recall")[0] == 0
+    assert _table()[1][1:4] == ["0 of 2", "none", "never (0 of 2)"]
+    # The seeds of the test have more steps, and the score's own constant is no cell.
+    test = {**rows_of_tests([SCORE])[0], "solved": [[None, None, 1900]]}
+    own = {**row, "solved": [*[[None, None]] * 2, [500, None]]}
+    for rows, cells in (
+        ([never, test], ["0 of 2", "0.25; 0.003", "never (1 of 3)"]),
+        ([own], ["1 of 2", "none", "never (0 of 2)"]),
+    ):
+        assert summary.summary(relation_rows([SCORE])[:1], rows, [])[1][0][2:5] == cells
+
+
 def test_each_task_has_a_figure_of_its_maps(run, monkeypatch):
     def measured(config):
         return [row for task in config.tasks for row in map_rows(config.scores, task=task)]
@@ -127,7 +143,9 @@ def test_only_what_is_asked_for_is_in_the_table(run):
 def test_quick_measures_scaled_dot_as_quickly(run, monkeypatch):
     asked = []
     monkeypatch.setattr(maps, "run", lambda config: asked.append(config) or map_rows(config.scores))
-    assert run("--score", "dot", "--quick")[0] == 0
+    status, out, _ = run("--score", "dot", "--quick")
+    assert status == 0
+    assert "small settings" in out
     assert [line[0] for line in _table()[1:]] == [
         "dot (quick)",
         "scaled (quick)",
