@@ -40,7 +40,12 @@ _UNSHOWN = {
 # Files of JAX with rules that call functions of the user: `custom_root`, `custom_gradient`.
 _OF_CALLERS = ("solves.py", "custom_derivatives.py")
 _HOST_CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
-_DIGESTS: dict[int, bytes] = {}  # of the JAX arrays with these ids, while they exist
+CALLS_PYTHON = "+"  # how the digest of a program ends that calls functions which it does not show
+_PRINTS = ("debug_print", "debug_callback", *_HOST_CALLBACKS)
+# The digests of the arrays with these ids, while they exist; of an array of NumPy's, which may
+# change, with its numbers, which are compared in a fifth of the time.
+_DIGESTS: dict[int, tuple[bytes, bytes | None]] = {}
+_LARGEST_COPY = 2**24  # bytes
 
 
 def program_digest(program: Callable[..., Any], arguments: Any, name: str, remedy: str) -> str:
@@ -61,7 +66,7 @@ def program_digest(program: Callable[..., Any], arguments: Any, name: str, remed
     with jax.sharding.use_abstract_mesh(_NO_MESH), jax.default_matmul_precision(None):
         # JAX remembers traces by function, so the lambda is a new function.
         closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
-        programs, digest = [(closed, 2)], hashlib.sha256()
+        programs, digest, end = [(closed, 2)], hashlib.sha256(), ""
         for closed, orders in programs:  # which grows
             digest.update(_text_of(closed).encode())
             for inner in _with_inner(closed):
@@ -79,23 +84,33 @@ def program_digest(program: Callable[..., Any], arguments: Any, name: str, remed
                             f"{name} must not read the result of a Python function ({kind}): use"
                             " jax.numpy"
                         )
+                    if kind in _PRINTS[1:]:
+                        end = CALLS_PYTHON
                     if kind in _UNSHOWN:
                         unshown = _unshown(equation, inner, orders)
                         programs += [(each, orders - 1) for each in unshown]
-    return digest.hexdigest()
+    return digest.hexdigest() + end
 
 
 def _numbers_of(array: Any) -> bytes:
-    """The digest of an array's numbers; of a JAX array, which cannot change, computed once."""
-    digest = _DIGESTS.get(id(array))
-    if digest is None:
-        is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
-        numbers = np.asarray(jax.random.key_data(array) if is_key else array)
-        digest = hashlib.sha256(numbers.tobytes()).digest()
-        if isinstance(array, jax.Array):
-            _DIGESTS[id(array)] = digest
-            weakref.finalize(array, _DIGESTS.pop, id(array), None)
-    return digest
+    """The digest of an array's numbers, computed once."""
+    is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
+    fixed = isinstance(array, jax.Array)
+    owner = array
+    if not fixed:  # JAX has a view of the array
+        array = np.asarray(array)
+        owner = array if array.base is None else array.base
+    digest, copy = _DIGESTS.get(id(owner), (None, None))
+    if digest is not None and (fixed or array.tobytes() == copy):
+        return digest
+    with jax.transfer_guard("allow"):
+        numbers = np.asarray(jax.random.key_data(array) if is_key else array).tobytes()
+    new = hashlib.sha256(numbers).digest()
+    if fixed or len(numbers) <= _LARGEST_COPY:
+        _DIGESTS[id(owner)] = new, None if fixed else numbers
+        if digest is None:
+            weakref.finalize(owner, _DIGESTS.pop, id(owner), None)
+    return new
 
 
 def _text_of(program: ClosedJaxpr) -> str:
@@ -115,6 +130,38 @@ def _with_inner(program: ClosedJaxpr) -> list[ClosedJaxpr | Jaxpr]:
                 values = value if isinstance(value, tuple | list) else (value,)
                 programs += [inner for inner in values if isinstance(inner, ClosedJaxpr | Jaxpr)]
     return programs
+
+
+def without_prints(program: Any) -> Any:
+    """A program without `jax.debug.print` and other calls of Python that give it no result."""
+    unwanted = [
+        equation
+        for each in _with_inner(program)
+        for equation in each.eqns
+        if equation.primitive.name in _PRINTS and not equation.outvars
+    ]
+    effects = {effect for equation in unwanted for effect in equation.effects}
+
+    def silent(value: Any) -> Any:
+        # From JAX 0.12 on, a closed program is its own `jaxpr`.
+        if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:
+            return value.replace(jaxpr=silent(value.jaxpr))
+        if isinstance(value, ClosedJaxpr | Jaxpr):
+            equations = [
+                each.replace(
+                    params={name: silent(param) for name, param in each.params.items()},
+                    effects=each.effects - effects,
+                )
+                for each in value.eqns
+                if not any(each is other for other in unwanted)
+            ]
+            replaced: Any = value.replace
+            return replaced(eqns=equations, effects=value.effects - effects)
+        if type(value) in (tuple, list):
+            return type(value)(map(silent, value))
+        return value
+
+    return silent(program) if unwanted else program
 
 
 def _unshown(equation: Any, program: ClosedJaxpr | Jaxpr, orders: int) -> list[ClosedJaxpr]:

@@ -3,7 +3,8 @@
 Compiled programs are cached by their static arguments. But a user's object may compute something
 else and still be equal to what it was: a global, an attribute or the source of a function has
 changed. So each call traces such a part, on shapes, and replaces it by a stand-in. Two of these are
-equal only if their programs are, including the numbers in them.
+equal if their programs are, including the numbers in them: a function that is made anew in each
+call is compiled once.
 
 Scores and normalisers are static arguments: their stand-in is a `Known`. Masks and biases hold
 arrays that JAX differentiates: their stand-in is a pytree (`pairwise/known.py`), with the digest of
@@ -13,26 +14,35 @@ the program as a static field. A `Part` traces and checks both.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import os
 import sysconfig
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxpr_as_fun
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.digests import LIBRARY_FOLDER, program_digest
+from attention_jax.core.digests import CALLS_PYTHON, LIBRARY_FOLDER, program_digest, without_prints
 
+Size = tuple[int, int]  # the numbers of queries and of keys of a tile
 Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
 
 _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 # How the names of files begin that are installed, which no user writes.
 _INSTALLED_FILES = ("<frozen ", LIBRARY_FOLDER, *(os.path.join(path, "") for path in _INSTALLED))
 _SEEN: set[tuple[str, str]] = set()  # what has been checked on numbers
+# Of a program that may depend on the number of its tokens: the sizes with which it was called.
+_TILES: dict[tuple[str, str], set[Size] | None] = {}
+_KNOWN: weakref.WeakValueDictionary[Any, Known] = weakref.WeakValueDictionary()
+# Methods that are called with the tokens, features or logits of a tile.
+_ON_TILES = ("project_query", "project_key", "pair", "pair_vjp", "transform", "weight", "inverse")
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
     (jax.errors.TracerBoolConversionError, "use jnp.where in place of a branch on an array"),
@@ -115,33 +125,85 @@ class Part:
                 result = f"; got a list of {shapes_in_words(*got)}"
             raise ValueError(f"{self.name}: {contract}{result}")
 
+    def traced(
+        self, trace: Callable[[Any], str], size: Size, check: Callable[[str], None]
+    ) -> tuple[tuple[str, ...], tuple[Size, ...]]:
+        """Traces a program on one tile, and on those on which it may be another one.
+
+        A program may branch on the number of its tokens. If it can be traced for symbolic numbers,
+        it does not. Otherwise it is traced on each tile on which it was called before, too.
+
+        Args:
+            trace: gives the digest of the program for a number of queries and of keys.
+            size: such numbers, for the first tile.
+            check: takes the first digest; raises ValueError if the part breaks its contract.
+
+        Returns:
+            the digests, and the sizes of their tiles.
+        """
+        digest = trace(size)
+        check(digest)
+        name = self.name, digest
+        if name not in _TILES:
+            _TILES[name] = None
+            try:
+                trace(jax.export.symbolic_shape("queries, keys"))
+            except Exception:
+                _TILES[name] = set()
+        others = tuple(sorted(_TILES[name] or ()))
+        return (digest, *map(trace, others)), (size, *others)
+
+    def tiles(self, digest: str) -> set[Size] | None:
+        """Where the sizes of the tiles are kept with which the program of a digest is called.
+
+        None if they do not matter.
+        """
+        return _TILES[self.name, digest]
+
     def check_once(self, digest: str, check: Callable[[], None]) -> None:
         """Calls `check` unless a part with this name and program has passed it before."""
         if (self.name, digest) not in _SEEN:
             check()
             _SEEN.add((self.name, digest))
 
-    def known(self, program: Any, args: Any, dtype: Any, init: Any, sizes: Any, check: Any) -> Any:
+    def known(
+        self,
+        program: Callable[..., Any],
+        arguments: Callable[[Any, Any], Any],
+        size: Size,
+        check: Callable[[], None],
+        init: Callable[[jax.Array], Any],
+        sampled: Any,
+        **about: Any,
+    ) -> Any:
         """The `Known` of this part, after `check` where its program was not seen before.
 
         Args:
-            program: takes params and arrays, and calls all methods of the user but `init`.
-            args: its arguments, of which the shapes are read.
-            dtype: float32 or float64, in which the part computes.
+            program: takes pytrees of arrays, returns one, and calls all methods but `init`.
+            arguments: makes the shapes of its arguments for a number of queries and of keys.
+            size: such numbers, for the first tile.
+            check: raises ValueError if the part breaks its contract.
             init: makes params of a PRNG key.
-            sizes: the shapes of `sample_numbers`.
-            check: takes the arguments of the program as `jax.ShapeDtypeStruct`.
+            sampled: the shapes of `sample_numbers`.
+            about: `tile_of` and `facts` of the `Known`.
         """
-        shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), args)
-        key, sampled = jax.eval_shape(lambda: jax.random.key(0)), (self.part, init, *sizes)
+
+        def trace(size: Any) -> str:
+            return self.trace(program, *arguments(*size))
+
+        digests, sizes = self.traced(trace, size, lambda digest: self.check_once(digest, check))
         known = Known(
             self.part,
-            trace=lambda: self.trace(program, *shapes),
-            trace_init=lambda: self.trace(init, key),
-            sample=lambda: self.call("its derivative", sample_numbers, *sampled),
+            digests,
+            lambda: tuple(map(trace, sizes)),
+            tiles=self.tiles(digests[0]),
+            trace_init=lambda: self.trace(init, jax.eval_shape(lambda: jax.random.key(0))),
+            sample=lambda: self.call("its derivative", sample_numbers, self.part, init, *sampled),
+            **about,
         )
-        self.check_once(known.digest, lambda: check(*shapes))
-        return known
+        held = _KNOWN.setdefault(known.key, known)
+        vars(held).update(vars(known))  # compiled functions may hold it; this part is newer
+        return held
 
     def trace(self, program: Callable[..., Any], *arguments: Any) -> str:
         """Traces a function on shapes; nothing is computed and nothing is compiled.
@@ -160,15 +222,18 @@ class Part:
 
 
 class Known:
-    """Stands in for a user's part; equal to another if the parts and their programs are equal.
+    """Stands in for the parts with one program, and holds the newest of them.
 
-    It has all attributes and methods of the part. For a derivative JAX may trace a method again
-    later, with the part of the original call. So the parts are compared as well as the programs,
-    and a part that has changed since is refused.
+    It has all attributes and methods of that part. For a derivative JAX may trace a method again
+    later. So the programs are compared again, and a part that has changed since is refused.
 
     Args:
         part: the part.
-        trace: gives the digest of the part's program as it is now.
+        digests: of the part's program, on one tile or on several.
+        trace: gives the digests of the part's program as it is now.
+        tiles: where the sizes of further tiles are kept; None if they do not matter.
+        tile_of: the size of the tile that a method's arguments make, such as (5, 7).
+        facts: what the library reads of the part beside its program, hashable.
         trace_init: gives the digest of the part's `init`, on which no call depends, but a run does.
         sample: gives numbers by which a changed program is compared; see `sample_numbers`.
     """
@@ -176,20 +241,36 @@ class Known:
     def __init__(
         self,
         part: Any,
-        trace: Callable[[], str],
+        digests: tuple[str, ...],
+        trace: Callable[[], tuple[str, ...]],
+        tiles: set[Size] | None = None,
+        tile_of: Any = None,
+        facts: Any = (),
         trace_init: Callable[[], str] = str,
         sample: Callable[[], Numbers] = list,
     ):
         self.part, self._trace, self.trace_init, self.sample = part, trace, trace_init, sample
-        self.digest = trace()
+        self.digest, self._digests = digests[0], digests
+        self._tiles, self._tile_of = tiles, tile_of
+        self.key: tuple[Any, ...] = digests, _kinds(part), facts
+        if self.digest.endswith(CALLS_PYTHON):  # which function it calls is not in the program
+            self.key += (part if part.__hash__ else id(part),)
 
     def __getattr__(self, name: str) -> Any:
         if "part" not in vars(self):  # while it is copied
             raise AttributeError(name)
         value = getattr(self.part, name)
         if callable(value) and name not in ("init", "param_shapes"):  # not in the program
-            check_unchanged(repr(self.part), self.digest, self._trace())
+            check_unchanged(repr(self.part), self._digests, self._trace())
+            if name in _ON_TILES:
+                return functools.partial(self._on_tile, value)
         return self if value is self.part else value
+
+    def _on_tile(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """The method's result; the size of the tile is kept."""
+        if self._tiles is not None:
+            self._tiles.add(self._tile_of(*arguments))
+        return method(*arguments)
 
     # `isinstance` and `dataclasses.fields` read `__class__`, so that a `Known` score is a `Score`.
     # `type(score) is Known` tells it from the part itself.
@@ -204,15 +285,17 @@ class Known:
         return repr(self.part)
 
     def __hash__(self) -> int:
-        return hash(self.digest)
+        return hash(self.key)
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not Known or self.digest != other.digest:
-            return False
-        try:
-            return self.part is other.part or bool(self.part == other.part)
-        except (TypeError, ValueError):  # a field holds an array
-            return False
+        return type(other) is Known and self.key == other.key
+
+
+def _kinds(part: Any) -> Any:
+    """The classes of a part and of the parts in its fields, which say how it is computed."""
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    values = (getattr(part, field.name) for field in fields)
+    return type(part), *(_kinds(value) for value in values if callable(value))
 
 
 def identity(part: Any) -> str:
@@ -220,7 +303,7 @@ def identity(part: Any) -> str:
     return f"{part.digest} {part.trace_init()}" if type(part) is Known else repr(part)
 
 
-def check_unchanged(name: str, before: str, now: str) -> None:
+def check_unchanged(name: str, before: Any, now: Any) -> None:
     """Raises ValueError if a part of a user is another program than when it was called."""
     if before != now:
         raise ValueError(
@@ -298,10 +381,19 @@ def is_wide(array: Any, dtype: Any) -> bool:
 def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
     """NumPy arrays that a function gives of NumPy arrays, also in the middle of a trace.
 
-    NaN and infinities are the caller's to judge, also under `jax_debug_nans` and `jax_debug_infs`.
+    Nothing of it is seen: what the function prints is left out. NaN and infinities are the
+    caller's to judge, also under `jax_debug_nans` and `jax_debug_infs`.
     """
-    with jax.ensure_compile_time_eval(), jax.debug_nans(False), jax.debug_infs(False):
-        return jax.tree.map(np.asarray, jax.jit(lambda *arrays: function(*arrays))(*arguments))
+    with (
+        jax.ensure_compile_time_eval(),
+        jax.transfer_guard("allow"),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+    ):
+        trace = jax.make_jaxpr(lambda *arrays: function(*arrays), return_shape=True)
+        program, shapes = trace(*arguments)
+        results = jax.jit(jaxpr_as_fun(without_prints(program)))(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), map(np.asarray, results))
 
 
 def close(left: Any, right: Any) -> bool:

@@ -356,8 +356,8 @@ class ModelConfig:
         parts = [part for parts in self.parts().values() for part in parts.values()]
         if not self.defaults_of_users_parts() and all(map(is_of_library, parts)):
             return settings
-        digest = " ".join(map(identity, parts))
-        return Known(settings, lambda: digest)
+        digests = tuple(map(identity, parts))
+        return Known(settings, digests, lambda: digests, facts=settings)
 
     @property
     def label(self) -> str:

@@ -28,6 +28,7 @@ from attention_jax.normalizers.threshold import num_visits
 
 Array = jax.Array
 
+_FACTS = ("sums_to_one", "convex", "steep", "uses_num_keys", "is_softmax")
 _NUM_KEYS = "set uses_num_keys = True if it reads num_keys, which is None otherwise"
 
 
@@ -72,13 +73,23 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
             results.append(elementwise("inverse", family.inverse, params, weights))
         return results
 
-    shapes = part.call("init", normalizer.param_shapes)
-    arrays = (shapes, np.empty((3, 5)), np.empty((3, 1)), np.empty(3))
+    init_shapes = part.call("init", normalizer.param_shapes)
 
-    def check(*_: Any) -> None:
-        _check_weights(part, normalizer, dtype)
+    def arguments(queries: Any, keys: Any) -> Any:
+        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), init_shapes)
+        shapes = (queries, keys), (queries, 1), (queries,)
+        return params, *(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
 
-    return part.known(program, arrays, dtype, normalizer.init, ((3, 4),), check)
+    return part.known(
+        program,
+        arguments,
+        (3, 5),
+        lambda: _check_weights(part, normalizer, dtype),
+        normalizer.init,
+        ((3, 4),),
+        tile_of=lambda _, logits, *others: (len(logits), logits.shape[-1]),
+        facts=tuple(getattr(each, name) for each in (normalizer, family) for name in _FACTS),
+    )
 
 
 def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:

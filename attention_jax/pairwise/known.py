@@ -10,6 +10,7 @@ import numpy as np
 
 from attention_jax.core.programs import (
     Part,
+    Size,
     check_unchanged,
     is_array,
     is_of_this_package,
@@ -32,21 +33,28 @@ _TRACED_SIZES = (3, 5)  # the queries and keys of the traced tile
 
 @position_dataclass
 class _KnownPart(PositionFunction):
-    """A user's mask or bias with the digest of its program, a static option: a new one recompiles.
+    """A user's mask or bias with the digests of its program, static options: new ones recompile.
 
     Its methods raise ValueError unless the program is still that of the call.
     """
 
-    digest: str
+    digests: tuple[str, ...]
+    sizes: tuple[Size, ...]  # of the tiles on which it was traced
     part: Any = part_field()
 
-    def unchanged(self) -> Any:
+    def on_tile(self, *positions: Array) -> Any:
+        """The part, for a tile of these positions."""
         part = self.part
-        check_unchanged(f"{part.kind} {type(part).__name__}", self.digest, _digest(part))
+        now = tuple(_digest(part, size) for size in self.sizes)
+        check_unchanged(f"{part.kind} {type(part).__name__}", self.digests, now)
+        tiles = _named_part(part).tiles(self.digests[0])
+        if tiles is not None:
+            queries, keys = map(len, positions)
+            tiles.add((queries, keys))
         return part
 
     def at(self, query_positions: Array, key_positions: Array) -> Array:
-        return self.unchanged().at(query_positions, key_positions)
+        return self.on_tile(query_positions, key_positions).at(query_positions, key_positions)
 
 
 @mask_dataclass
@@ -56,7 +64,8 @@ class KnownMask(_KnownPart, Mask):
     allowed = _KnownPart.at
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
-        return self.unchanged().tile_status(query_positions, key_positions)
+        positions = query_positions, key_positions
+        return self.on_tile(*positions).tile_status(*positions)
 
     def most_keys(self) -> int:
         return self.part.most_keys()
@@ -91,12 +100,16 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
     def known(function: Any) -> Any:
         if not is_users(function):
             return function
-        part, digest = _named_part(function), _digest(function, dtype)
+        part = _named_part(function)
         is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(function))
-        if _has_status(function) and not is_traced:
-            sizes = f"{digest} {lengths}"  # a longer call has tiles that a shorter one has not
-            part.check_once(sizes, lambda: _check_status(part, function, lengths))
-        return (KnownMask if isinstance(function, Mask) else KnownBias)(digest, function)
+
+        def check(digest: str) -> None:
+            if _has_status(function) and not is_traced:
+                seen = f"{digest} {lengths}"  # a longer call has tiles that a shorter one has not
+                part.check_once(seen, lambda: _check_status(part, function, lengths))
+
+        traced = part.traced(lambda size: _digest(function, size, dtype), _TRACED_SIZES, check)
+        return (KnownMask if isinstance(function, Mask) else KnownBias)(*traced, function)
 
     def is_whole(part: Any) -> bool:
         return is_users(part) or isinstance(part, _KnownPart)
@@ -112,16 +125,16 @@ def _has_status(function: PositionFunction) -> bool:
     return isinstance(function, Mask) and type(function).tile_status is not Mask.tile_status
 
 
-def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
-    """Traces the methods of a user's mask or bias on a small tile, and checks their results."""
+def _digest(function: PositionFunction, size: Any, dtype: Any = jnp.float16) -> str:
+    """Traces the methods of a user's mask or bias on a tile, and checks their results."""
     part = _named_part(function)
     part.check_signatures(function)
     is_mask = isinstance(function, Mask)
     name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
     values = "booleans" if is_mask else f"floats of {jnp.dtype(dtype)} or more"
     contract = (
-        f"{name} must return {values} that broadcast to {list(_TRACED_SIZES)} of"
-        f" {_TRACED_SIZES[0]} queries, {_TRACED_SIZES[1]} keys"
+        f"{name} must return {values} that broadcast to {list(size)} of"
+        f" {size[0]} queries, {size[1]} keys"
     )
 
     def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
@@ -132,14 +145,14 @@ def _digest(function: PositionFunction, dtype: Any = jnp.float16) -> str:
 
     def program(function: Any, *positions: Array) -> Any:
         entries = part.call(name, getattr(function, name), *positions, of=positions, cure=contract)
-        fits = is_array(entries, kind) and broadcasts(entries.shape, _TRACED_SIZES)
+        fits = is_array(entries, kind) and broadcasts(entries.shape, size)
         part.require(fits and is_wide(entries, dtype), contract, entries)
         if not _has_status(function):
             return entries
         return entries, part.call("tile_status", function.tile_status, *positions, of=positions)
 
     example = jax.tree.map(without_batch, function, function.core_ndims())
-    positions = [jax.ShapeDtypeStruct((size,), jnp.arange(0).dtype) for size in _TRACED_SIZES]
+    positions = [jax.ShapeDtypeStruct((length,), jnp.arange(0).dtype) for length in size]
     return part.trace(program, example, *positions)
 
 

@@ -28,8 +28,7 @@ class FunctionScore(Score):
     tokens that no allowed pair contains; their logits are masked afterwards.
 
     Each call of `attention` traces the function, and so reads the current values of its closure and
-    globals. It compiles again only when these have changed, or when the function is another object.
-    A `lambda` inside a loop is a new object in every step: define the function once.
+    globals. It compiles again only when these have changed.
 
     Params: {} for (q, k); for (params, q, k) any pytree of float arrays, which the whole batch
     shares. (`Score.init` tells which axes of a parameter are batch axes, and a function has no

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -22,6 +21,11 @@ from attention_jax.core.programs import (
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.wrapped import WrappedScore
 
+_FACTS = ("needs_equal_dims", "tile_cost", "finite_slopes", "translation_invariant")
+_REMEDY = (
+    "take it as a parameter, and give attention params=, or score=jax.tree_util.Partial(f, array)"
+    " of a function f(array, q, k)"
+)
 _CONTRACT = "pair must give logits [t, s] of q_features [t, ...] and k_features [s, ...]"
 
 
@@ -47,7 +51,7 @@ def known_score(
     """
     if type(score) is Known or is_of_library(score):
         return score
-    part = Part("score", score, "take it as a parameter, and give attention params=")
+    part = Part("score", score, _REMEDY)
     part.check_signatures(score)
     arguments = (params, query_dim, key_dim, dtype)
     try:
@@ -63,19 +67,20 @@ def _traced_score(
 ) -> Score:
     # Transposed features and logits have other shapes.
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
-    arrays = (
-        part.call("init", score.param_shapes, params, query_dim, key_dim),
-        np.empty((target, query_dim)),
-        np.empty((source, key_dim)),
-    )
+    params = part.call("init", score.param_shapes, params, query_dim, key_dim)
     width = f"{jnp.dtype(dtype)} or more"
+
+    def arguments(queries: Any, keys: Any) -> Any:
+        shapes = (queries, query_dim), (keys, key_dim)
+        tokens = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params), *tokens
 
     def init(rng: Any) -> Params:
         return score.init(rng, query_dim, key_dim)
 
     def features_of(name: str, params: Any, tokens: Any) -> Any:
         features = part.call(name, getattr(score, name), params, tokens, of=(tokens,))
-        contract = f"{name} must return one row per token, [{len(tokens)}, ...], in {width}"
+        contract = f"{name} must return one row per token, [{tokens.shape[0]}, ...], in {width}"
         leaves = jax.tree.leaves(features)
         rows = [np.shape(leaf)[:1] == tokens.shape[:1] and is_wide(leaf, dtype) for leaf in leaves]
         part.require(all(rows), contract, features)
@@ -87,6 +92,7 @@ def _traced_score(
         k_features = features_of("project_key", params, key)
         both = (q_features, k_features)
         logits = part.call("pair", score.pair, params, *both, of=both, cure=_CONTRACT)
+        target, source = query.shape[0], key.shape[0]
         contract = (
             f"pair must return float logits {[target, source]} of {target} queries, {source} keys,"
             f" in {width}"
@@ -105,8 +111,20 @@ def _traced_score(
             if _is_users(score, name)
         ]
 
-    shapes = ((3, query_dim), (4, key_dim))
-    return part.known(program, arrays, dtype, init, shapes, partial(_check_pairs, part, score))
+    def tile_of(_: Any, *arrays: Any) -> tuple[int, int]:
+        features = jax.tree.leaves(arrays[:2])
+        return features[0].shape[0], features[-1].shape[0]
+
+    return part.known(
+        program,
+        arguments,
+        (target, source),
+        lambda: _check_pairs(part, score, *arguments(7, 5)),
+        init,
+        ((3, query_dim), (4, key_dim)),
+        tile_of=tile_of,
+        facts=tuple(getattr(score, name) for name in _FACTS),
+    )
 
 
 def _is_users(score: Score, method: str) -> bool:
@@ -129,28 +147,31 @@ def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) ->
     def positive(leaf: Any) -> np.ndarray:  # as a width or a temperature must be
         return random.uniform(0.1, 0.6, leaf.shape).astype(leaf.dtype)
 
+    def logits_of(params: Any, query: Any, key: Any) -> Any:  # unlike score(), without an origin
+        features = score.project_query(params, query), score.project_key(params, key)
+        return score.pair(params, *features)
+
     params = jax.tree.map(positive, params)
-    # More tokens than a tile may have, so that a position beyond them is seen.
-    query, key = normal(130, query.shape[1]), normal(130, key.shape[1])
-    rows, columns = random.permutation(130)[:65], random.permutation(130)[:65]
-    logits = on_numbers(score, params, query, key)[np.ix_(rows, columns)]
+    query, key = normal(*query.shape), normal(*key.shape)
+    rows, columns = random.permutation(7)[:5], random.permutation(5)[:4]
+    logits = on_numbers(logits_of, params, query, key)[np.ix_(rows, columns)]
     part.require(
-        close(logits, on_numbers(score, params, query[rows], key[columns])),
+        close(logits, on_numbers(logits_of, params, query[rows], key[columns])),
         "it must give each pair a logit that depends on its query and its key alone; it depends on"
         " positions or on other tokens: use a bias for positions, and params for what all tokens"
         " share",
     )
-    if score.translation_invariant:  # so small an offset is none that `Score.__call__` takes away
+    if score.translation_invariant:
         offset = np.linspace(-0.5, 0.5, key.shape[1], dtype=key.dtype)
         moved = (tokens + offset for tokens in (query[rows], key[columns]))
         part.require(
-            score.needs_equal_dims and close(logits, on_numbers(score, params, *moved)),
+            score.needs_equal_dims and close(logits, on_numbers(logits_of, params, *moved)),
             "it must not be translation_invariant: its logits change with an offset of all tokens",
         )
     if not (_is_users(score, "tile_params") or _is_users(score, "pair_vjp")):
         return
-    q_features = on_numbers(score.project_query, params, query[:5])
-    k_features = on_numbers(score.project_key, params, key[:7])
+    q_features = on_numbers(score.project_query, params, query)
+    k_features = on_numbers(score.project_key, params, key)
     if _is_users(score, "tile_params"):
 
         def logits_of_tile(params: Any, q_features: Any, k_features: Any) -> Any:
@@ -170,7 +191,7 @@ def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) ->
         """By the user's method, and by JAX."""
         return score.pair_vjp(*arguments), Score.pair_vjp(score, *arguments)
 
-    own, expected = on_numbers(derivatives, params, q_features, k_features, normal(5, 7))
+    own, expected = on_numbers(derivatives, params, q_features, k_features, normal(7, 5))
     same = jax.tree.structure(own) == jax.tree.structure(expected)  # type: ignore[operator]
     part.require(
         same

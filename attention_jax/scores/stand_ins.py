@@ -14,6 +14,7 @@ sends NaN.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -24,6 +25,9 @@ from jax.extend.core import Literal
 from attention_jax.scores.contract import Params, Score
 
 Array = jax.Array
+
+# Of `needs_stand_ins`, for scores while they exist: a user's may hold large arrays.
+_ANSWERS: weakref.WeakKeyDictionary[Score, dict[Any, bool]] = weakref.WeakKeyDictionary()
 
 # Operations whose slope is finite at every finite input. A missing operation costs time only.
 _FINITE_SLOPES = """
@@ -118,21 +122,19 @@ def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) 
     if score.finite_slopes is not None:
         return not score.finite_slopes
     shapes, structure = jax.tree.flatten(score.param_shapes(params, query_dim, key_dim))
-    return _may_have_infinite_slopes(score, structure, tuple(shapes), query_dim, key_dim)
+    answers = _ANSWERS.setdefault(score, {})
+    sizes = structure, *shapes, query_dim, key_dim
+    if sizes not in answers:
 
+        def float32(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.float32)
 
-@functools.lru_cache(maxsize=256)
-def _may_have_infinite_slopes(
-    score: Score, structure: Any, shapes: tuple[Any, ...], query_dim: int, key_dim: int
-) -> bool:
-    def float32(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-    params = jax.tree.unflatten(structure, [float32(*leaf.shape) for leaf in shapes])
-    q_features = jax.eval_shape(score.project_query, params, float32(1, query_dim))
-    k_features = jax.eval_shape(score.project_key, params, float32(1, key_dim))
-    program = jax.make_jaxpr(score.pair)(params, q_features, k_features).jaxpr
-    return not _is_finite(program, program.invars)
+        params = jax.tree.unflatten(structure, [float32(*leaf.shape) for leaf in shapes])
+        q_features = jax.eval_shape(score.project_query, params, float32(1, query_dim))
+        k_features = jax.eval_shape(score.project_key, params, float32(1, key_dim))
+        program = jax.make_jaxpr(score.pair)(params, q_features, k_features).jaxpr
+        answers[sizes] = not _is_finite(program, program.invars)
+    return answers[sizes]
 
 
 def _is_finite(program: Any, variables: Iterable[Any]) -> bool:
