@@ -120,7 +120,8 @@ def dot_product_attention(
     if scale is not None:
         score, query = _with_scale(score, scale, query)
     given = mask, causal_mask() if is_causal else None, _mask_of_window(local_window_size)
-    masks = [_mask_with_axes(mask, 4) for mask in given if mask is not None]
+    masks = [_with_axes("mask", mask, 4) for mask in given if mask is not None]
+    bias = None if bias is None else _with_axes("bias", bias, 4)
     # What a user wrote is traced here, outside of the program below.
     score, heads = _checked_heads(score, params, query, key, value, bias, masks)
     batch_size = query.shape[0] if query.ndim > 3 else 1
@@ -267,7 +268,8 @@ class _FlaxAttention(nnx.Module):
         # In a step of a cache the mask that Flax made is causal, and the query is not the first.
         is_step = mask is not None and query.shape[-3] == 1 < key.shape[-3]
         given = mask, causal_mask() if is_causal and not is_step else None
-        masks = [_mask_with_axes(mask, query.ndim) for mask in given if mask is not None]
+        masks = [_with_axes("mask", mask, query.ndim) for mask in given if mask is not None]
+        bias = None if bias is None else _with_axes("bias", bias, query.ndim)
         rate = 0.0 if deterministic else dropout_rate
         if broadcast_dropout and rate:
             # `attention` would split one key over the batch and the heads; here they share it.
@@ -303,7 +305,7 @@ def _checked_heads(
     query: Array,
     key: Array,
     value: Array,
-    bias: Bias | ArrayLike | None,
+    bias: Bias | None,
     masks: list[Mask],
 ) -> tuple[Score, _HeadArrays]:
     """The score and the arrays of a call, with what a user wrote traced.
@@ -331,8 +333,6 @@ def _checked_heads(
     dtype = accumulator_dtype(query, key, value, *arrays).type
     score = known_score(score, params, query_dim, key_dim, dtype)
     params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
-    if bias is not None:
-        bias = as_bias(bias if isinstance(bias, Bias) else any_array("bias", bias))
     sizes = query.shape[-3], key.shape[-3]
     known = functools.partial(known_positions, lengths=sizes, dtype=dtype)
     known_bias = None if bias is None else known(jax.tree.map(jnp.asarray, bias))
@@ -367,9 +367,11 @@ def _results_by_head(call: Call, implementation: str | None) -> Any:
     return jax.tree.map(lambda array: array.swapaxes(batch_ndim, batch_ndim + 1), results)
 
 
-def _mask_with_axes(mask: Mask | ArrayLike, ndim: int) -> Mask:
+def _with_axes(name: str, pairs: Any, ndim: int) -> Any:
     """An array with fewer than `ndim` axes lacks the leading ones, as in `jax.nn` and Flax."""
-    return as_mask(mask if isinstance(mask, Mask) else pad_rank(any_array("mask", mask), ndim))
+    if not isinstance(pairs, Mask | Bias):
+        pairs = pad_rank(any_array(name, pairs), ndim)
+    return as_mask(pairs) if name == "mask" else as_bias(pairs)
 
 
 def _with_scale(score: Score, scale: Any, query: Array) -> tuple[Score, Array]:

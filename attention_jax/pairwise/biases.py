@@ -85,6 +85,8 @@ class Bias(PositionFunction):
 class DenseBias(Stored, Bias):
     """A stored table; axes T and S may have size 1."""
 
+    # [N, T, S] as NumPy has it, and [*B, T, S] as masks have it, would look alike.
+    all_batch_axes = True
     values = Stored.at
 
 
@@ -393,7 +395,7 @@ def forgetting_bias(log_gates: Array) -> Bias:
 
 
 def as_bias(bias: Bias | Array) -> Bias:
-    """A `Bias` unchanged; a float array broadcastable to [*B, T, S] as a `DenseBias`."""
+    """A `Bias` unchanged; a float array [*B, T, S] or [T, S] as a `DenseBias`."""
     if isinstance(bias, Bias):
         check_decorated(bias)
         return bias

@@ -2,8 +2,8 @@
 
 The base class of masks and biases, which compute the entries of a tile from the tile's positions.
 They are pytrees: options are static and compared by value; arrays are leaves whose leading axes
-broadcast to the batch axes `*B`. A mask's array has all batch axes or none of them; the batch axes
-of a bias's array are aligned to the right, as in NumPy.
+broadcast to the batch axes `*B`. An array of a mask, and a stored bias, has all batch axes or none;
+the batch axes of other arrays of a bias are aligned to the right, as in NumPy.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def assert_gradients_of_tables(got, dtable):
 
 ARRAYS = {name: normal(*shape) for name, (_, shape, _) in CASES.items()}
 TABLES = {name: table_of(name, arrays) for name, arrays in ARRAYS.items()}
-STORED = normal(B, 1, T, S), normal(N, 1, S)
+STORED = normal(B, 1, T, S), normal(1, N, 1, S)
 
 
 def test_a_table_and_its_gradient_are_those_of_the_rule():
@@ -180,6 +180,24 @@ def test_the_largest_distances_share_the_last_buckets(dtype):
     assert buckets.tolist() == [3, 3, 7]
     causal = relative_position_bucket(distances, buckets=8, max_distance=20, bidirectional=False)
     assert causal.tolist() == [7, 7, 0]
+
+
+@pytest.mark.parametrize("batch", [(B, N), (B, B)])
+def test_a_table_that_lacks_batch_axes_is_refused_as_a_mask_is(batch):
+    """Aligned to the right, [B, T, S] for inputs [B, B, T, D] would be a table for each head."""
+    query, table = normal(*batch, T, D), normal(batch[1], T, T)
+    for bias in (table, aj.alibi_bias(normal(batch[1])) + table):
+        for call in (
+            lambda bias: aj.attention(query, query, query, bias=bias),
+            lambda bias: aj.monotonic_attention(query, query, query, bias=bias),
+        ):
+            with pytest.raises(ValueError, match=r"^bias must have all 2 .* bias\[:, None\] if"):
+                call(bias)
+    whole = [aj.attention(query, query, query, bias=bias) for bias in (table[None], table[0])]
+    logits = query @ query.swapaxes(-1, -2) / D**0.5
+    for output, bias in zip(whole, (table, table[0]), strict=True):
+        expected = oracles.softmax(logits + bias) @ query
+        np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "slope"), [(np.float16, 2.0**-8), (jnp.bfloat16, 0.0390625)])
