@@ -28,6 +28,8 @@ class Arguments:
         workdir: a run folder made by scripts/train.py, of any task.
         score: what the score of the run is called now, "module:Name", if its file or its class was
             renamed; it must give the same numbers. scripts/train.py --resume records the new name.
+            "task=module:Name normalizer=module:Name" are new names of other parts, those of
+            `load_run`.
         compare: further run folders to compare it with.
         out: the page; None for gradients.html in `workdir`.
     """

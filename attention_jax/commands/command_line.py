@@ -55,6 +55,8 @@ class OfARun:
         workdir: a run folder made by scripts/train.py.
         score: what the score of the run is called now, "module:Name", if its file or its class was
             renamed; it must give the same numbers. scripts/train.py --resume records the new name.
+            "task=module:Name normalizer=module:Name" are new names of other parts, those of
+            `load_run`.
         step: the newest good checkpoint, the best (see --keep-best of scripts/train.py), a step
             that is kept, or 0 for the model before training.
     """

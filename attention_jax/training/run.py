@@ -278,7 +278,9 @@ def load_run(
             validation metric, or without validation the smallest loss; a step that is kept; or 0
             for the parameters before training, which are computed anew.
         score: what the score of the run is called now, "module:Name", if its file or its class has
-            another name. It must give the same numbers.
+            another name. It must give the same numbers. For other parts of a user give the setting,
+            too, "task=module:Name", with spaces between several: `task`, `self_attention_score`,
+            `normalizer`, `self_attention_normalizer`.
 
     Returns:
         the run with the parameters of that step.

@@ -10,7 +10,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import typing
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import numpy as np
 from attention_jax.core.checks import check_integer
 from attention_jax.core.names import did_you_mean
 from attention_jax.core.programs import is_of_this_package, one_line
+from attention_jax.normalizers import get_normalizer
 from attention_jax.runs.checkpoints import saved_steps
 from attention_jax.runs.processes import exchanged
 from attention_jax.runs.run_folder import JSON, read_config
@@ -46,6 +49,9 @@ from attention_jax.training.task_program import (
 DESCRIPTIONS = (
     "scores", "normalizers", "program", "program_numbers", "optimizer_program", "jax"
 )  # fmt: skip
+
+_GETTERS: dict[str, Callable[[Any], Any]] = {"scores": get_score, "normalizers": get_normalizer}
+_RENAMED = re.compile(r"(?:^|\s+)(task|(?:self_attention_)?(?:score|normalizer))=")
 
 # --- a task as JSON ---
 
@@ -207,7 +213,7 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
 
     Args:
         workdir: the run's folder.
-        score: what the score of the run is called now, "module:Name"; None for its name there.
+        score: what the parts of the run are called now, as in `load_run`.
 
     Raises:
         ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
@@ -216,7 +222,7 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     folder = Path(workdir)
     content = read_config(folder)
     try:
-        task = _task_of(content, score)
+        task = _task_of(content, _names_in(score))
         _check_task_program(task, content, folder)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
@@ -250,24 +256,26 @@ def _check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
     check_program(optimizer_part(task), then, program, sample)
 
 
-def _task_of(content: JSON, score: str | None = None) -> Task:
+def _task_of(content: JSON, names: Mapping[str, str] | None = None) -> Task:
     """The task with the settings of a config.json; its program is not compared.
 
     Args:
         content: of config.json.
-        score: as in `task_in`.
+        names: new names of the task and of the parts of its model, from `_names_in`.
     """
-    name = str(content.get("task"))
-    if ":" not in name:
+    if ":" not in str(content.get("task")):
         raise ValueError(
-            f"config.json must name its task as module:Name; got {name!r}: train the run anew"
+            f"config.json must name its task as module:Name; got {content.get('task')!r}: train the"
+            " run anew"
         )
-    cls = task_class(name)
     try:
-        if score is not None:
-            content = _with_score(content, score)
-        elif "score" in content.get("scores", {}) and "score" in content["model"]:
-            _check_is_there(content["model"]["score"])
+        content = _renamed(content, names or {})
+        name = content["task"]
+        cls = _there("task", lambda: task_class(name))
+        for kind, get in _GETTERS.items():
+            for setting in content.get(kind, {}):
+                if (text := content["model"].get(setting)) is not None:
+                    _there(setting, functools.partial(get, text))
         ours = ("task", *DESCRIPTIONS)
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in ours}, name)
         if hasattr(task.model, "check_parts_are"):
@@ -277,21 +285,36 @@ def _task_of(content: JSON, score: str | None = None) -> Task:
     return task
 
 
-def _check_is_there(score: str) -> None:
-    """Raises ValueError, which says what to do, unless the score of a run has still its name."""
+def _there(setting: str, get: Callable[[], Any]) -> Any:
+    """What a name in config.json names; ValueError, which says what to do if it is gone."""
     try:
-        get_score(score)
+        return get()
     except ValueError as error:
-        raise ValueError(f"{error}; if it was renamed, give its new name as score") from error
+        form = "" if setting == "score" else f", {setting}=module:Name"
+        cure = f"; if it was renamed, give its new name as score{form}"
+        raise ValueError(f"{error}{cure}") from error
 
 
-def _with_score(content: JSON, score: str) -> JSON:
-    """The content of a config.json, in which the score has another name."""
-    if "score" not in content.get("scores", {}):
-        raise ValueError(f"score must be left out: this run has none; got {score!r}")
-    model = content["model"]
-    scores = {name: score for name, text in model.items() if text == model["score"]}
-    return {**content, "model": {**model, **scores}}
+def _names_in(score: str | None) -> dict[str, str]:
+    """The new names in a text, as in `load_run`: {setting: name}."""
+    first, *pairs = _RENAMED.split(score or "")
+    return ({"score": first} if first else {}) | dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+def _renamed(content: JSON, names: Mapping[str, str]) -> JSON:
+    """The content of a config.json with new names; a name that stands twice is replaced twice."""
+    content = {**content, "model": {**content["model"]}}
+    parts = {setting for kind in _GETTERS for setting in content.get(kind, {})}
+    for setting, name in names.items():
+        if setting == "task":
+            content["task"] = name
+            continue
+        if setting not in parts:
+            raise ValueError(f"score must be left out: this run has no {setting}; got {name!r}")
+        old = content["model"].get(setting)
+        same = {each for each in parts if old is not None and content["model"].get(each) == old}
+        content["model"].update(dict.fromkeys({setting, *same}, name))
+    return content
 
 
 def _made(cls: type[Any], content: JSON, owner: str) -> Any:
@@ -359,9 +382,10 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
         folder: of the run.
         stored: the content of the run's config.json.
     """
-    if stored.get("task") != config["task"]:
+    names = _new_names(task, stored)
+    if names.get("task", stored.get("task")) != config["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {config['task']}")
-    earlier = _task_of(stored, _new_name_of_score(task, stored))
+    earlier = _task_of(stored, names)
     # The parts were compared above, and the program is compared below; where other settings change
     # them too, the message names the settings alone.
     old, new = (
@@ -422,11 +446,21 @@ def check_equal_in_all(values: JSON) -> None:
                 )
 
 
-def _new_name_of_score(task: Task, stored: JSON) -> str | None:
-    """The name in `task` of a user's score in config.json; None unless both are of a user."""
-    if "program" not in stored.get("scores", {}).get("score", {}):
-        return None
-    return task.model.score if ":" in task.model.score else None
+def _new_names(task: Task, stored: JSON) -> dict[str, str]:
+    """The names in `task` of the parts of users that config.json names, and of a task that moved.
+
+    A task has moved if a class of its name is in another file now.
+    """
+    names = {}
+    for kind in _GETTERS:
+        for setting, description in stored.get(kind, {}).items():
+            name = getattr(task.model, setting, None)
+            if "program" in description and ":" in (name or ""):
+                names[setting] = name
+    name, cls = name_of(type(task)), f":{type(task).__qualname__}"
+    if "program" in stored and str(stored.get("task")).endswith(cls):
+        names["task"] = name
+    return names
 
 
 def fields_of(task: Task) -> JSON:

@@ -15,10 +15,11 @@ from user_tasks import Rotate
 
 from attention_jax import Entmax, LogScaled, Score, Softmax, nn
 from attention_jax.nn.config import ModelConfig
+from attention_jax.runs.run_folder import read_config
 from attention_jax.scores import Additive, SoftCap
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import train_run
-from attention_jax.training.settings import config_of, task_in
+from attention_jax.training.settings import check_resumable, config_of, task_in
 from attention_jax.training.task import TrainConfig
 
 OLD, NEW = "Temperature(temperature=4.0)", "Temperature(temperature=2.0)"
@@ -177,3 +178,52 @@ def test_a_renamed_or_rewritten_score_is_read_and_resumed(mine, tmp_path, monkey
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="score must be left out"):
         read(score="new_scores:SAME")
+
+
+@dataclasses.dataclass(frozen=True)
+class Swap(Rotate):
+    """A task of a user, in a file that is renamed."""
+
+    by: int = 2
+
+
+def test_every_part_of_a_user_may_be_renamed(mine, tmp_path, monkeypatch):
+    mine(softplus)
+    old, new = (types.ModuleType(name) for name in ("old_parts", "new_parts"))
+    old.Cold, old.look, old.Swap = Shifted, formula(2.0), Swap
+    monkeypatch.setattr(Swap, "__module__", "old_parts")
+    for module in (old, new):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    parts = {
+        "score": "my_scores:MINE", "self_attention_score": "old_parts:look",
+        "normalizer": "old_parts:Cold", "self_attention_normalizer": "old_parts:Cold",
+    }  # fmt: skip
+    task = begun(tmp_path, Swap, **parts, dim=4, hidden_dim=4, encoder_layers=0)
+    stored = read_config(tmp_path)
+    new.Warm, new.see, new.Swap = Shifted, old.look, Swap
+    changes = [
+        ("task", "old_parts:Swap", "new_parts:Swap"),
+        ("self_attention_score", "old_parts:look", "new_parts:see"),
+        ("normalizer", "old_parts:Cold", "new_parts:Warm"),
+    ]
+    given = ""
+    monkeypatch.setitem(sys.modules, "old_parts", None)
+    monkeypatch.setattr(Swap, "__module__", "new_parts")
+    for setting, before, after in changes:
+        cure = f"{before!r}.*; if it was renamed, give its new name as score, {setting}=module:Name"
+        with pytest.raises(ValueError, match=cure):
+            task_in(tmp_path, score=given or None)
+        given = f"{given} {setting}={after}".strip()
+    model = dataclasses.replace(
+        task.model, self_attention_score="new_parts:see", normalizer="new_parts:Warm",
+        self_attention_normalizer="new_parts:Warm",
+    )  # fmt: skip
+    renamed = dataclasses.replace(task, model=model)
+    assert task_in(tmp_path, score=f"my_scores:MINE {given}") == renamed
+    check_resumable(renamed, config_of(renamed), tmp_path, stored)
+    for wrong, named in ((given.replace(":see", ":MISSING"), "MISSING"), ("task=dot", "'dot'")):
+        with pytest.raises(ValueError, match=named):
+            task_in(tmp_path, score=wrong)
+    mine(formula(3.0))
+    with pytest.raises(ValueError, match="score 'my_scores:MINE' was"):
+        task_in(tmp_path, score=given)
