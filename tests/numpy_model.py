@@ -94,7 +94,7 @@ def multi_head(
     group = len(query) // len(key)
     weights, output = [], 0.0
     for n in range(len(query)):
-        own = jax.tree.map(lambda leaf, n=n: leaf[n], params.get("params", {}))
+        own = jax.tree.map(lambda leaf, n=n: leaf[n], params.get("params_of_score", {}))
         one = weights_of(score, own, query[n], key[n // group], allowed[n], bias[n], weigh)
         seen = np.where(allowed[n].any(0)[:, None], value[n // group], 0)  # NaN in padding
         head = one @ seen
@@ -126,7 +126,7 @@ def residual(config, params, x, layer):
 def kind_weights(config, params, query, memory, length, allowed):
     """Weights [T, S] of a kind of cross attention with one head."""
     i, j = np.arange(len(query))[:, None], np.arange(len(memory))[None, :]
-    own = params["params"]
+    own = params["params_of_score"]
     if config.attention == "coverage":  # of additive attention
         covered, rows = np.zeros(len(memory)), []
         for token in query:
@@ -177,7 +177,7 @@ def block(config, params, x, at, mask, memory=None, memory_at=None, length=None,
         keys = memory
         if wavelength is not None:
             x, keys = turned(x, at, wavelength), turned(memory, memory_at, wavelength)
-        own = {"params": {}, **own}
+        own = {"params_of_score": {}, **own}
         found.append(kind_weights(config, own, x, keys, length, seen))
         return linear(params["cross_attention"]["output"], found[-1] @ memory)
 

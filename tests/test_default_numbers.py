@@ -100,7 +100,7 @@ def test_initial_parameters():
             f"{name} {'.'.join(map(str, path))}": leaf[...]
             for name, module in made.items()
             for path, leaf in nnx.to_flat_state(nnx.state(module, nnx.Param))
-            if "params" not in path  # those of scores
+            if "params_of_score" not in path  # those of scores
         }
 
     @jax.jit
@@ -134,7 +134,7 @@ def test_sizes_that_are_left_open():
     for score in (aj.Additive(), aj.Concat()):
         made = jax.eval_shape(lambda score=score: score.init(jax.random.key(0), 3, 5))
         assert made["v"].shape == (5,)
-    assert shapes(partial(nn.AdditiveAttention, 3, 5))["params.v"] == (5,)
+    assert shapes(partial(nn.AdditiveAttention, 3, 5))["params_of_score.v"] == (5,)
     local = shapes(partial(nn.LocalPAttention, "general", 3, 5, radius=2))
     assert local["position_kernel"] == (3, 3)
     heads = shapes(partial(nn.MultiHeadAttention, "dot", 6, num_heads=2, key_dim=10))

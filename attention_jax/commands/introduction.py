@@ -46,8 +46,8 @@ def introduce(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     sizes: collections.Counter[str] = collections.Counter()
     for name, leaf in named_leaves(run.params).items():
         module, *inner = name.split(".")
-        # The modules of this library keep the parameters of a score under the name "params".
-        sizes["scores" if "params" in inner else module or "all"] += leaf.size // train.seeds
+        group = "scores" if "params_of_score" in inner else module or "all"
+        sizes[group] += leaf.size // train.seeds
     by_module = ", ".join(f"{module} {size:,}" for module, size in sizes.items())
     one_seed = of_one_seed(run.params)
     dtypes = [" and ".join(sorted({str(leaf.dtype) for leaf in jax.tree.leaves(one_seed)}))]

@@ -78,7 +78,8 @@ class ScoreModule(RandomModule):
     ):
         self.score, self.query_dim, self.key_dim = score_of_sizes(score, query_dim, key_dim)
         self.dtype, self.param_dtype = dtype, param_dtype
-        self.params = score_params(self.score.init(rngs.params(), query_dim, key_dim), param_dtype)
+        params = self.score.init(rngs.params(), query_dim, key_dim)
+        self.params_of_score = score_params(params, param_dtype)
 
     def remember(self, key: Array, value: Array | None = None) -> Memory:
         """Projects keys once, for many calls that take the result as `key`.
@@ -89,7 +90,7 @@ class ScoreModule(RandomModule):
         """
         key = self._cast(checked_tokens("key", key, self.key_dim))
         value = None if value is None else self._cast(float_array("value", value))
-        params = values_of(self.params, self.dtype)
+        params = values_of(self.params_of_score, self.dtype)
         return remember(self.score, params, key, value, query_dim=self.query_dim)
 
     def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Carry:
@@ -125,7 +126,7 @@ class ScoreModule(RandomModule):
         value = None if value is None else self._cast(float_array("value", value))
         key, value = key_and_value(memory, value)
         arguments: Any = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
-        arguments |= {"score": self.score, "params": values_of(self.params, self.dtype)}
+        arguments |= {"score": self.score, "params": values_of(self.params_of_score, self.dtype)}
         options: Any = {"rng": rng, "return_weights": return_weights}
         output, weights, after = self._attend(
             arguments, lengths=lengths, first=first, carry=carry, **options

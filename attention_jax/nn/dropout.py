@@ -24,6 +24,13 @@ class RandomModule(nnx.Module):
     is_random: bool = False  # whether a call in training draws numbers
     attend: Callable[..., Any]  # -> `Attended`
 
+    def __getattr__(self, name: str) -> Any:
+        # Linen refuses a module with a child "params", the name of before: pickles still have it.
+        before = {"params_of_score": "params", "params": "params_of_score"}
+        if before.get(name) in vars(self):
+            return getattr(self, before[name])
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def _check_rng(self, rng: Array | None) -> None:
         if rng is None and self.is_random and self.deterministic is False:
             raise ValueError(

@@ -104,7 +104,7 @@ class Heads(DropoutModule):
         self.key_norm = norm() if normalize_qk else None
         rng_of_head = jax.random.split(rngs.params(), num_heads)
         params = jax.vmap(lambda rng: self.score.init(rng, head_dim, head_dim))(rng_of_head)
-        self.params = score_params(params, param_dtype)
+        self.params_of_score = score_params(params, param_dtype)
         self.normalizer_params = normalizer_params(
             self.normalizer, rngs, param_dtype, num_heads=num_heads
         )
@@ -169,7 +169,7 @@ class Heads(DropoutModule):
         mask, bias = pairs_for_heads(mask, bias, full, self.num_key_heads)
         return {
             "score": self.score,
-            "params": self._grouped(self.params),
+            "params": self._grouped(self.params_of_score),
             "normalizer": self.normalizer,
             "normalizer_params": self._grouped(self.normalizer_params),
             "mask": mask,

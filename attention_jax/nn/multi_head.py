@@ -222,7 +222,7 @@ class MultiHeadAttention(Heads):
             ValueError: an argument has the wrong shape.
         """
         keys, values = self._keys_and_values(key, key if value is None else value, position_ids)
-        params = self._grouped(self.params)
+        params = self._grouped(self.params_of_score)
         return remember(self.score, params, keys, values, query_dim=self.head_dim)
 
     def empty_cache(

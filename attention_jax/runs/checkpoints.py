@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -123,7 +123,7 @@ class Checkpoints:
             reason = reason or differences(earlier["leaves"], manifest["leaves"])
             if reason:
                 raise ValueError(f"it is kept already, but {reason}")
-            if (ranked := _sealed({**earlier, **manifest})) != earlier:
+            if (ranked := _sealed({**earlier, **kept._asdict()})) != earlier:
                 write_json(folder / "manifest.json", ranked)
             return
         partial = folder.with_name(folder.name + _PARTIAL)
@@ -248,7 +248,11 @@ class Checkpoints:
                 f"checkpoint {self._folder / str(step)} is of another configuration: {different}."
                 " Use the configuration that it was saved with"
             )
-        return self._state(step, like), ""
+        if manifest["leaves"] == kinds(like):
+            return self._state(step, like), ""
+        leaves = named_leaves(self._state(step, _with_earlier_names(like)))
+        ordered = [leaves[earlier_name(name)] for name in named_leaves(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), ordered), ""
 
     def _state(self, step: int, like: State) -> State:
         # By default Orbax needs the devices that saved; a run may be read on another machine.
@@ -321,7 +325,10 @@ def kinds(tree: State) -> dict[str, str]:
 
 
 def differences(saved: dict[str, str], wanted: dict[str, str]) -> str:
-    """The first of two `kinds` that differ, for an error; "" if all agree."""
+    """The first of two `kinds` that differ, for an error; "" if all agree. Old names are equal."""
+    saved, wanted = (
+        {earlier_name(name): kind for name, kind in each.items()} for each in (saved, wanted)
+    )
     different = [
         f"{name} was {saved.get(name, 'nothing')}, now {wanted.get(name, 'nothing')}"
         for name in sorted(saved.keys() | wanted.keys())
@@ -346,6 +353,21 @@ def named_leaves(tree: State) -> dict[str, Any]:
             )
         leaves[name] = leaf
     return leaves
+
+
+def earlier_name(name: Any) -> Any:
+    """The name of a leaf in files of before; Linen refuses modules with a child "params"."""
+    return name.replace("params_of_score", "params") if isinstance(name, str) else name
+
+
+def _with_earlier_names(tree: State) -> State:
+    def renamed(node: Any) -> Any:
+        if not isinstance(node, Mapping):
+            return node
+        children = {earlier_name(key): _with_earlier_names(node[key]) for key in node}
+        return type(node)(children)  # type: ignore[call-arg]
+
+    return jax.tree.map(renamed, tree, is_leaf=lambda node: isinstance(node, Mapping))
 
 
 def _without_empty(tree: State) -> State:

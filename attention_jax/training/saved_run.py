@@ -13,6 +13,7 @@ from attention_jax.runs.checkpoints import (
     Restored,
     StepName,
     differences,
+    earlier_name,
     kinds,
     named_leaves,
     saved_steps,
@@ -153,8 +154,9 @@ def of_one_seed(params: Params) -> Params:
 
 
 def _digest(params: Params) -> str:
-    """SHA-256 of the names, kinds and bytes of all leaves."""
+    """SHA-256 of the names (those of before), kinds and bytes of all leaves."""
     digest, kind_of = hashlib.sha256(), kinds(params)
     for name, leaf in named_leaves(params).items():
-        digest.update(f"{name} {kind_of[name]}\n".encode() + np.asarray(leaf).tobytes())
+        text = f"{earlier_name(name)} {kind_of[name]}\n"
+        digest.update(text.encode() + np.asarray(leaf).tobytes())
     return digest.hexdigest()

@@ -98,7 +98,7 @@ def _draw(score: Score, seed: int) -> tuple[Array, Any]:
     x = jax.random.normal(jax.random.key(seed), (TOKENS, DIM))
     x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
     kernels = [projection.kernel[...][:, 0] for projection in (module.query, module.key)]
-    own = jax.tree.map(lambda leaf: leaf[0], values_of(module.params))
+    own = jax.tree.map(lambda leaf: leaf[0], values_of(module.params_of_score))
     return x, (*kernels, own)
 
 

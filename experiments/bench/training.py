@@ -88,7 +88,7 @@ def changed(params: Any, factor: Any, gain: Any = 1.0) -> Any:
 
     def change(path: Any, leaf: Array) -> Array:
         names = [getattr(entry, "key", None) for entry in path]
-        if names[-2:] == ["params", "factor"]:
+        if names[-2:] == ["params_of_score", "factor"]:
             return jnp.broadcast_to(jnp.asarray(factor, leaf.dtype), leaf.shape)
         is_kernel = names[-2:-1] == ["score"] and "kernel" in str(names[-1])
         return leaf * jnp.asarray(gain, leaf.dtype) if is_kernel else leaf

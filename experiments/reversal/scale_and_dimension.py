@@ -194,7 +194,7 @@ def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float])
         for (size, _), sd in zip(runs, of_factor_1, strict=True)
     ]
     attention = state.params["decoder"][0]["cross_attention"]["attention"]
-    attention["params"]["factor"] = jnp.asarray(factors)
+    attention["params_of_score"]["factor"] = jnp.asarray(factors)
 
     rates, looks = jnp.array([rate for _, rate in runs]), [look_at_all(state.params)]
     for _ in range(config.steps // config.look_every):

@@ -78,7 +78,8 @@ def test_a_kind_is_its_function_with_its_parameters(kind):
 
     def calls(query, key, value):
         names = {"query": query, "key": key, "value": value}
-        own = {"params": {}, **params}
+        own = {**params, "params": params.get("params_of_score", {})}
+        own.pop("params_of_score", None)
         memory = module.remember(key, value)
         return (
             Attended(*KINDS[kind][2](score="additive", **own, **names, **arguments)),

@@ -133,8 +133,10 @@ def test_output_mod_has_the_output_and_the_own_value_of_each_token():
 
 
 def test_every_head_has_parameters_of_its_own():
-    kernels = run_jit(
-        lambda: MultiHeadAttention("general", DX, **SIZES, rngs=nnx.Rngs(0)).params["kernel"][...]
-    )
+    def initial():
+        module = MultiHeadAttention("general", DX, **SIZES, rngs=nnx.Rngs(0))
+        return module.params_of_score["kernel"][...]
+
+    kernels = run_jit(initial)
     assert kernels.shape == (N, D, D)
     assert len({kernel.tobytes() for kernel in kernels}) == N

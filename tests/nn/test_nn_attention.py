@@ -1,16 +1,44 @@
-"""The attention module of a user's score against NumPy; test_nn_normalizers.py has the others."""
+"""The attention module of a user's score against NumPy, and modules in Linen."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 from numpy_model import run_jit, scrambled
 from oracles import normal, softmax
 
 from attention_jax import Score
-from attention_jax.nn import Attention
+from attention_jax.nn import Attention, LocalPAttention, Model, ModelConfig, MultiHeadAttention
+
+TOKENS = normal(2, 5, 8)
+IN_LINEN = {  # a module, its arguments, and those of a call
+    "heads": (MultiHeadAttention, ("additive", 8), {"num_heads": 2}, (TOKENS,)),
+    "one head": (Attention, ("general", 8, 8), {}, (TOKENS, TOKENS)),
+    "local": (LocalPAttention, ("general", 8, 8), {"radius": 2}, (TOKENS, TOKENS)),
+    "model": (
+        Model, (ModelConfig("decoder", score="additive", dim=8), 11), {}, (None, None, [[1, 2]]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_LINEN)
+def test_linen_takes_every_module(name):
+    module, arguments, options, call = IN_LINEN[name]
+    layer = nnx.bridge.to_linen(module, *arguments, **options)
+
+    @jax.jit
+    def both():
+        variables = layer.init(jax.random.key(0), *call)
+        state = variables["params"]
+        own = module(*arguments, **options, rngs=nnx.Rngs(1))
+        nnx.update(own, nnx.State(state))
+        return layer.apply(variables, *call), own(*call)
+
+    np.testing.assert_array_equal(*both())
+
 
 B, T, S, DV = 2, 5, 7, 13
 
@@ -34,7 +62,7 @@ class Scaled(Score):
 def test_a_users_score_with_nested_parameters():
     module, wide = scrambled(lambda: Attention(Scaled(0.25), 11, 11, rngs=nnx.Rngs(2)))
     query, key, value = normal(B, T, 11), normal(B, S, 11), normal(B, S, DV)
-    params = wide["params"]
+    params = wide["params_of_score"]
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == 22
     scales, bonus = (jax.tree.leaves(params[side])[0] for side in ("query", "key"))
     # Out to a pure dict and back, with new values in it.

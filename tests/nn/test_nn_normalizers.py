@@ -36,7 +36,7 @@ def test_a_module_is_the_function_with_its_parameters(made, score, normalizer):
     options = {
         "mask": MASK,
         "score": score,
-        "params": values_of(attend.params),
+        "params": values_of(attend.params_of_score),
         "normalizer": normalizer,
         "normalizer_params": values_of(attend.normalizer_params),
     }

@@ -18,6 +18,8 @@ from saved_files import assert_bits_equal, fsynced, snapshot
 
 from attention_jax.runs import checkpoints as checkpoints_module
 from attention_jax.runs.checkpoints import Checkpoints, Restored
+from attention_jax.runs.parameters_file import read_parameters, write_parameters
+from attention_jax.training.saved_run import _digest
 
 
 def state(seed=0):
@@ -92,6 +94,22 @@ def test_no_letter_in_the_name_of_a_folder_loses_an_array(tmp_path, name):
     folder = tmp_path / name / "checkpoints"
     Checkpoints(folder).save(1, state(1))
     assert_good(folder, 1)
+
+
+def test_leaves_are_found_under_their_names_of_before(tmp_path):
+    """In checkpoints, also one that is saved again, in files, and in the digest of all leaves."""
+
+    def of_a_model(name):
+        model = {"output": jnp.ones(2), name: {"v": jnp.zeros((0, 2))}, "value": jnp.ones(3)}
+        return {"model": {0: model | {name: jnp.arange(5.0)}}, "moments": (model, None)}
+
+    before, now = of_a_model("params"), of_a_model("params_of_score")
+    write_parameters(tmp_path / "file.safetensors", before, {})
+    assert_bits_equal(read_parameters(tmp_path / "file.safetensors", now)[0], now)
+    assert _digest(now) == _digest(before)
+    for saved in (before, now):
+        Checkpoints(tmp_path).save(1, saved, metric=1.0)
+        assert_bits_equal(Checkpoints(tmp_path).restore(now).state, now)
 
 
 @pytest.mark.parametrize(
