@@ -77,6 +77,9 @@ def test_rows_that_are_no_shares_are_refused_where_their_values_are_known():
         ):
             function(*arguments)
     assert np.isfinite(attention_rollout(wrong)).all()  # under jit nothing is known
+    blind = right.copy()
+    blind[:, :, 2] = 0  # a row without keys is none
+    np.testing.assert_allclose(analysis.attention_rollout(blind)[2], np.eye(T)[2], atol=1e-6)
     # 16 bits round weights, and a model that diverged has NaN.
     half = right.astype(jnp.bfloat16)
     np.testing.assert_allclose(analysis.attention_rollout(half), attention_rollout(half), atol=1e-6)

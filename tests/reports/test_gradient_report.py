@@ -1,6 +1,7 @@
 """From a run's folder to numbers, figures and the page: scripts/analyze_gradients.py."""
 
 import copy
+import dataclasses
 import json
 import re
 import shutil
@@ -71,6 +72,19 @@ def test_logged_lines_are_read_and_those_of_other_checkpoints_are_computed(run):
     assert run["attentions"] == [ENCODER, CROSS]
     assert np.shape(run["gradient_norms"]["decoder, cross attention"]) == (4, 2)
     assert run["gradient_norms"]["encoder, self attention"][1] == [5.0, 10.0]
+
+
+@pytest.mark.parametrize("rates", [{"dropout_rate": 0.5}, {"attention_dropout_rate": 0.5}])
+def test_an_analysis_is_without_dropout(workdir, monkeypatch, rates):
+    task, states = load_states(workdir)
+    noisy = dataclasses.replace(task, model=dataclasses.replace(task.model, **rates))
+    monkeypatch.setattr(gradients, "load_states", lambda *_, **__: (noisy, states))
+    loaded = load_analyzed_run(workdir)
+    params = jax.tree.map(lambda leaf: np.asarray(leaf)[0], states[6].params)
+    of_loss = quick_jit(lambda loss, params: loss(params, loaded.batch)[0], static_argnums=0)
+    assert loaded.task == noisy
+    still = of_loss(lambda *each: task.loss(*each, jax.random.key(0)), params)
+    np.testing.assert_allclose(of_loss(loaded.loss, params), still, rtol=1e-6)
 
 
 def test_examples_show_the_models_own_weights(workdir, run):

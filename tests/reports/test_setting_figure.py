@@ -33,6 +33,19 @@ def test_a_score_of_the_papers_has_one_color(scores):
     assert colors[1:-1] == [COLORS[4]] * (len(scores) > 1)  # that of no score of the papers
 
 
+@pytest.mark.parametrize(
+    ("losses", "scale"),
+    [
+        ([1.0, 19.0], "linear"), ([1.0, 21.0], "log"), ([np.nan, 1.0, 21.0], "log"),
+        ([0.0, 21.0], "linear"), ([-1.0, 21.0], "linear"), ([1.0, np.inf, 19.0], "linear"),
+        ([np.nan], "linear"),
+    ],
+)  # fmt: skip
+def test_many_magnitudes_have_a_logarithmic_axis(losses, scale):
+    (axes,) = results_by_setting([Panel("loss", {("dot", "b"): losses})]).axes
+    assert axes.get_xscale() == scale
+
+
 @pytest.mark.parametrize("counts", [(2, 1), (8, 4)])
 def test_a_point_per_seed(counts, tmp_path):
     made = panels(SCORES[: counts[0]], SETTINGS[: counts[1]])
@@ -42,6 +55,16 @@ def test_a_point_per_seed(counts, tmp_path):
         assert sorted(numbers) == sorted(itertools.chain(*panel.by_seed.values()))
         places = [float(y) for line in lines for y in line.get_ydata()]
         assert len(set(places)) == len(places)
+        # A line at the mean, as wide as the points of its score, beside those of the others.
+        at_means = [line for line in axes.get_lines() if line.get_color() != "0.85"][1::2]
+        means = [[np.mean(values)] * 2 for values in panel.by_seed.values()]
+        np.testing.assert_allclose([line.get_xdata() for line in at_means], means)
+        for line, points in zip(at_means, lines, strict=True):
+            (low, high), middle = line.get_ydata(), np.mean(points.get_ydata())
+            assert low < min(points.get_ydata()) < middle < max(points.get_ydata()) < high
+            assert middle == pytest.approx((low + high) / 2)
+        ends = sorted(float(y) for line in at_means for y in line.get_ydata())
+        assert (ends[0] > -0.5, ends[-1] < counts[1] - 0.5) == (True, True)
         assert len({(line.get_color(), line.get_marker()) for line in lines}) == counts[0]
     shares, losses = figure.axes
     assert losses.get_xscale() == "log"

@@ -197,6 +197,16 @@ def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, trai
     assert (status, f"{tmp_path}/dot is not finished: step 8 of 12" in err) == (0, True)
 
 
+def test_settings_that_change_no_bit_may_change_in_a_finished_sweep(tmp_path, run, trained):
+    arguments = ["--scores", "dot", "--set", "dim=4", "--workdir", tmp_path, *SHORT]
+    assert run(*arguments)[0] == 0
+    status, out, _ = run(*arguments, "--keep", 5)
+    assert (status, "finished" in out) == (0, False)  # its config.json says so
+    assert task_in(tmp_path / NAMES[0]).train.keep == 5
+    assert run(*arguments, "--keep", 5)[1].count(": finished\n") == 1
+    assert trained[0] == [(0, 4), (4, 4)]  # nothing twice
+
+
 def test_an_interrupted_sweep_goes_on(tmp_path, run, trained, monkeypatch):
     arguments = [*COMBINATIONS, "--workdir", tmp_path, *SHORT]
     steps, signals = trained
@@ -222,8 +232,12 @@ def test_an_interrupted_sweep_goes_on(tmp_path, run, trained, monkeypatch):
 
 def test_the_last_part_makes_the_table_of_all(tmp_path, run, trained):
     arguments = [*COMBINATIONS, "--workdir", tmp_path, *SHORT]
+    (tmp_path / NAMES[0]).mkdir()  # another process has begun it
     for part, names in (("2/2", NAMES[1:]), ("1/2", NAMES)):
-        assert run(*arguments, "--part", part)[0] == 0
+        status, out, _ = run(*arguments, "--part", part)
+        missing = 2 - len(names)
+        expected = f"part {part}: {missing} of 2 combinations are missing"
+        assert (status, expected in out) == (0, True)
         table = (tmp_path / "table.csv").read_text()
         assert [line["run"] for line in csv.DictReader(table.splitlines())] == [
             str(tmp_path / name) for name in names
@@ -297,6 +311,8 @@ def test_a_combination_of_another_configuration_stops_all(workdir, run):
     assert status == 2
     assert "learning_rate was 0.003, now 0.01" in err
     assert not (workdir / "cosine,dim=4").exists()
+    status, _, err = run("--scores", "dot", "--workdir", workdir / NAMES[0], *SHORT)
+    assert (status, "is the folder of one run" in err) == (2, True)
 
 
 # --- the table of runs that exist ---
