@@ -352,7 +352,9 @@ WORDS = [
     *((("bench", *words.split()), named)
       for words, named in {
         "--score dto": "dto", "--score dot --part 3/2": "part",
-        "--score dot --tasks recal": "'recall'", "": "--score"}.items()),
+        "--score dot --tasks recal": "'recall'", "": "--score",
+        "--scores dot": "did you mean '--score'?"}.items()),
+    (("train", "--wokdir", "run"), "did you mean '--workdir'?"),
     *(((name, "--workdir", "RUN", "--score", "dot"), "score 'dot'")
       for name in ("evaluate", "answers", "analyze_gradients", "translate")),
     (("sweep", "--scores", "dot"), "workdir"), (("sweep", "--workdir", "RUN"), "workdir"),

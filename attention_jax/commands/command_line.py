@@ -243,7 +243,10 @@ def _message(box: str) -> str:
     sections = re.split(r"\n[ ─-]*\n", "\n".join(["", *lines, ""]))
     message = "; ".join(" ".join(text.split()).rstrip(".") for text in sections if text.strip())
     parsing = r"Error parsing (--\S+): (.+?)(; Got errors: .*)?; Argument helptext: \1 (.+)"
-    return re.sub(parsing, r"\1 must be \4: \2", message)
+    message = re.sub(parsing, r"\1 must be \4: \2", message)
+    # tyro suggests nothing where a required option is missing, too.
+    both = re.fullmatch(r"Missing from .*?: (.+); Unrecognized options: (--\S+)", message)
+    return message + (did_you_mean(both[2], re.findall(r"--[\w-]+", both[1])) if both else "")
 
 
 def is_users_mistake(error: BaseException) -> bool:

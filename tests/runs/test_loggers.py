@@ -9,6 +9,7 @@ import sys
 import types
 
 import pytest
+import wandb
 from command_lines import check_error
 from saved_files import assert_bits_equal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -189,6 +190,24 @@ def test_weights_and_biases_offline_is_one_run_with_the_settings(tmp_path, monke
         for (step, name), numbers in lines_of(tmp_path / "mine").items()
         if name == "loss"
     }
+
+
+def test_weights_and_biases_waits_as_long_as_the_environment_says(tmp_path, monkeypatch):
+    """Without a network, it would wait for 90 seconds at the start, and for ever at the end."""
+    given, fields = [], wandb.Settings.model_fields
+    stub = types.SimpleNamespace(init=lambda **words: given.append(words["settings"]))
+    stub.Settings = types.SimpleNamespace(model_fields=fields)
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    for name in ("INIT_TIMEOUT", "FINISH_TIMEOUT"):
+        get_logger("wandb")(tmp_path, {"train": {"first_seed": 0}})
+        monkeypatch.setenv(f"WANDB_{name}", "5")
+    stub.Settings.model_fields = {"init_timeout"}  # of an earlier version
+    for name in ("INIT_TIMEOUT", "FINISH_TIMEOUT"):
+        monkeypatch.delenv(f"WANDB_{name}")
+    get_logger("wandb")(tmp_path, {"train": {"first_seed": 0}})
+    both = {"init_timeout": 30, "finish_timeout": 60}
+    assert given == [both, {"finish_timeout": 60}, {"init_timeout": 30}]
+    assert both.keys() <= fields.keys()
 
 
 def records_of(folder):

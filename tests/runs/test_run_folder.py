@@ -8,6 +8,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -64,6 +65,34 @@ def test_the_environment_is_recorded(tmp_path):
     )
     if head.returncode == 0:
         assert head.stdout.strip() in found["git_commit"]
+
+
+def test_a_commit_is_dirty_where_sources_differ(tmp_path, monkeypatch):
+    def git(*words):
+        user = ("-c", "user.name=A", "-c", "user.email=a@b")
+        subprocess.run(["git", "-C", tmp_path, *user, *words], check=True, capture_output=True)
+
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    (tmp_path / "library").mkdir()
+    for name in ("a.py", "setup.cfg", "notes.txt", "library/b.py"):
+        (tmp_path / name).write_text("1\n")
+    git("init")
+    git("add", ".")
+    git("commit", "-m", "all")
+    monkeypatch.setattr("attention_jax.runs.environment._LIBRARY", tmp_path / "library")
+    clean = environment()["git_commit"]
+    assert re.fullmatch("[0-9a-f]{40}", clean)
+    for name, is_source in {
+        "notes.txt": False, "new.txt": False, "a.py": True, "setup.cfg": True, "new.py": True,
+        "new/c.py": True, "library/b.py": True,
+    }.items():  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("2\n")
+        assert environment()["git_commit"] == clean + "-dirty" * is_source
+        path.unlink()
+        git("checkout", ".")
 
 
 def test_environment_without_git(monkeypatch):

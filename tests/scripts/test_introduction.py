@@ -1,15 +1,18 @@
 """What train.py prints before the first step, and the speed in its log."""
 
+from types import SimpleNamespace
+
 import jax
 import pytest
 
+from attention_jax.commands import introduction
 from attention_jax.commands.introduction import PEAKS, introduce
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks import Recall, Text
+from attention_jax.tasks import Recall, Reversal, Text
 from attention_jax.training.loop import state_shapes
 from attention_jax.training.run import TrainedRun
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import TrainConfig
+from attention_jax.training.task import Feed, TrainConfig
 
 B, T, SEEDS, DIM = 3, 16, 2, 128
 MODEL = ModelConfig("decoder", dim=DIM, hidden_dim=4 * DIM, decoder_layers=2, score="general")
@@ -37,3 +40,37 @@ def test_parameters_by_part_tokens_operations_and_the_peak(tmp_path, monkeypatch
         scores = 2 * DIM * DIM  # of general attention, in two layers
         for words in (str(tmp_path), f"{size:,}", f"scores {scores:,}", "7 of 40", "float32"):
             assert words in printed
+
+
+def test_the_batches_of_a_feed_and_the_tokens_of_both_sides(tmp_path, monkeypatch, capsys):
+    """A feed is shown by the one of its next 20 batches that is nearest to their mean size."""
+    count = lambda _f, _params, batch, _rng: SimpleNamespace(flops=1e8 * batch.targets.size)  # noqa: E731
+    monkeypatch.setattr(introduction, "operation_count", count)
+    train = TrainConfig(seeds=SEEDS, first_seed=5, steps=40, batch_size=B)
+    task = Reversal(model=ModelConfig(dim=8, hidden_dim=8, dtype="bfloat16"), train=train)
+    run, asked = TrainedRun(task, state_shapes(task).params, 7, tmp_path), []
+    drawn = task.batch(jax.random.key(0), size=B)
+    both = drawn.source.size + drawn.target_inputs.size
+    assert introduce(run, None, mesh=MeshShape()).tokens == both
+
+    def work(length_of):
+        def batch(seed, step):
+            asked.append((seed, step))
+            targets = (ids[:, : length_of(step)] for ids in (drawn.target_inputs, drawn.targets))
+            return drawn._replace(**dict(zip(("target_inputs", "targets"), targets, strict=True)))
+
+        return introduce(run, Feed(batch), mesh=MeshShape(data=3, seed=2))
+
+    found = work(lambda step: 2 + step % 5)
+    assert asked == [(5, step) for step in range(7, 27)]
+    assert found.tokens == drawn.source.size + 4 * B
+    printed = capsys.readouterr().out
+    assert found == work(lambda step: 4) != work(lambda step: 5)
+    for words in (
+        f"of one seed: {B} examples, {found.tokens:,.0f} tokens, padding included,"
+        f" {found.flops / 1e9:,.3g} GFLOP\n",
+        "  seeds       2, from 5 on\n",
+        "float32, computed in bfloat16\n",
+        f"6 of {jax.device_count()}: {jax.devices()[0].device_kind}, seed=2 data=3\n",
+    ):
+        assert words in printed
