@@ -40,21 +40,22 @@ class Progress:
     ):
         self._description, self._total, self._seeds = description, total, seeds
         self._work = work or Work()
-        self._began = self._last_line = time.monotonic()
-        self._warm: tuple[int, float] | None = None  # after the first call, which compiles
-        self._now = (start, self._began)
+        self._began = self._last_line = self._since = time.monotonic()
+        # (step, time, seconds of training) now, and after the first call, which compiles.
+        self._warm: tuple[int, float, float] | None = None
+        self._now = (start, self._began, 0.0)
         self._diverged = 0  # seeds whose loss is not finite
 
     @property
     def speed(self) -> dict[str, float]:
         """The speed of all seeds together, without the first call, which compiles.
 
-        It is {} until the second call has ended. Entries that are not known are left out.
+        Only training counts: from `begin`, or the `update` before, to `update`. It is {} until the second call has ended. Entries that are not known are left out.
         """
         if self._warm is None or self._now == self._warm:
             return {}
-        (first, began), (last, ended) = self._warm, self._now
-        rate = (last - first) * self._seeds / (ended - began)
+        (first, _, before), (last, _, seconds) = self._warm, self._now
+        rate = (last - first) * self._seeds / (seconds - before)
         tokens, flops, peak = self._work
         speed = {"steps_per_second": rate}
         if tokens is not None:
@@ -68,9 +69,15 @@ class Progress:
         """Wall time so far, compilation included."""
         return time.monotonic() - self._began
 
+    def begin(self) -> None:
+        """Notes that training goes on now, after a validation or the writing of a file."""
+        self._since = time.monotonic()
+
     def update(self, step: int, losses: list[float]) -> None:
         """Notes that `step` is done, with the loss of each seed."""
-        self._now = (step, time.monotonic())
+        now = time.monotonic()
+        self._now = (step, now, self._now[2] + now - self._since)
+        self._since = now
         diverged = sum(not math.isfinite(loss) for loss in losses)
         if diverged > self._diverged:
             self._diverged = diverged
@@ -80,7 +87,7 @@ class Progress:
             )
         status = f"step {step}/{self._total}, loss {statistics.fmean(losses):.4f}"
         speed = self.speed
-        if not speed:
+        if self._warm is None:
             self._warm = self._now
         else:
             rate = speed["steps_per_second"]
@@ -89,7 +96,8 @@ class Progress:
                 status += f", {speed['tokens_per_second']:,.0f} tokens/s"
             if "flops_utilization" in speed:
                 status += f", {speed['flops_utilization']:.1%} of the devices' peak"
-            status += f", {(self._total - step) * self._seeds / rate:.0f} s left"
+            first, began, _ = self._warm
+            status += f", {(self._total - step) * (now - began) / (step - first):.0f} s left"
         if self._now[1] - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total:
             self._last_line = self._now[1]
             self.note(status)

@@ -285,13 +285,14 @@ def train(
         # Calls end at multiples of log_every wherever a run begins: a resumed run makes the same
         # calls as a run that was never stopped, and ends bit-identical to it.
         count = min(log_every - step % log_every, steps - step)
+        records.progress.begin()
         state, metrics = advance(step, count, state)
         step += count
         line = _by_seed(metrics)
+        records.progress.update(step, line["loss"])
         loss = finite_mean(line["loss"])
         first_does(functools.partial(records.write, "metrics", step, line))
         log_gradients(step, state)
-        records.progress.update(step, line["loss"])
         if step % task.train.checkpoint_every == 0:
             save(step, state, loss)
     save(step, state, loss)

@@ -27,15 +27,17 @@ def test_rate_and_time_left_leave_the_compiling_call_out(clock, capsys):
     progress.update(10, [2.0, 4.0, 3.0])
     assert progress.speed == {}
     assert capsys.readouterr().out == "dot: step 10/100, loss 3.0000\n"
+    clock.now += 28  # a validation
+    progress.begin()
     clock.now += 12
     progress.update(40, [1.0, 2.0, 1.5])
-    # 60 steps are left, at 2.5 steps of all seeds a second: 24 s.
+    # 60 steps are left; 30 have taken 40 s with the validation, and 12 s without.
     speed = {"steps_per_second": 7.5, "tokens_per_second": 7500, "flops_utilization": 0.25}
     assert progress.speed == pytest.approx(speed)
     out = capsys.readouterr().out
     assert out.startswith("dot: step 40/100, loss 1.5000, 7.5 steps/s, 7,500 tokens/s, 25.0%")
-    assert out.endswith(" 24 s left\n")
-    assert progress.seconds == pytest.approx(62)
+    assert out.endswith(" 80 s left\n")
+    assert progress.seconds == pytest.approx(90)
 
 
 def test_lines_are_seconds_apart_and_notes_and_the_last_always_come(clock, capsys):

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import signal
+import time
 from typing import ClassVar
 from unittest import mock
 
@@ -41,6 +42,7 @@ class Counting(Toy):
     stop: ClassVar[int | str | None] = None
     curve: ClassVar[dict[int, float]] = CURVE
     seen: ClassVar[list[int]] = []
+    slow: ClassVar[float] = 0.0  # seconds of a validation
 
     def optimizer(self):
         return optax.sgd(1.0)
@@ -66,6 +68,7 @@ class Counting(Toy):
         return Validation("score", self.larger) if self.validated else None
 
     def validate(self, params, folder):
+        time.sleep(self.slow)
         (step,) = {round(-float(w)) for w in params["w"]}
         self.seen.append(step)
         return {"other": [0.25, 0.75], "score": [self.curve[step] - 1, self.curve[step] + 1]}
@@ -195,6 +198,15 @@ def test_a_kill_between_a_line_and_its_checkpoint_forgets_no_metric(tmp_path, mo
     run(tmp_path, curve)
     assert steps_of(tmp_path) == [2, 4, 6, 8, 10, 11]
     assert kept(tmp_path)[1] == 2
+
+
+def test_the_speed_is_that_of_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(Counting, "slow", 0.3)
+    run(tmp_path)
+    (line,) = read_lines(tmp_path / "timing.jsonl")
+    validations = len(CURVE) * Counting.slow
+    assert line["seconds"] > validations
+    assert 2 * 10 / line["steps_per_second"] < validations  # without the first call
 
 
 # --- the best checkpoint ---
