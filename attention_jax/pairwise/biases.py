@@ -2,20 +2,12 @@
 
 A `Bias` never stores its [T, S] table: it computes the values of a tile from the tile's positions,
 forward and backward, and its arrays are differentiable. Biases add up with `+`, are pytrees, and
-can replace a float array [*B, T, S] with every score. Your own bias is a class with one method:
-
-    @bias_dataclass
-    class Logarithmic(Bias):
-        rate: Array = array_field()
-        def values(self, query_positions, key_positions):
-            distance = abs(query_positions[:, None] - key_positions[None, :])
-            return -self.rate[..., None, None] * jnp.log1p(distance.astype(float))
+can replace a float array [*B, T, S] with every score. Your own is a class with one method: `Bias`.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -85,8 +77,7 @@ class Bias(PositionFunction):
 class DenseBias(Stored, Bias):
     """A stored table; axes T and S may have size 1."""
 
-    # [N, T, S] as NumPy has it, and [*B, T, S] as masks have it, would look alike.
-    all_batch_axes = True
+    all_batch_axes = True  # [N, T, S] as NumPy has it and [*B, T, S] would look alike
     values = Stored.at
 
 
@@ -107,8 +98,8 @@ class ShiftedBias(Shifted, Bias):
 class RelativeBias(Bias):
     """Base of biases that depend only on the distance j - i: define `of_distance`.
 
-    A tile of t queries and s keys has t + s - 1 distances. `of_distance` computes only these
-    instead of t s values, and its gradient is a sum along diagonals, without a scatter.
+    A tile of t queries and s keys has t + s - 1 distances. `of_distance` computes only these, and
+    its gradient is a sum along diagonals, without a scatter.
     """
 
     def of_distance(self, distances: Array) -> Array:
@@ -294,8 +285,7 @@ def t5_bias(table: Array, *, bidirectional: bool = True, max_distance: int = 128
         a `Bias`, differentiable in the table.
 
     Raises:
-        ValueError: the table is not floating-point, or a size does not fit (see
-            `relative_position_bucket`).
+        ValueError: the table is not floating-point; or as `relative_position_bucket`.
 
     >>> t5_bias(jnp.arange(4.0), max_distance=8).materialize(1, 4).tolist()
     [[0.0, 3.0, 3.0, 3.0]]
@@ -312,18 +302,15 @@ def relative_position_bucket(
 ) -> Array:
     """T5's buckets: a bucket for each of the shortest distances, then logarithmically wider ones.
 
-    With n buckets per side and m = n // 2, distance d >= 0 has the bucket
+    With n buckets per side and m = n // 2, distance d >= 0 has, in exact arithmetic, the bucket
 
         d                                                                   for d < m,
-        min(m + floor(log(d / m) / log(max_distance / m) (n - m)), n - 1)   for d >= m,
-
-    in exact arithmetic: a distance at which the logarithm is a whole number begins a bucket.
+        min(m + floor(log(d / m) / log(max_distance / m) (n - m)), n - 1)   for d >= m.
 
     Args:
         distances: int, j - i.
-        buckets: number of buckets, both sides together.
-        max_distance: distances from this one on share the last bucket.
-        bidirectional: half of the buckets, from `buckets` // 2 on, are for j > i.
+        buckets: number of buckets, both sides together; those for j > i are the last.
+        max_distance, bidirectional: as in `t5_bias`.
 
     Returns:
         int32, 0 <= bucket < `buckets`, same shape.
@@ -338,33 +325,26 @@ def relative_position_bucket(
     Source: Raffel et al. 2020, section 2.1, and their published code.
     """
     side, max_distance = _check_buckets(buckets, max_distance, bidirectional), int(max_distance)
-    # The least integer has no negative.
-    distances = jnp.clip(integer_array("distances", distances), -max_distance, max_distance)
-    distances = distances.astype(jnp.int32)
-    offset = jnp.where(distances > 0, side, 0) if bidirectional else jnp.zeros_like(distances)
+    distances = integer_array("distances", distances)  # the least integer has no negative
+    distances = jnp.clip(distances, -max_distance, max_distance).astype(jnp.int32)
     sizes = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
     starts = jnp.array(_bucket_starts(side, max_distance), jnp.int32)
-    return offset + jnp.searchsorted(starts, sizes, side="right", method="compare_all")
+    bucket = jnp.searchsorted(starts, sizes, side="right", method="compare_all")
+    return bucket + jnp.where(distances > 0, side, 0) if bidirectional else bucket
 
 
 @functools.lru_cache(maxsize=64)
-def _bucket_starts(side: int, max_distance: int) -> tuple[int, ...]:
+def _bucket_starts(side: int, max_distance: int) -> list[int]:
     """The smallest distance in each bucket of one direction after the first, in integers.
 
-    A float logarithm may fall on either side of a whole number: it differs between programs. Bucket
-    m + i starts at the smallest d with (d / m)^(n - m) >= (max_distance / m)^i.
+    Bucket m + i starts at the smallest d with (d / m)^(n - m) >= (max_distance / m)^i.
     """
     exact = side // 2
     wide, starts = side - exact, list(range(1, exact + 1))
     for i in range(1, wide):
-        estimate = exact * (max_distance / exact) ** (i / wide)  # off by less than 1e-4
-        start = round(estimate)
-        if abs(estimate - start) > 1e-3:
-            start = math.ceil(estimate)
-        elif start**wide * exact**i < max_distance**i * exact**wide:
-            start += 1
-        starts.append(start)
-    return tuple(starts)
+        start = round(exact * (max_distance / exact) ** (i / wide))  # or one too small
+        starts.append(start + (start**wide * exact**i < max_distance**i * exact**wide))
+    return starts
 
 
 def forgetting_bias(log_gates: Array) -> Bias:
@@ -375,8 +355,7 @@ def forgetting_bias(log_gates: Array) -> Bias:
     summed in float32, so a bias has the rounding error of c, eps |c|.
 
     Args:
-        log_gates: finite float [*B, T], log f: such as `jax.nn.log_sigmoid` of a projection of the
-            tokens.
+        log_gates: finite float [*B, T], log f, such as `jax.nn.log_sigmoid` of projected tokens.
 
     Returns:
         a `Bias`, differentiable in the gates.

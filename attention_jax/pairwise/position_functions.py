@@ -8,6 +8,7 @@ the batch axes of other arrays of a bias are aligned to the right, as in NumPy.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any, ClassVar, TypeVar, dataclass_transform
@@ -25,12 +26,17 @@ OwnClass = TypeVar("OwnClass", bound="PositionFunction")
 _CORE_AXES = "core_axes"
 
 
-def array_field(*core_axes: str | int) -> Any:
+def array_field(
+    *core_axes: str | int, default: Any = dataclasses.MISSING, kw_only: bool = False
+) -> Any:
     """A field of a mask or bias that holds an array [*B, *core_axes], a differentiable leaf.
 
     Args:
         core_axes: for each axis, "T" or "S" (this length, or 1), another name (any size), or a
             size.
+        default: the array where none is given; it may be None. Without a default the field must not
+            follow one that has a default, unless it is keyword-only.
+        kw_only: whether the array is given by its name, and may follow any field.
 
     >>> from attention_jax import Bias, bias_dataclass
     >>> @bias_dataclass
@@ -41,7 +47,10 @@ def array_field(*core_axes: str | int) -> Any:
     >>> PerKey(jnp.array([0.0, -1.0, 2.0])).materialize(2, 3).tolist()
     [[0.0, -1.0, 2.0], [0.0, -1.0, 2.0]]
     """
-    return dataclasses.field(metadata={_CORE_AXES: core_axes})
+    options: dict[str, Any] = {"metadata": {_CORE_AXES: core_axes}, "kw_only": kw_only}
+    if default is not dataclasses.MISSING:
+        options["default_factory"] = lambda: default  # an array is no default: it has no hash
+    return dataclasses.field(**options)
 
 
 def part_field() -> Any:
@@ -49,13 +58,15 @@ def part_field() -> Any:
     return dataclasses.field(metadata={_CORE_AXES: None})
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(array_field, part_field))
 def position_dataclass(cls):
     """Makes a class of annotated fields a frozen dataclass and a pytree.
 
     Fields made by `array_field` or `part_field` are leaves; all others are static options. An
-    instance without arrays is hashable by value, and can be a static argument of `jax.jit`.
-    `mask_dataclass` and `bias_dataclass` are this decorator.
+    instance without arrays is hashable by value, and can be a static argument of `jax.jit`. JAX
+    rebuilds instances with other leaves, such as axes, and without batch axes; what a
+    `__post_init__` raises then is ignored. `mask_dataclass` and `bias_dataclass` are this
+    decorator.
 
     >>> from attention_jax import Mask, mask_dataclass
     >>> @mask_dataclass
@@ -69,15 +80,48 @@ def position_dataclass(cls):
     >>> mask.materialize(1, 4).astype(int).tolist(), jax.tree.leaves(mask)
     ([[0, 0, 1, 1]], [Array(1, dtype=int32, weak_type=True)])
     """
-    cls = dataclasses.dataclass(frozen=True)(cls)
+    try:
+        cls = dataclasses.dataclass(frozen=True)(cls)
+    except TypeError as error:  # such as "non-default argument 'rate' follows default argument"
+        raise ValueError(f"{cls.__name__}: {error}; see array_field(default=, kw_only=)") from error
     fields = dataclasses.fields(cls)
     if any(field.metadata.get(_CORE_AXES) is not None for field in fields):
         # Comparison of arrays has no truth value, so functions with arrays compare by identity.
         cls.__eq__, cls.__hash__ = object.__eq__, object.__hash__
     leaves = [field.name for field in fields if _CORE_AXES in field.metadata]
-    static = [field.name for field in fields if field.name not in leaves]
-    cls = jax.tree_util.register_dataclass(cls, data_fields=leaves, meta_fields=static)
+    static = tuple(field.name for field in fields if field.name not in leaves)
+    keys = [jax.tree_util.GetAttrKey(name) for name in leaves]
+
+    def flatten(function: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        values = [[getattr(function, name) for name in names] for names in (leaves, static)]
+        return values[0], tuple(values[1])
+
+    def flatten_with_keys(function: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        children, options = flatten(function)
+        return list(zip(keys, children, strict=True)), options
+
+    def unflatten(options: tuple[Any, ...], children: Any) -> Any:
+        fields = zip((*static, *leaves), (*options, *children), strict=True)
+        return _rebuilt(cls, dict(fields))
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return exported(cls) if is_of_this_package(cls) else cls
+
+
+def _rebuilt(cls: Any, fields: dict[str, Any]) -> Any:
+    """An instance with these fields, whatever leaves they hold: nothing is checked or cast."""
+
+    def fill() -> None:
+        for name, value in fields.items():
+            object.__setattr__(function, name, value)
+
+    function = object.__new__(cls)
+    fill()
+    if cls.__post_init__ is not PositionFunction.__post_init__:
+        with contextlib.suppress(Exception):
+            function.__post_init__()  # for the attributes that it derives
+        fill()
+    return function
 
 
 def check_decorated(function: PositionFunction) -> None:
@@ -135,13 +179,13 @@ class PositionFunction:
 
     def core_ndims(self: OwnClass) -> OwnClass:
         """A copy with every array replaced by its number of axes, excluding batch axes."""
-        return dataclasses.replace(  # type: ignore[type-var]
-            self,
-            **{
-                name: value.core_ndims() if core_axes is None else len(core_axes)
-                for name, value, core_axes in self._leaves()
-            },
-        )
+        ndims = {
+            name: value.core_ndims() if core_axes is None else len(core_axes)
+            for name, value, core_axes in self._leaves()
+        }
+        fields = dataclasses.fields(self)  # type: ignore[arg-type]
+        own = {field.name: getattr(self, field.name) for field in fields}
+        return _rebuilt(type(self), own | ndims)
 
     def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
         """Raises ValueError unless every array fits inputs of shape [*B, T, D] and [*B, S, D]."""
