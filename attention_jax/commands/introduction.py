@@ -85,7 +85,7 @@ def _batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
         rng = jax.random.key(0)
         batches = [jax.eval_shape(lambda: run.task.batch(rng, size=size))]
     else:
-        batches = [feed.batch(0, step) for step in range(run.step, run.step + _SAMPLE)]
+        batches = [feed.batch(first, step) for step in range(run.step, run.step + _SAMPLE)]
     if not isinstance(batches[0], Batch):
         return batches[0], None
     mean = sum(map(_num_tokens, batches)) / len(batches)
