@@ -324,7 +324,7 @@ class Model(Generator):
             attend: Any = functools.partial(block.attend, **options)
             attend = jax.checkpoint(attend) if self.config.remat else attend
             with jax.named_scope(f"{side}_{index}"):
-                layer = attend(x, source)
+                layer = attend(x, source=source)
             x = layer.output
             layers.append(layer)
         return x, layers

@@ -10,7 +10,7 @@ from flax import nnx
 from numpy_model import run_jit, scrambled
 from oracles import normal, softmax
 
-from attention_jax import Score
+from attention_jax import Score, causal_mask
 from attention_jax.nn import Attention, LocalPAttention, Model, ModelConfig, MultiHeadAttention
 
 TOKENS = normal(2, 5, 8)
@@ -38,6 +38,21 @@ def test_linen_takes_every_module(name):
         return layer.apply(variables, *call), own(*call)
 
     np.testing.assert_array_equal(*both())
+
+
+@pytest.mark.parametrize("name", ["heads", "model"])
+def test_flax_tabulates_every_module(name):
+    """The page about Flax says how masks and the memory of a block are given."""
+    if name == "heads":
+        made = MultiHeadAttention("additive", 8, num_heads=2, rngs=nnx.Rngs(0))
+        call, mask = (TOKENS,), {"mask": causal_mask().materialize(5, 5)}
+    else:
+        config = ModelConfig(score="general", dim=8, num_heads=2, hidden_dim=0)
+        made, mask = Model(config, 11, rngs=nnx.Rngs(0)), {}
+        call = [[1, 2]], None, [[1, 2, 3]]
+    table = nnx.tabulate(made, *call, **mask)
+    size = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(made)))
+    assert f"Total Parameters: {size:,}" in table
 
 
 B, T, S, DV = 2, 5, 7, 13
