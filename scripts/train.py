@@ -44,7 +44,7 @@ class Arguments(Generic[ChosenTask]):
     Ctrl-C, SIGTERM or a closed terminal saves after the steps in progress (log_every) and exits
     with 130, 143 or 129; a second signal exits at once. --resume continues from there, or after a
     crash from the newest good checkpoint; on a CPU it ends bit-identical to a run that was never
-    stopped.
+    stopped, before JAX 0.12 only with as many usable processors.
 
     Attributes:
         task_name: what to learn, a name or "module:Name".

@@ -41,12 +41,20 @@ def environment(*folders: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": _processor(),
         "cpus": os.cpu_count(),
+        "usable_cpus": usable_cpus(),
         "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
         "device": f"{device.platform}: {device.device_kind}",
         "devices": jax.device_count(),
         "git_commit": _git_commit(),
         "sources": sources_digest(_LIBRARY, *folders),
     }
+
+
+def usable_cpus() -> int | None:
+    """How many processors this process may use, on which XLA divides its work; None if unknown."""
+    if hasattr(os, "sched_getaffinity"):  # on Linux; what `taskset` and containers leave
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _processor() -> str:

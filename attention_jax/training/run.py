@@ -14,11 +14,12 @@ import jax
 from attention_jax.core.checks import check_integer
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName, saved_steps
+from attention_jax.runs.environment import usable_cpus
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.loggers import Logger, Loggers, Profile
 from attention_jax.runs.metrics_file import add_line, drop_lines_after
-from attention_jax.runs.progress import Progress, Work
-from attention_jax.runs.run_folder import JSON, check_run_folder, open_run_folder
+from attention_jax.runs.progress import Progress, Work, warn
+from attention_jax.runs.run_folder import JSON, check_run_folder, open_run_folder, read_json
 from attention_jax.training.loop import (
     Records,
     TrainState,
@@ -102,7 +103,8 @@ def train_run(
             not depend on it, and for the name of a user's score, which may be renamed or rewritten
             if it gives the same numbers. A finished run then goes on. On a CPU it ends
             bit-identical to a run that had all steps from the start, if it had ended at a multiple
-            of `log_every` (with validation, of `checkpoint_every`).
+            of `log_every` (with validation, of `checkpoint_every`); before JAX 0.12 only with as
+            many usable processors.
         log_gradients: steps between two lines of gradient statistics in gradients.jsonl.
         mesh: over which devices; None for one device, or with several processes for all devices,
             which spread the batch. A run may be resumed on another mesh.
@@ -154,6 +156,8 @@ def train_run(
             checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first)
         state, first_step = _first_state(task, layout, checkpoints, params)
         processes.first_does(lambda: _drop_lines_after(folder, first_step))
+        if is_first and first_step:
+            _warn_of_cpus(folder)
         # What training reports to.
         initial_run = TrainedRun(task, state.params, first_step, Path(workdir))
         with processes.together():
@@ -250,6 +254,19 @@ def _drop_lines_after(folder: Path, step: int) -> None:
     for name in ("metrics", "gradients", "validation"):
         drop_lines_after(folder / f"{name}.jsonl", step or -1)
     drop_lines_after(folder / "timing.jsonl")  # none but one that a crash has cut off
+
+
+def _warn_of_cpus(folder: Path) -> None:
+    # XLA divided sums between the processors before JAX 0.12.
+    before = None
+    with contextlib.suppress(ValueError):
+        before = read_json(folder / "env.json").get("usable_cpus")
+    now, on_cpu = usable_cpus(), jax.default_backend() == "cpu"
+    if on_cpu and before not in (None, now) and jax.__version_info__ < (0, 12):
+        warn(
+            f"the run began on {before} usable processors and goes on with {now}: with jax"
+            f" {jax.__version__} its bits may differ from those of a run that was never stopped"
+        )
 
 
 def _first_state(

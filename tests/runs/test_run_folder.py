@@ -54,6 +54,7 @@ def test_the_environment_is_recorded(tmp_path):
     found, now = json.loads((tmp_path / "env.json").read_text()), environment()
     assert min(found.pop("load"), now.pop("load")) >= 0
     assert found == now
+    assert found["usable_cpus"] == len(os.sched_getaffinity(0)) <= found["cpus"]
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
     assert found["packages"]["jax"] == jax.__version__
     assert {"jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"} <= set(found["packages"])

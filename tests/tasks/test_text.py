@@ -12,6 +12,7 @@ import pytest
 from attention_jax.tasks.text import FIRST, MODEL, Text
 from attention_jax.training.run import check_run
 from attention_jax.training.settings import config_of, task_in
+from attention_jax.training.task import TrainConfig
 
 SENTENCE = "The quick brown fox jumps over the lazy döner. "
 
@@ -92,3 +93,25 @@ def test_learned_positions_must_hold_the_answers(tmp_path):
     with pytest.raises(ValueError, match="position_limit must hold 82 tokens"):
         Text(path, model=fewer, length=19)
     Text(path, model=dataclasses.replace(fewer, positions="rotary"), length=19)
+
+
+def test_batches_are_of_their_seed_and_step_and_read_the_whole_text(tmp_path):
+    path, length, alphabet = tmp_path / "text", 9, bytes(range(33, 113)).decode()
+    path.write_text(alphabet)  # each letter once
+    task = Text(path, length=length, held_out=0.25, train=TrainConfig(batch_size=300))
+    feed, starts = task.feed(tmp_path), {}
+    for seed, step in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        batch = feed.batch(seed, step)
+        rows = np.concatenate([batch.target_inputs, batch.targets[:, -1:]], axis=1) - FIRST - 33
+        np.testing.assert_array_equal(rows, rows[:, :1] + np.arange(length + 1))
+        starts[seed, step] = tuple(rows[:, 0])
+    assert len({*starts.values()}) == 4
+    assert {start for row in starts.values() for start in row} == {*range(60 - length)}
+
+    def loss(params, batch, rng):  # the sum of what is read
+        return params * jnp.sum(jnp.asarray(batch.targets - FIRST - 33, jnp.float32)), {}
+
+    held_out = sum(range(61, 79))  # of 20 letters two windows of 9, and the first only as input
+    object.__setattr__(task, "loss", loss)
+    (found,) = task.bits_per_character(np.ones(1, np.float32))
+    np.testing.assert_allclose(found, length * held_out / math.log(2) / 18, rtol=1e-5)

@@ -5,6 +5,7 @@ import itertools
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -155,6 +156,25 @@ def test_the_answer_of_least_squares_stands_beside_a_prediction():
     answers = task.answers(jax.jit(task.init)(jax.random.key(0)), [text, "1 2 3"])
     assert [right for _, _, right in answers.texts] == ["1.50", "0.00"]
     assert answers.batch.targets.shape == (2, 7)
+
+
+# --- results ---
+
+
+class Summed(Recall):
+    """Its accuracy is a number of the batch."""
+
+    def loss(self, params, batch, rng):
+        assert rng is None
+        return params, {"accuracy": params * jnp.mean(batch.targets)}
+
+
+def test_an_accuracy_is_the_mean_over_sixteen_batches_of_64():
+    task = Summed(MODEL, length=12, pairs=2, vocabulary_size=16)
+    (result,) = task.evaluate(np.float32([1, 3])).values()
+    draw = jax.jit(jax.vmap(functools.partial(task.batch, size=64)))
+    targets = np.asarray(draw(jax.random.split(jax.random.key(0), 16)).targets)
+    np.testing.assert_allclose(result.by_seed, 100 * np.mean(targets) * np.array([1, 3]), rtol=1e-5)
 
 
 # --- the loss ---

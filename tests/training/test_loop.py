@@ -131,17 +131,19 @@ def test_no_chunk_recompiles(tmp_path):
     assert counts[0] == counts[1] > 0
 
 
-def test_metrics_are_on_disk_before_their_checkpoint(tmp_path, monkeypatch):
-    saved, save, on_disk = [], Checkpoints.save, fsynced(monkeypatch)
+def test_metrics_are_on_disk_before_their_checkpoint_whose_loss_is_the_mean(tmp_path, monkeypatch):
+    saved, save, on_disk = {}, Checkpoints.save, fsynced(monkeypatch)
 
     def checked_save(self, step, *arguments, **options):
         assert on_disk(tmp_path / "metrics.jsonl")
-        saved.append(step)
+        saved[step] = options["metric"]
         save(self, step, *arguments, **options)
 
     monkeypatch.setattr(Checkpoints, "save", checked_save)
     train_toy(toy(steps=4, log_every=2, checkpoint_every=2), tmp_path)
-    assert saved == [2, 4]
+    lines = read_lines(tmp_path / "metrics.jsonl")
+    assert saved == {line["step"]: pytest.approx(np.mean(line["loss"])) for line in lines}
+    assert [*saved] == [2, 4]
 
 
 # --- batches made on the host ---

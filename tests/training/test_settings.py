@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import TRAIN, Translation
 from attention_jax.training.run import check_run, load_run, load_states, train_run
+from attention_jax.training.run_results import finished_run
 from attention_jax.training.settings import config_of, task_in
 from attention_jax.training.task import TrainConfig
 
@@ -126,6 +128,7 @@ def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
     for name in ("config.json", "metrics.jsonl", "gradients.jsonl"):
         assert (tmp_path / name).read_bytes() == (extended / name).read_bytes()
     sessions = read_lines(extended / "timing.jsonl")
+    assert finished_run(extended).seconds == sessions[0]["seconds"] + sessions[1]["seconds"]
     assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 6), (6, 12)]
 
 
@@ -167,6 +170,21 @@ def test_steps_that_the_rate_depends_on_cannot_change(tmp_path):
         with pytest.raises(ValueError, match=f"steps was 4, now {steps}, .* cosine to 0 at step 4"):
             train_run(lettered(steps, "cosine"), tmp_path, resume=True)
     assert TRAIN.rate_depends_on_steps is False
+
+
+@pytest.mark.parametrize(("version", "before", "lines"), [
+    ((0, 11, 9), 99, 1), ((0, 11, 9), None, 0), ((0, 12, 0), 99, 0)
+])  # fmt: skip
+def test_other_processors_are_one_line_where_bits_depend_on_them(
+    extended, tmp_path, monkeypatch, capsys, version, before, lines
+):
+    shutil.copytree(extended, tmp_path, dirs_exist_ok=True)
+    environment = json.loads((tmp_path / "env.json").read_text())
+    before = environment["usable_cpus"] if before is None else before
+    (tmp_path / "env.json").write_text(json.dumps(environment | {"usable_cpus": before}))
+    monkeypatch.setattr(jax, "__version_info__", version)
+    train_run(lettered(12), tmp_path, resume=True)
+    assert capsys.readouterr().err.count("began on 99 usable processors and goes on with") == lines
 
 
 # --- a user's task ---
