@@ -274,7 +274,8 @@ def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
         jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(rows[1:])]
     )
     exponent = jnp.frexp(largest)[1]
-    return jnp.ldexp(jnp.ones_like(largest), jnp.minimum(-exponent, 100))  # below overflow
+    # Neither the power nor its inverse overflows.
+    return jnp.ldexp(jnp.ones_like(largest), jnp.clip(-exponent, -100, 100))
 
 
 def _tile_gradients(

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import itertools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ from oracles import softmax
 from score_cases import slow_unless
 
 import attention_jax as aj
-from attention_jax.implementations import BlockSizes
+from attention_jax.implementations import BlockSizes, tiled
 
 
 def test_vmaps_around_it_nested_and_of_some_arguments_and_axes():
@@ -138,3 +140,35 @@ def test_float16_gradients_of_long_rows():
         expected = (dlogits @ key / np.sqrt(size), dlogits.T @ query / np.sqrt(size))
         for got, right in zip(gradients(*arrays), (*expected, weights.T @ doutput), strict=True):
             np.testing.assert_allclose(got, right, atol=5e-3 * np.abs(right).max() + 1e-30)
+
+
+def test_float16_gradients_of_statistics():
+    """Their cotangents count too where those of a tile are brought to the size 1."""
+    rng = np.random.default_rng(0)
+    query, key, value = (np.float16(rng.normal(size=(n, 4))) for n in (6, 5, 5))
+    query, key = query * np.float16(2**10), key * np.float16(2**-10)
+
+    @quick_jit
+    def gradients(bias, cotangents):
+        def statistics(key, bias):
+            options = {"bias": bias, "implementation": "tiled", "block_sizes": BlockSizes(3, 2)}
+            found = aj.attention(query, key, value, score="dot", return_statistics=True, **options)
+            return found[1][:2]
+
+        return jax.vjp(statistics, key, bias)[1](tuple(cotangents))
+
+    weights = softmax(np.float64(query) @ np.float64(key).T)
+    logs = np.log(weights)
+    slopes = weights, -weights * (logs - (weights * logs).sum(1, keepdims=True))
+    for size, statistic in itertools.product((1e-7, 1.0, 3e38), (0, 1)):
+        cotangents = [np.zeros(6, np.float32) for _ in range(2)]
+        cotangents[statistic] += np.float32(size)
+        dkey, dbias = gradients(np.zeros((6, 5), np.float32), cotangents)
+        dlogits = size * slopes[statistic]
+        np.testing.assert_allclose(dbias, dlogits, atol=5e-3 * np.abs(dlogits).max())
+        if size <= 1:  # float16 holds the gradient of the key
+            right = dlogits.T @ np.float64(query)
+            np.testing.assert_allclose(dkey, right, atol=1e-2 * np.abs(right).max())
+    # A GPU keeps subnormal numbers, whose inverses are infinite.
+    arrays = types.SimpleNamespace(queries=query, keys=key, values=value)
+    assert tiled._scale_of_float16(arrays, (None, jnp.float32(1e-37))) == 2.0**100
