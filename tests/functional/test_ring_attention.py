@@ -39,7 +39,7 @@ def masks_of(target, source):
     rng = np.random.default_rng(3)
     segments = aj.segment_mask(*(np.sort(rng.integers(0, 4, (B, n))) for n in (target, source)))
     offsets = aj.causal_mask(jnp.array([-1, 4]))
-    padding = aj.padding_mask(jnp.array([source - 3, 2]), jnp.array([3, target - 1]))
+    padding = aj.padding_mask(jnp.array([source - 3, 2]), jnp.array([target - 1, 3]))
     return {
         "none": aj.local_mask(None, None),
         "causal": aj.causal_mask(),

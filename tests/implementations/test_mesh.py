@@ -145,6 +145,20 @@ def test_queries_that_are_cut_over_devices_stay_so():
     close(output, attend((tokens,) * 3, mask=aj.causal_mask()))
 
 
+def test_a_mesh_axis_cuts_one_batch_axis():
+    """That of the first of query, key and value which is cut along it."""
+    types, tokens = (AxisType.Explicit,) * 2, normal(2, 2, 3, 4)
+    mesh = jax.make_mesh((2, 2), ("data", "heads"), types, devices=jax.devices()[:4])
+    cuts = P("data"), P("heads", "data"), P("heads")
+    arrays = tokens, tokens, tokens[0]
+    spread = [
+        jax.device_put(x, NamedSharding(mesh, cut)) for x, cut in zip(arrays, cuts, strict=True)
+    ]
+    output = attend(spread, implementation="reference")
+    assert tuple(cut_of(output)[:2]) == ("data", "heads")
+    close(output, attend(arrays, implementation="reference"))
+
+
 def test_every_call_in_shard_map():
     """Gradients equal those of one device; no loop sums over devices."""
     # (Not dropout: every device would draw the same dropout mask for its own examples.)
