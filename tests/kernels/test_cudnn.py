@@ -31,21 +31,38 @@ BOUNDS = (2**-6, 2**-6)  # four roundings to bfloat16
 
 @pytest.fixture(autouse=True)
 def _even_lengths_in_gradients(monkeypatch):
-    """JAX's call of cuDNN raises for odd lengths in a gradient; its stand-in does so, too."""
+    """JAX's call of cuDNN raises for odd lengths in a gradient; its stand-in does so, too.
+
+    An example without keys gives NaN, and so do its gradients.
+    """
     attend = jax.nn.dot_product_attention
 
     def even_in_gradients(*tokens, **options):
+        def of_examples_with_keys(tree, lengths):
+            counts = lengths.get("key_value_seq_lengths")
+            if counts is None:
+                return tree
+            empty = (counts == 0)[:, None, None, None]
+            return jax.tree.map(lambda leaf: jnp.where(empty, jnp.nan, leaf), tree)
+
         @jax.custom_vjp
         def call(tokens, lengths):
-            return attend(*tokens, **options, **lengths)
+            return of_examples_with_keys(attend(*tokens, **options, **lengths), lengths)
 
         def forward(tokens, lengths):
             assert all(x.shape[1] % 2 == 0 for x in tokens), "Unsupported sequence length"
-            return jax.vjp(lambda *tokens: attend(*tokens, **options, **lengths), *tokens)
+            output, pull_back = jax.vjp(
+                lambda *tokens: attend(*tokens, **options, **lengths), *tokens
+            )
+            return of_examples_with_keys(output, lengths), (pull_back, lengths)
+
+        def backward(residuals, doutput):
+            pull_back, lengths = residuals
+            return of_examples_with_keys(pull_back(doutput), lengths), None
 
         names = ("query_seq_lengths", "key_value_seq_lengths")
         lengths = {name: options.pop(name) for name in names if name in options}
-        call.defvjp(forward, lambda pull_back, doutput: (pull_back(doutput), None))
+        call.defvjp(forward, backward)
         return call(tokens, lengths)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", even_in_gradients)

@@ -18,6 +18,15 @@ def test_the_default_device_comes_before_the_default_backend(monkeypatch):
         assert choice.current_backend() == "cpu"
     with jax.default_device("cpu"):
         assert choice.current_backend() == "cpu"
+    for platform, backend in {
+        "cuda": "gpu",
+        "rocm": "gpu",
+        "gpu": "gpu",
+        "another": "another",
+    }.items():
+        device = type("Device", (), {"platform": platform})()
+        with jax.default_device(device):
+            assert choice.current_backend() == backend
 
 
 @pytest.mark.parametrize(

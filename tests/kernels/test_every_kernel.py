@@ -139,10 +139,13 @@ OF_ONE = {
         "max_logit": {"return_statistics": True},
         "features in 16 bits": {**alike(5, "f2"), "score": "distance", "params": None},
         "left 2, right 1": {"mask": aj.local_mask(2, 1)},
+        "left 2, right None": {"mask": aj.local_mask(2, None)},
         "left None, right -1": {"mask": aj.causal_mask(-1)},
         "of integers; got one of arrays": {"mask": aj.causal_mask(jnp.array(0))},
         "no padding": {"mask": aj.local_mask(2, 0) & aj.padding_mask(jnp.array([4, 0]))},
         "at most 7": {"query": jnp.ones((2, 9, 11), jnp.bfloat16), "mask": aj.local_mask(1, 0)},
+        "at most 10": {**alike(8, "f2"), "query": np.ones((2, 11, 8), "f2"), "score": "dot",
+                       "params": None, "mask": aj.local_mask(3, 0)},
         r"got \(11, 257\)": {"value": jnp.ones((2, 7, 257), jnp.bfloat16)},
     },
     "mosaic_tpu": {
