@@ -41,6 +41,7 @@ def test_every_score_adds_coverage_to_the_features_of_keys(name):
     bias = rng.normal(size=(B, T, S)).astype(np.float32)
     coverage = rng.uniform(0, 2, size=(B, S)).astype(np.float32)
     lengths = np.array([S - 2, S])
+    coverage[0, S - 2 :] = np.nan  # of keys that no query sees
     allowed = np.tril(np.ones((T, S), bool), 1) & (np.arange(S) < lengths[:, None, None])
     result = quick_jit(functools.partial(coverage_attention, score=name))(
         **arrays, mask=causal_mask(1) & padding_mask(lengths), bias=bias, coverage=coverage
@@ -54,7 +55,7 @@ def test_every_score_adds_coverage_to_the_features_of_keys(name):
             query = jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], queries)
             logits = score.pair(params, query, keys + np.outer(covered, kernel))
             weights = softmax(np.float64(logits)[0] + bias[b, i], allowed[b, i])
-            rows.append((weights, np.minimum(weights, covered).sum()))
+            rows.append((weights, np.minimum(weights, covered)[allowed[b, i]].sum()))
             covered += np.float32(weights)
         weights, loss = map(np.array, zip(*rows, strict=True))
         expected = weights @ arrays["value"][b], weights, covered, loss
@@ -76,6 +77,10 @@ def test_bfloat16_computes_in_float32():
     np.testing.assert_array_equal(result.loss, same.loss)
     assert jax.eval_shape(coverage_loss, result.weights).dtype == jnp.float32
     with jax.enable_x64(True):
+        double = jax.tree.map(np.float64, {**narrow, "coverage": np.zeros(S)})
+        for name, array in double.items():  # one argument is enough
+            result = jax.eval_shape(attend, **{**narrow, name: array})
+            assert result.coverage.dtype == result.loss.dtype == jnp.float64, name
         result = jax.eval_shape(functools.partial(coverage_attention, score="additive"), **narrow)
         assert result.coverage.dtype == result.loss.dtype == jnp.float32
         assert jax.eval_shape(coverage_loss, result.weights).dtype == jnp.float32

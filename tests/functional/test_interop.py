@@ -65,7 +65,7 @@ CASES = {
         "mask": MASK[0], "bias": normal(1, N, 1, S), "local_window_size": 2, "is_causal": True
     },
     "all": {
-        "k": N, "mask": MASK, "bias": normal(N, T, S), "is_causal": True,
+        "k": N, "mask": MASK, "bias": normal(N, T, S),
         "local_window_size": (4, 9), "query_seq_lengths": np.array([3, 5], np.int32),
         "key_value_seq_lengths": np.array([1, 6], np.int32),
     },

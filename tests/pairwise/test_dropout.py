@@ -39,14 +39,17 @@ def test_rate_rows_columns_and_neighbours_are_independent():
         assert np.abs(means - 0.7).max() < 5 * spread
         # ... and they scatter as much as independent draws do, not more and not less.
         assert 0.8 < means.std() / spread < 1.2
-    # Correlations, also of a 2 x 2 block's product, which a sum of two hashes could have.
+    # Correlations, also of a 2 x 2 block's product, which a sum of two hashes could have, and of
+    # mirrored entries.
     x = (table - 0.7) / np.sqrt(0.21)
+    square = x[:, : len(x)]
     for product in (
         x[1:] * x[:-1],
         x[:, 1:] * x[:, :-1],
         x[1:, 1:] * x[:-1, :-1],
         x[1:, :-1] * x[:-1, 1:],
         x[1:, 1:] * x[:-1, :-1] * x[1:, :-1] * x[:-1, 1:],
+        (square * square.T)[np.triu_indices(len(x), 1)],
     ):
         assert abs(product.mean()) < 4 / np.sqrt(product.size)
 
