@@ -186,7 +186,8 @@ class Checkpoints:
             if not candidates:
                 names = "newest" if self.best_step() is None else "newest, best"
                 kept = ", ".join(map(str, sorted({0, *self.steps()})))
-                raise ValueError(f"step must be {names} or one of {kept}; got {step}")
+                reason = "; no checkpoint has a finite metric" if step == "best" else ""
+                raise ValueError(f"step must be {names} or one of {kept}; got {step}{reason}")
         damaged: dict[int, str] = {}
         for candidate in candidates:
             state, reason = self._good_state(candidate, like)

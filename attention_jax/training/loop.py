@@ -27,6 +27,9 @@ from attention_jax.training.task import Feed, Metrics, Params, Task, Validation,
 Array = jax.Array
 
 
+LINES = ("metrics", "gradients", "validation")  # the files of lines by step
+
+
 class TrainState(NamedTuple):
     """The whole state of a run, which is what a checkpoint holds; several seeds are stacked."""
 
@@ -268,9 +271,10 @@ def train(
         keep(step, state, metric, temporary=not planned)
 
     def keep(step: int, state: TrainState, metric: float | None, *, temporary: bool) -> None:
-        for path in records.folder.glob("*.jsonl"):
-            with writing("file", path):
-                sync(path)  # the lines up to a checkpoint are on disk before it is
+        for name in LINES:
+            if (path := records.folder / f"{name}.jsonl").exists():
+                with writing("file", path):
+                    sync(path)  # the lines up to a checkpoint are on disk before it is
         records.checkpoints.save(step, state, metric=metric, temporary=temporary)
 
     state = jax.device_put(state, layout.by_seed)

@@ -21,6 +21,7 @@ from attention_jax.runs.metrics_file import add_line, drop_lines_after
 from attention_jax.runs.progress import Progress, Work, warn
 from attention_jax.runs.run_folder import JSON, check_run_folder, open_run_folder, read_json
 from attention_jax.training.loop import (
+    LINES,
     Records,
     TrainState,
     initial_state,
@@ -251,7 +252,7 @@ def _as_list(on_metrics: Loggable) -> list[Any]:
 
 def _drop_lines_after(folder: Path, step: int) -> None:
     # A run without a checkpoint starts over, and writes the line of step 0 again.
-    for name in ("metrics", "gradients", "validation"):
+    for name in LINES:
         drop_lines_after(folder / f"{name}.jsonl", step or -1)
     drop_lines_after(folder / "timing.jsonl")  # none but one that a crash has cut off
 

@@ -165,6 +165,12 @@ def test_the_best_are_kept_beside_the_newest(tmp_path):
             restored(tmp_path, missing)
 
 
+def test_no_best_is_one_line(tmp_path):
+    Checkpoints(tmp_path).save(1, {"w": jnp.ones(3)}, metric=math.nan)
+    message = r"newest or one of 0, 1; got best; no checkpoint has a finite metric$"
+    refused(message, lambda: restored(tmp_path, "best"))
+
+
 # --- a save that is seen, killed or refused ---
 
 
