@@ -82,6 +82,19 @@ def test_nan_in_padding_reaches_nothing():
         )
         close(got.dparams, expected.dparams)
         close(got.gradients, expected.gradients)
+        # Nor the derivatives of these gradients, a NaN cotangent of a query without keys included.
+
+        def squares(x, loss):
+            return jnp.sum(capture_gradients(loss, x).gradients["attention"].dlogits ** 2)
+
+        def blind(point):
+            output = aj.attention(**point, mask=MASK, score="general")
+            return number_of(output) + jnp.nan * jnp.sum(output[:, 0])
+
+        second = quick_jit(jax.grad(squares), static_argnums=1)
+        expected = second(clean, loss)
+        close(second(dirty, loss), expected)
+        close(second(clean, blind), expected)
 
 
 # --- attention inside of transformations: a bias of zeros for each call is the other side ---
