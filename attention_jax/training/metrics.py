@@ -28,9 +28,9 @@ def share(true: Array, among: Array | None = None, axis: int | None = None) -> A
     >>> share(jnp.array([True, False, True, False]), jnp.array([True, True, True, False]))
     Array(0.6666667, dtype=float32)
     """
-    among = True if among is None else among
+    counted = True if among is None else among
     # XLA would multiply by the inverse of a number of elements that it knows, as `jnp.mean` does.
-    right, wrong = (jnp.sum(each & among, axis=axis) for each in (true, ~true))
+    right, wrong = (jnp.sum(each & counted, axis=axis) for each in (true, ~true))
     return right.astype(jnp.float32) / jnp.maximum(right + wrong, 1).astype(jnp.float32)
 
 

@@ -382,10 +382,10 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
         folder: of the run.
         stored: the content of the run's config.json.
     """
-    names = _new_names(task, stored)
-    if names.get("task", stored.get("task")) != config["task"]:
+    renamed = _new_names(task, stored)
+    if renamed.get("task", stored.get("task")) != config["task"]:
         raise ValueError(f"it is a run of task {stored.get('task')}; got {config['task']}")
-    earlier = _task_of(stored, names)
+    earlier = _task_of(stored, renamed)
     # The parts were compared above, and the program is compared below; where other settings change
     # them too, the message names the settings alone.
     old, new = (
@@ -454,8 +454,8 @@ def _new_names(task: Task, stored: JSON) -> dict[str, str]:
     names = {}
     for kind in _GETTERS:
         for setting, description in stored.get(kind, {}).items():
-            name = getattr(task.model, setting, None)
-            if "program" in description and ":" in (name or ""):
+            name = getattr(task.model, setting, None) or ""
+            if "program" in description and ":" in name:
                 names[setting] = name
     name, cls = name_of(type(task)), f":{type(task).__qualname__}"
     if "program" in stored and str(stored.get("task")).endswith(cls):

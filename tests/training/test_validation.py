@@ -19,7 +19,7 @@ from toy_task import Toy, train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.metrics_file import read_lines
+from attention_jax.runs.metrics_file import add_line, read_lines
 from attention_jax.training.task import Feed, TrainConfig, Validation
 
 SHORT = {"seeds": 2, "log_every": 1, "checkpoint_every": 2, "batch_size": None}
@@ -179,8 +179,12 @@ def test_a_validation_that_comes_later_deletes_nothing(tmp_path):
         run(tmp_path, stop=10)
     with (tmp_path / "timing.jsonl").open("a") as file:
         file.write('{"from_step": 0, "to')  # a crash
+    with mock.patch.object(Counting, "validate", None), pytest.raises(TypeError):
+        run(tmp_path)
+    assert kept(tmp_path) == ([8, 10], 10)
+    add_line(tmp_path / "validation.jsonl", {"step": 10, "of another metric": [1.0, 2.0]})
     run(tmp_path, stop="start")
-    assert steps_of(tmp_path) == [10]
+    assert steps_of(tmp_path) == [10, 10]
     assert kept(tmp_path)[0] == [8, 10]
     run(tmp_path)
     lines = read_lines(tmp_path / "timing.jsonl")
