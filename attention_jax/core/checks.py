@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import numbers
-from typing import Any, get_args
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 Array = jax.Array
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _LEAST, _MOST = (float(limit) for limit in (np.finfo("f4").tiny, np.finfo("f4").max))
+
+
+def with_hints(hints: Mapping[str, str]) -> Callable[[Function], Function]:
+    """Decorates a function: an error about one of these arguments, of other libraries, has a hint.
+
+    Args:
+        hints: what to write in place of arguments that the function does not have.
+    """
+
+    def decorate(function: Function) -> Function:
+        @functools.wraps(function)
+        def hinted(*args: Any, **kwargs: Any) -> Any:
+            for name in kwargs:
+                if name in hints:
+                    owner = function.__qualname__
+                    raise TypeError(f"{owner} has no argument {name!r}: give {hints[name]}")
+            return function(*args, **kwargs)
+
+        return typing.cast(Function, hinted)
+
+    return decorate
 
 
 def check_choice(name: str, value: Any, choices: Any) -> None:

@@ -11,7 +11,13 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.functional.capture_point import capture_point, capturing, capturing_matrices
-from attention_jax.functional.checks import NO_VALUE, Call, checked_call, checked_implementation
+from attention_jax.functional.checks import (
+    NO_VALUE,
+    Call,
+    checked_call,
+    checked_implementation,
+    hinted,
+)
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_mask_and_values
@@ -27,6 +33,7 @@ from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ScoreLike
 Array = jax.Array
 
 
+@hinted
 def attention(
     query: Array,
     key: KeyLike,
@@ -144,6 +151,7 @@ def results_of_call(call: Call, implementation: str | None = None) -> Any:
     return (output, statistics) if call.options.return_statistics else output
 
 
+@hinted
 def attention_weights(
     query: Array,
     key: KeyLike,

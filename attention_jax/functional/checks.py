@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
-from attention_jax.core.checks import check_integer, checked_fraction, checked_rng
+from attention_jax.core.checks import check_integer, checked_fraction, checked_rng, with_hints
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import (
@@ -59,6 +59,19 @@ class AttentionArguments(WeightsArguments, total=False):
     block_sizes: BlockSizes | None
 
 
+# What to write in place of the arguments of jax.nn's attention, and of an `attention_fn` of Flax.
+hinted = with_hints(
+    {
+        "is_causal": "mask=causal_mask(), or call interop.dot_product_attention",
+        "scale": "score=ScaledDot(scale=...), or call interop.dot_product_attention",
+        **dict.fromkeys(
+            ("query_seq_lengths", "key_value_seq_lengths"),
+            "mask=padding_mask(key_lengths, query_lengths)",
+        ),
+        "local_window_size": "mask=local_mask(left, right)",
+        "broadcast_dropout": "Flax attention_fn=interop.flax_attention_fn(score, params)",
+    }
+)
 NO_VALUE: Any = object()  # in place of the value, for a call that computes weights alone
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.core.serialization import exported
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
-from attention_jax.functional.checks import check_axes, checked_call
+from attention_jax.functional.checks import check_axes, checked_call, hinted
 from attention_jax.implementations import Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.masked_softmax import masked_softmax
@@ -36,6 +36,7 @@ class CoverageResult(NamedTuple):
     loss: Array  # [*B, T] sum_j min(weights_tj, coverage_tj), in the compute dtype
 
 
+@hinted
 def coverage_attention(
     query: Array,
     key: Array,

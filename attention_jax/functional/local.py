@@ -24,6 +24,7 @@ from attention_jax.functional.checks import (
     Call,
     WeightsArguments,
     checked_call,
+    hinted,
 )
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
@@ -32,6 +33,7 @@ from attention_jax.pairwise.position_functions import array_field, pad_rank, sam
 Array = jax.Array
 
 
+@hinted
 def local_attention(
     query: Array,
     key: Array,
@@ -80,6 +82,7 @@ def local_attention(
     return results_of_call(call, implementation)
 
 
+@hinted
 def local_attention_weights(
     query: Array,
     key: Array,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import checked_rng
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
-from attention_jax.functional.checks import check_axes, checked_call
+from attention_jax.functional.checks import check_axes, checked_call, hinted
 from attention_jax.functional.monotonic_walks import (
     checked_initial,
     expected_weights,
@@ -31,6 +31,7 @@ from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
 Array = jax.Array
 
 
+@hinted
 def monotonic_attention(
     query: Array,
     key: Array,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from attention_jax.core.meshes import on_automatic_axes
-from attention_jax.functional.checks import AttentionArguments, checked_call
+from attention_jax.functional.checks import AttentionArguments, checked_call, hinted
 from attention_jax.implementations import Inputs, Options, ring
 from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
 from attention_jax.kernels.choice import chosen_block_sizes, current_backend
@@ -21,6 +21,7 @@ from attention_jax.scores import ProjectedKeys
 Array = jax.Array
 
 
+@hinted
 def ring_attention(
     query: Array,
     key: Array,

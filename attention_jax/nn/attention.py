@@ -17,7 +17,10 @@ from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.dropout import DropoutModule, RandomModule
 from attention_jax.nn.parameters import (
     Dtype,
+    check_dtypes,
+    check_rngs,
     checked_tokens,
+    initial_params,
     normalizer_params,
     score_params,
     values_of,
@@ -77,8 +80,10 @@ class ScoreModule(RandomModule):
         rngs: nnx.Rngs,
     ):
         self.score, self.query_dim, self.key_dim = score_of_sizes(score, query_dim, key_dim)
+        check_dtypes(dtype=dtype, param_dtype=param_dtype)
+        check_rngs(rngs)
         self.dtype, self.param_dtype = dtype, param_dtype
-        params = self.score.init(rngs.params(), query_dim, key_dim)
+        params = initial_params(self.score, rngs.params(), (query_dim, key_dim))
         self.params_of_score = score_params(params, param_dtype)
 
     def remember(self, key: Array, value: Array | None = None) -> Memory:

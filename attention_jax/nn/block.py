@@ -18,7 +18,7 @@ from attention_jax.nn.cross_attention import CrossAttention, multi_head
 from attention_jax.nn.dropout import RandomModule
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import KeyValueCache
-from attention_jax.nn.parameters import Dtype, checked_tokens, layer_norm
+from attention_jax.nn.parameters import Dtype, check_rngs, checked_tokens, layer_norm
 from attention_jax.pairwise.biases import Bias
 from attention_jax.pairwise.dropout import drop_features
 from attention_jax.pairwise.masks import Mask
@@ -84,6 +84,7 @@ class Block(RandomModule):
     """
 
     def __init__(self, config: ModelConfig, *, is_cross: bool = False, rngs: nnx.Rngs):
+        check_rngs(rngs)
         has_self = config.decoder_self_attention or not is_cross
         self.self_residual = _Residual(config, rngs=rngs) if has_self else None
         options: Any = {"num_key_heads": config.num_key_heads, "normalize_qk": config.normalize_qk}

@@ -11,6 +11,7 @@ from flax import nnx
 from attention_jax.core.arrays import any_array
 from attention_jax.core.checks import check_choice, check_integer
 from attention_jax.functional.checks import check_axes
+from attention_jax.nn.parameters import check_dtypes, check_rngs
 
 Array = jax.Array
 Activation = Literal["relu", "gelu", "swiglu"]
@@ -51,6 +52,8 @@ class FeedForward(nnx.Module):
         **options: Any,
     ):
         check_choice("activation", activation, Activation)
+        check_dtypes(**{name: dtype for name, dtype in options.items() if "dtype" in name})
+        check_rngs(rngs)
         for name, size in (("dim", dim), ("hidden_dim", hidden_dim)):
             check_integer(name, size)
         gated = activation == "swiglu"

@@ -21,7 +21,10 @@ from attention_jax.nn.parameters import (
     BIAS_INIT,
     KERNEL_INIT,
     Dtype,
+    check_dtypes,
+    check_rngs,
     checked_tokens,
+    initial_params,
     layer_norm,
     normalizer_params,
     score_params,
@@ -42,7 +45,7 @@ class Heads(DropoutModule):
         score: str | Score,
         query_dim: int,
         *,
-        num_heads: int,
+        num_heads: int | None = None,
         key_dim: int | None = None,
         num_key_heads: int | None = None,
         qkv_dim: int | None = None,
@@ -63,14 +66,22 @@ class Heads(DropoutModule):
         rngs: nnx.Rngs,
         keep_rngs: bool = True,
     ):
+        if isinstance(score, int):
+            raise ValueError(
+                f"score must come first, then query_dim, then num_heads={score} by name; got the"
+                " order of Flax's layer"
+            )
+        check_dtypes(dtype=dtype, param_dtype=param_dtype)
+        check_rngs(rngs)
         self.score = get_score(score)
         self.normalizer = get_normalizer(normalizer)
         key_dim = query_dim if key_dim is None else key_dim
         qkv_dim = query_dim if qkv_dim is None else qkv_dim
         output_dim = query_dim if output_dim is None else output_dim
+        num_heads = check_integer("num_heads", num_heads)
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
         sizes = {"query_dim": query_dim, "key_dim": key_dim, "qkv_dim": qkv_dim}
-        sizes |= {"output_dim": output_dim, "num_heads": num_heads, "num_key_heads": num_key_heads}
+        sizes |= {"output_dim": output_dim, "num_key_heads": num_key_heads}
         for name, size in sizes.items():
             check_integer(name, size)
         if qkv_dim % num_heads:
@@ -103,7 +114,8 @@ class Heads(DropoutModule):
         self.query_norm = norm() if normalize_qk else None
         self.key_norm = norm() if normalize_qk else None
         rng_of_head = jax.random.split(rngs.params(), num_heads)
-        params = jax.vmap(lambda rng: self.score.init(rng, head_dim, head_dim))(rng_of_head)
+        of_head = functools.partial(initial_params, self.score, dims=(head_dim, head_dim))
+        params = jax.vmap(of_head)(rng_of_head)
         self.params_of_score = score_params(params, param_dtype)
         self.normalizer_params = normalizer_params(
             self.normalizer, rngs, param_dtype, num_heads=num_heads

@@ -20,7 +20,7 @@ from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
 from attention_jax.nn.generation import Generator
 from attention_jax.nn.inputs import checked_ids, checked_inputs, checked_source
-from attention_jax.nn.parameters import layer_norm
+from attention_jax.nn.parameters import check_rngs, layer_norm
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import rows_of
 from attention_jax.pairwise.dropout import drop_features
@@ -72,6 +72,7 @@ class Model(Generator):
     def __init__(self, config: ModelConfig, vocabulary_size: int, *, rngs: nnx.Rngs):
         if not isinstance(config, ModelConfig):
             raise ValueError(f"config must be a ModelConfig; got {type(config).__name__}")
+        check_rngs(rngs)
         self.vocabulary_size = check_integer("vocabulary_size", vocabulary_size)
         dim, tie = config.dim, config.tied_embeddings
         self.config, self.has_encoder = config, config.architecture == "encoder-decoder"

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
+from attention_jax.core.programs import Part
 from attention_jax.functional.checks import check_axes
 from attention_jax.normalizers import Normalizer
-from attention_jax.scores import Params
+from attention_jax.scores import Params, Score
 
 Dtype = Any  # any argument of `jnp.dtype`
 KERNEL_INIT = nnx.initializers.lecun_normal()  # both as in `nnx.Linear`
@@ -55,6 +56,21 @@ def check_dtypes(**dtypes: Any) -> None:
             is_float = False
         if not is_float:
             raise ValueError(f"{name} must be a floating-point dtype; got {dtype!r}")
+
+
+def check_rngs(rngs: Any) -> None:
+    """Raises ValueError unless they are streams that initial parameters can be drawn from."""
+    if not (isinstance(rngs, nnx.Rngs) and {"params", "default"} & set(rngs)):
+        got = sorted(rngs) if isinstance(rngs, nnx.Rngs) else type(rngs).__name__
+        raise ValueError(f"rngs must have a stream 'params', as nnx.Rngs(0) has; got {got}")
+
+
+def initial_params(score: Score, rng: jax.Array, dims: tuple[int, int]) -> Params:
+    """What the score's `init` makes; ValueError, in one line, if a user's cannot be called."""
+    part = Part("score", score, "")
+    cure = "init must be a function of (rng, query_dim, key_dim)"
+    part.check_signatures(score)
+    return part.call("init", score.init, rng, *dims, cure=cure)
 
 
 def layer_norm(dim: int, dtype: Dtype | None, **options: Any) -> nnx.LayerNorm:

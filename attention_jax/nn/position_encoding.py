@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.nn.config import ModelConfig
+from attention_jax.nn.parameters import check_rngs
 from attention_jax.nn.positions import (
     anchored_positions,
     random_position_ids,
@@ -35,6 +36,7 @@ class PositionEncoding(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        check_rngs(rngs)
         self.config, table = config, None
         self.size = config.dim // config.num_position_ids  # features per position id
         if config.positions == "learned":

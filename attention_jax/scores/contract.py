@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 import jax
 
 from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.checks import with_hints
 from attention_jax.core.programs import is_of_library
 from attention_jax.scores.origin import origin_of
 
@@ -144,6 +145,7 @@ class Score:
         del q_features
         return params
 
+    @with_hints({"mask": "Flax attention_fn=interop.flax_attention_fn(score, params)"})
     def __call__(self, params: Params, query: Array, key: Array) -> Array:
         """The logits [T, S] of queries [T, Dq] and keys [S, Dk]."""
         if self.translation_invariant:

@@ -1,10 +1,13 @@
 """Wrong arguments of modules, of the model and of its decoding: see `mistakes`."""
 
+import dataclasses
 import functools
 
 import jax
+import jax.numpy as jnp
 import no
 import numpy as np
+import pytest
 from flax import nnx
 from hypothesis import strategies as st
 from mistakes import refuses, using
@@ -181,3 +184,68 @@ WRONG = [
 ]  # fmt: skip
 
 test_a_wrong_argument_is_named_in_one_line = refuses(WRONG)
+
+
+# --- mistakes of users of other libraries, and the hint that each gets ---
+
+
+@dataclasses.dataclass(frozen=True)
+class Swapped(aj.Score):
+    """Its `init` takes the sizes first."""
+
+    def init(self, query_dim, key_dim, rng):
+        return {"kernel": jax.random.normal(rng, (query_dim, key_dim))}
+
+    def pair(self, params, q_features, k_features):
+        return q_features @ params["kernel"] @ k_features.T
+
+
+def flax_layer(attention_fn):
+    options = {"attention_fn": attention_fn, "decode": False, "rngs": nnx.Rngs(0)}
+    return nnx.MultiHeadAttention(2, 4, **options)(ones(2, 3, 4))
+
+
+LINEAR = (aj.attention, aj.attention_weights, aj.local_attention, aj.local_attention_weights)
+ORDERED = (aj.coverage_attention, aj.monotonic_attention, aj.ring_attention)
+OF_JAX_NN = {
+    "is_causal": r"mask=causal_mask\(\), or call interop.dot_product_attention",
+    "scale": r"ScaledDot\(scale=...\), or call interop.dot_product_attention",
+    "query_seq_lengths": "mask=padding_mask", "key_value_seq_lengths": "mask=padding_mask",
+    "local_window_size": "mask=local_mask",
+}  # fmt: skip
+MAKERS = {
+    "heads": functools.partial(nn.MultiHeadAttention, "dot", 4, num_heads=2),
+    "attention": functools.partial(nn.Attention, "dot", 4, 4),
+    "model": functools.partial(nn.Model, nn.ModelConfig(), 11),
+    "block": functools.partial(nn.Block, nn.ModelConfig()),
+    "cross": functools.partial(nn.CrossAttention, nn.ModelConfig()),
+    "encoding": functools.partial(nn.PositionEncoding, nn.ModelConfig()),
+    "feed-forward": functools.partial(nn.FeedForward, 4, 4),
+}
+HINTS = [  # (a call, words of its error)
+    *((functools.partial(function, *CALLED.values(), **{name: 1}), f"{function.__name__}.*{hint}")
+      for function in (*LINEAR, *ORDERED) for name, hint in OF_JAX_NN.items()),
+    (lambda: flax_layer(aj.get_score("additive")), "attention_fn=interop.flax_attention_fn"),
+    (lambda: flax_layer(aj.attention), "attention_fn=interop.flax_attention_fn"),
+    (lambda: nn.MultiHeadAttention(4, 64, rngs=nnx.Rngs(0)), "score must come first.*num_heads=4"),
+    (lambda: nn.MultiHeadAttention("dot", 64, rngs=nnx.Rngs(0)), "num_heads must be an integer"),
+    *((functools.partial(make, rngs=rngs), rf"rngs must .*nnx.Rngs\(0\) has; got {got}")
+      for make in MAKERS.values()
+      for rngs, got in ((0, "int"), (jax.random.key(0), "PRNGKeyArray"),
+                        (nnx.Rngs(dropout=0), r"\['dropout'\]"))),
+    *((functools.partial(MAKERS[name], **{argument: dtype}, rngs=nnx.Rngs(0)), f"^{argument} must")
+      for name in ("heads", "attention", "feed-forward")
+      for argument in ("dtype", "param_dtype") for dtype in (jnp.int32, "float33")),
+    *((functools.partial(make, Swapped(), 4, **sizes, rngs=nnx.Rngs(0)),
+       r"init raised TypeError.*\(rng, query_dim, key_dim\)")
+      for make, sizes in (
+          (nn.MultiHeadAttention, {"num_heads": 2}), (nn.Attention, {"key_dim": 4}))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(HINTS)))
+def test_a_mistake_gets_a_hint_in_one_line(number):
+    call, words = HINTS[number]
+    with pytest.raises((TypeError, ValueError), match=words) as caught:
+        call()
+    assert "\n" not in str(caught.value)
