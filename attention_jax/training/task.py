@@ -35,7 +35,8 @@ class TrainConfig:
     """How a task is trained: length, optimiser, logs and checkpoints.
 
     A run may be resumed with another `log_every`, `checkpoint_every`, `keep` or `keep_best`, on
-    which no bit of a parameter depends, and with more `steps` where the rate allows it.
+    which no bit of a parameter depends, and with more `steps` where the rate allows it. From JAX
+    0.12 on, calls of a single step (`log_every` = 1) may round a very small model otherwise.
 
     Attributes:
         seeds: runs trained at once; they differ in initial parameters, batches and dropout.

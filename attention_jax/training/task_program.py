@@ -24,7 +24,6 @@ from attention_jax.core.programs import (
     is_of_this_package,
     on_numbers,
     one_line,
-    same_numbers,
     users_line,
 )
 from attention_jax.runs.checkpoints import named_leaves
@@ -191,7 +190,7 @@ def numbers_of(task: Task, feed: Feed | None) -> Numbers:
     results = _measured(measured, fed)
     # Tasks that check their own examples say it of these.
     if results and feed is None and type(task).check_numbers is Task.check_numbers:
-        of_batches = jax.tree.leaves(results[1][1])
+        of_batches = jax.tree.leaves(results[2][1])
         if all(np.array_equal(leaf[0], leaf[1], equal_nan=True) for leaf in of_batches):
             warnings.warn(
                 f"{task_part(task).name}: batch(rng, size={task.train.batch_size}) gives the same"
@@ -252,10 +251,16 @@ def _sums(tree: Any) -> Any:
 
 
 def _measured(function: Callable[..., Any], *arguments: Any) -> Any:
-    """What a function returns, in NumPy; () if the memory of a device is too small."""
+    """A function's results in NumPy, after the epsilon of its 16-bit floats, 0 without any.
+
+    () if the memory of a device is too small.
+    """
     try:
         with jax.default_matmul_precision("highest"):
-            return on_numbers(function, *arguments)
+            text = str(jax.make_jaxpr(function)(*arguments))
+            dtypes = {":bf16[": jnp.bfloat16, ":f16[": jnp.float16}
+            narrow = [jnp.finfo(dtype).eps for name, dtype in dtypes.items() if name in text]
+            return np.float64(max(narrow, default=0.0)), *on_numbers(function, *arguments)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -265,6 +270,15 @@ def _measured(function: Callable[..., Any], *arguments: Any) -> Any:
 def _rounded(results: Any) -> Numbers:
     flat = [number for leaf in jax.tree.leaves(results) for number in np.ravel(leaf).tolist()]
     return [float(f"{number:.8g}") if np.isfinite(number) else None for number in flat]
+
+
+def _same(stored: Numbers, now: Numbers) -> bool:
+    """Whether numbers are equal up to rounding, in float32 or in the 16-bit floats among them."""
+    if len(stored) != len(now):
+        return False
+    left, right = np.array(stored, float), np.array(now, float)
+    within = max(1e-4, 4 * left[0], 4 * right[0])
+    return bool(np.allclose(left, right, rtol=within, atol=within, equal_nan=True))
 
 
 # --- the program of a run and that of now ---
@@ -292,7 +306,7 @@ def check_program(part: Part, stored: JSON, now: JSON, sample: Callable[[], Numb
     )
     cure = "restore it, or train a new run in another folder"
     if numbers := stored.get(_NUMBERS):
-        if same_numbers(numbers, sample()):
+        if _same(numbers, sample()):
             warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
             return
         cure += " (it gives other numbers)"

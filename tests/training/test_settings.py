@@ -277,6 +277,29 @@ def test_a_rewritten_task_is_the_same_if_its_numbers_are(tmp_path, monkeypatch, 
     assert json.loads((tmp_path / "config.json").read_text()) == stored
 
 
+class Narrow(Mine):
+    """A task that computes in bfloat16."""
+
+    def loss(self, params, batch, rng):
+        params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16).astype(leaf.dtype), params)
+        return super().loss(params, batch, rng)
+
+
+@pytest.mark.parametrize(("cls", "shift"), [(Mine, 1e-3), (Narrow, 0.1)])
+def test_numbers_are_equal_up_to_the_rounding_of_their_floats(tmp_path, cls, shift):
+    task = toy(cls, steps=2, log_every=2, checkpoint_every=2)
+    train_toy(task, tmp_path)
+    numbers = json.loads((tmp_path / "config.json").read_text())["program_numbers"]
+    for factor, use in (
+        (0.1, pytest.warns(UserWarning, match="the same numbers")),
+        (1.0, pytest.raises(ValueError, match="other numbers")),
+    ):
+        moved = [numbers[0], *(number + factor * shift for number in numbers[1:])]
+        stored_as(tmp_path, program="0", program_numbers=moved)
+        with use:
+            load_run(tmp_path)
+
+
 @dataclasses.dataclass(frozen=True)
 class Whole(Toy):
     """Each batch is all of the data."""
