@@ -190,6 +190,13 @@ def test_a_copy_of_a_known_score_is_equal():
     assert copy.copy(known) == known == copy.deepcopy(known)
 
 
+def test_a_class_counts_beside_its_program():
+    """It says which kernels compute it."""
+    scores = (type(name, (aj.Dot,), {})() for name in ("One", "Other"))
+    one, other = (known_score(score, None, 8, 8) for score in scores)
+    assert one.digest == other.digest and one != other
+
+
 # --- callable pytrees ---
 
 

@@ -9,6 +9,7 @@ from oracles import assert_leaves_close, normal
 from score_cases import slow_unless
 
 from attention_jax import attention, monotonic_attention, padding_mask
+from attention_jax.core.checks import counter_based
 from attention_jax.pairwise.dropout import drop_features, keep_mask
 
 RNG = jax.random.key(13)
@@ -149,3 +150,10 @@ def test_an_example_is_dropped_alike_whoever_shares_the_batch(generator):
     for whole, shared in zip(*map(jax.tree.leaves, found), strict=True):
         np.testing.assert_array_equal(whole[1:], shared)
     assert not np.array_equal(found[1][2][0] == 0, found[1][2][1] == 0)
+
+
+def test_every_word_of_a_key_of_xlas_generator_counts():
+    words = jnp.array([[1, 2, 1, 2], [1, 2, 3, 2], [1, 2, 1, 4], [3, 2, 1, 2], [1, 5, 1, 2]])
+    keys = jax.random.wrap_key_data(words.astype(jnp.uint32), impl="rbg")
+    data = np.asarray(jax.random.key_data(counter_based(keys)))
+    assert data[0].tolist() == [1, 2] and len(np.unique(data, axis=0)) == len(words)

@@ -122,13 +122,21 @@ def _size_jvp(primals, tangents):
     return size(x), t * x / jnp.abs(x)
 
 
-SMOOTH = (*aj.SCORES, aj.SoftCap(aj.Additive()), lambda q, k: jnp.tanh(jnp.maximum(q @ k.T, 0)))
+SMOOTH = (
+    *aj.SCORES,
+    aj.SoftCap(aj.Additive()),
+    lambda q, k: jnp.tanh(jnp.maximum(q @ k.T, 0)) / 3,
+    lambda q, k: (q @ k.T) ** 0 + (q @ k.T) ** 3 / jnp.log(2.0),
+)
 SINGULAR = (
     Euclidean(),
     aj.SoftCap(Euclidean()),
     lambda q, k: jnp.log(jnp.sum(jnp.abs(q[:, None] - k[None]), -1)),
     lambda q, k: -jnp.sum(size(q[:, None] - k[None]), -1),
     lambda q, k: 1 / (q @ k.T),
+    lambda q, k: (q @ k.T) / (1 + q @ k.T),
+    lambda q, k: (q @ k.T) / jnp.abs(q[:, :1]),
+    lambda q, k: jnp.abs(q @ k.T) ** jnp.float32(0.5),
     lambda q, k: jnp.exp(100 * q @ k.T),  # it overflows
     jax.jit(lambda q, k: (q @ k.T) ** 0.5),
     lambda q, k: (q @ k.T) ** -1,
