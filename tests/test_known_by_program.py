@@ -194,7 +194,8 @@ def test_a_class_counts_beside_its_program():
     """It says which kernels compute it."""
     scores = (type(name, (aj.Dot,), {})() for name in ("One", "Other"))
     one, other = (known_score(score, None, 8, 8) for score in scores)
-    assert one.digest == other.digest and one != other
+    assert one.digest == other.digest
+    assert one != other
 
 
 # --- callable pytrees ---

@@ -50,7 +50,8 @@ class Progress:
     def speed(self) -> dict[str, float]:
         """The speed of all seeds together, without the first call, which compiles.
 
-        Only training counts: from `begin`, or the `update` before, to `update`. It is {} until the second call has ended. Entries that are not known are left out.
+        Only training counts: from `begin`, or the `update` before, to `update`. It is {} until the
+        second call has ended. Entries that are not known are left out.
         """
         if self._warm is None or self._now == self._warm:
             return {}

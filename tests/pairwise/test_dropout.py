@@ -156,4 +156,5 @@ def test_every_word_of_a_key_of_xlas_generator_counts():
     words = jnp.array([[1, 2, 1, 2], [1, 2, 3, 2], [1, 2, 1, 4], [3, 2, 1, 2], [1, 5, 1, 2]])
     keys = jax.random.wrap_key_data(words.astype(jnp.uint32), impl="rbg")
     data = np.asarray(jax.random.key_data(counter_based(keys)))
-    assert data[0].tolist() == [1, 2] and len(np.unique(data, axis=0)) == len(words)
+    assert data[0].tolist() == [1, 2]
+    assert len(np.unique(data, axis=0)) == len(words)

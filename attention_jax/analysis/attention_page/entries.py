@@ -136,9 +136,9 @@ def _add_rollout(heads: dict[str, Matrices]) -> None:
         return
     for name, weights in with_weights.items():
         cross = jnp.asarray(weights)
-        if "cross_attention" in name and cross.shape[-1] == len(encoders[0]):
-            if not wrong_sums(cross).size:
-                heads[name]["rollout"] = np.asarray(cross_rollout(cross, encoders[0]))[None]
+        fits = "cross_attention" in name and cross.shape[-1] == len(encoders[0])
+        if fits and not wrong_sums(cross).size:
+            heads[name]["rollout"] = np.asarray(cross_rollout(cross, encoders[0]))[None]
 
 
 # --- labels ---
