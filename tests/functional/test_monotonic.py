@@ -106,8 +106,9 @@ def test_the_hard_form_starts_at_the_first_key_with_weight():
 
 
 def test_a_walk_that_meets_nan_is_nan_from_there_on():
-    p = np.float32([[0, 1, 0, 0], [np.nan, 0, 1, 0], [0, 0, np.nan, 1], [0, 1, 1, 1]])
-    weights = np.asarray(hard_monotonic_weights(p))  # the NaN of query 1 is before its walk
+    nan = np.nan  # those of queries 0 and 1 are after and before their walks
+    p = np.float32([[0, 1, 0, nan], [nan, 0, 1, 0], [0, 0, nan, 1], [0, 1, 1, 1]])
+    weights = np.asarray(hard_monotonic_weights(p))
     assert weights[:2].tolist() == [[0, 1, 0, 0], [0, 0, 1, 0]]
     assert np.isnan(weights[2:]).all()
     tokens = normal(70, 3)  # more than a chunk holds

@@ -9,6 +9,7 @@ import pytest
 
 import attention_jax as aj
 from attention_jax.kernels.windows import (
+    bounds_of,
     hides_tokens,
     padded_windows,
     ranges,
@@ -16,6 +17,7 @@ from attention_jax.kernels.windows import (
     tile_visits,
     windows_of,
 )
+from attention_jax.pairwise.masks import TracedLocalMask
 
 T, S = 7, 9
 CAUSAL, LOCAL, OTHER_LOCAL = aj.causal_mask(-1), aj.local_mask(3, 2), aj.local_mask(1, 4)
@@ -33,6 +35,7 @@ SEGMENTS = aj.segment_mask(jnp.array([0, 0, 1, 1, 5, 2, 2]), jnp.array([3, 0, 0,
         [aj.causal_mask(jnp.array(-(2**31) + 1)), LOCAL],
         [aj.local_mask(jnp.array(1), jnp.array(2**31 - 1)), CAUSAL, PADDING],
         [aj.local_mask(jnp.array(3, jnp.int8), 1), SEGMENTS],
+        [aj.local_mask(jnp.array(-(2**31) + 1), None)],
         [LOCAL, OTHER_LOCAL],  # the smaller of two bounds, on both sides
         [PADDING, OTHER_PADDING],  # the smaller of two lengths, on both sides
         [aj.padding_mask(0)],
@@ -49,6 +52,9 @@ def test_windows_are_those_of_the_table(parts):
     used_queries, used_keys = seen_tokens(windows, S)
     np.testing.assert_array_equal(used_queries, table.any(1))
     np.testing.assert_array_equal(used_keys, table.any(0))
+    assert hides_tokens(mask, T, S) or (table.any(0).all() and table.any(1).all())
+    static = [part for part in parts if not isinstance(part, TracedLocalMask)]
+    assert bounds_of(mask)[:2] == bounds_of(functools.reduce(operator.and_, static, PADDING))[:2]
     # Tiles of 2 queries and 4 keys: further queries see what the last one sees, further keys none.
     padded = np.pad(np.concatenate([table, table[-1:]]), ((0, 0), (0, 3)))
     tiles = padded.reshape(4, 2, 3, 4).swapaxes(1, 2)
