@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
+from attention_jax.core.products import current_backend
 from attention_jax.functional.capture_point import capture_point, capturing, capturing_matrices
 from attention_jax.functional.checks import (
     NO_VALUE,
@@ -22,7 +23,7 @@ from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.implementations.batching import vmap_over_batch
 from attention_jax.implementations.reference import logits_mask_and_values
 from attention_jax.kernels import IMPLEMENTATIONS, OF_A_BATCH
-from attention_jax.kernels.choice import choose, current_backend
+from attention_jax.kernels.choice import choose
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.normalizers.contract import transformed_rows
 from attention_jax.pairwise.biases import Bias

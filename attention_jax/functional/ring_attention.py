@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from attention_jax.core.meshes import on_automatic_axes
+from attention_jax.core.products import current_backend
 from attention_jax.functional.checks import AttentionArguments, checked_call, hinted
 from attention_jax.implementations import Inputs, Options, ring
 from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
-from attention_jax.kernels.choice import chosen_block_sizes, current_backend
+from attention_jax.kernels.choice import chosen_block_sizes
 from attention_jax.normalizers.threshold import num_visits
 from attention_jax.scores import ProjectedKeys
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.products import einsum
+from attention_jax.core.products import weighted_sum
 from attention_jax.implementations import bias_tiles, tiling
 from attention_jax.implementations.bias_tiles import BiasTiles
 from attention_jax.implementations.contract import BlockSizes, Inputs, Options
@@ -111,7 +111,7 @@ def attend_in_order(
             positions=positions(index, plan.tile.query),
         )
         carry, weights, rows = compute_weights(chunk, carry)
-        output = einsum("ts,sd->td", weights, values)
+        output = weighted_sum(weights, values)
         if chunk.allowed is not None:
             # A NaN value that another query may see reaches a query without keys as 0 * NaN.
             any_allowed = chunk.allowed.any(1)

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.products import einsum
+from attention_jax.core.products import weighted_sum
 from attention_jax.implementations.contract import Inputs, Options, results
 from attention_jax.implementations.features import projected_tokens, stand_in_features
 from attention_jax.normalizers import AttentionStatistics
@@ -46,7 +46,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     if inputs.damping is not None:
         damping = cast_floats(inputs.damping, inputs.compute_dtype)
         weights = weights * jnp.exp(damping.materialize(*logits.shape))
-    output = einsum("ts,sd->td", weights, values)
+    output = weighted_sum(weights, values)
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
     summary = summary_of_rows(logits) if options.normalizer.family.is_softmax else None

@@ -72,6 +72,9 @@ SMALLEST_BLOCK = _by_cost(elementwise=64, matmul=64, materialized=16)
 # keys.
 KEYS_PER_QUERY = 64
 
+# The tiles of keys to which few queries attend, if these tiles then have no more pairs than others.
+MOST_TILES = 64
+
 # The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
 EXAMPLES_OF_ANY_BATCH = 8
 
@@ -82,24 +85,6 @@ TPU_BLOCKS: dict[TileCost, BlockSizes] = {
     "elementwise": BlockSizes(256, 512),
     "materialized": BlockSizes(128, 128),
 }
-
-
-def current_backend() -> str:
-    """The platform of `jax.default_device` if it is set, otherwise `jax.default_backend()`.
-
-    One of "cpu", "gpu" and "tpu". It does not see arrays that were put on another device, nor the
-    platform of `jax.export`.
-
-    >>> with jax.default_device(jax.devices("cpu")[0]):
-    ...     current_backend()
-    'cpu'
-    """
-    settings: Any = jax.config  # they are made while JAX is imported
-    device = settings.jax_default_device
-    if device is None:
-        return jax.default_backend()
-    platform: str = device if isinstance(device, str) else device.platform
-    return "gpu" if platform in ("cuda", "rocm") else platform
 
 
 def nvidia_generation() -> float | None:
@@ -125,7 +110,7 @@ def choose(
         implementation: a name that is kept, or None.
         options: those of the call; their block sizes are kept unless they are None.
         inputs: with batch axes.
-        backend: as `current_backend` returns it.
+        backend: as `core.products.current_backend` returns it.
     """
     score = options.score
     if implementation is None and backend == "gpu":
@@ -186,7 +171,13 @@ def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes
     while size > SMALLEST_BLOCK[cost] and size * size * numbers > table.tile_pairs:
         size //= 2
     is_tall = cost == "matmul" and inputs.mask is None
-    return BlockSizes(query=size * (table.queries_per_key if is_tall else 1), key=size)
+    query = size * (table.queries_per_key if is_tall else 1)
+    target_length, source_length = inputs.query.shape[-2], inputs.key.shape[-2]
+    if is_symbolic_dim(target_length) or is_symbolic_dim(source_length) or window < sys.maxsize:
+        return BlockSizes(query, size)
+    # Few queries get few tiles: the sum over tiles is a running sum, whose error grows with them.
+    most_keys = size * query // min(query, max(target_length, 1))
+    return BlockSizes(query, max(size, min(most_keys, -(-source_length // MOST_TILES))))
 
 
 def _numbers_of_a_pair(cost: TileCost, score: Score, inputs: Inputs) -> int:

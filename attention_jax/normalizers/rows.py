@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.products import einsum
+from attention_jax.core.products import weighted_sum
 from attention_jax.core.programs import is_of_this_package
 from attention_jax.core.serialization import exported
 
@@ -246,13 +246,13 @@ class RowSums(NamedTuple):
                 functools.partial(jnp.sum, axis=1),
             )
             factors = factors_of_values(exponentials)
-            weighted = shrink[:, None] * weighted + einsum("ts,sd->td", factors, values)
+            weighted = shrink[:, None] * weighted + weighted_sum(factors, values)
             return RowSums(RowShift(sums.largest), ((sums.total, weighted),), sums.moment)
         shifted = self.shift.shifted(logits)
         searched = len(self.sums) > 1
         weights = family.weights_and_slopes(shifted) if searched else (family.weight(shifted),)
         tile = tuple(
-            (jnp.sum(each, axis=1), einsum("ts,sd->td", factors_of_values(each), values))
+            (jnp.sum(each, axis=1), weighted_sum(factors_of_values(each), values))
             for each in weights
         )
         return RowSums(self.shift, jax.tree.map(jnp.add, self.sums, tile))

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
+from attention_jax.core.products import blocks_of, cut_in_blocks, for_each_block
 from attention_jax.scores.contract import Params, Score
 
 Array = jax.Array
@@ -63,6 +64,19 @@ def pair_with_stand_ins(
         stand_ins: the features of one query and one key, [Fq] and [Fk], that take the place of
             those of a hidden pair; None if all slopes are finite, in which case this is `pair`.
     """
+    side, blocks = _blocks(score, q_features, k_features)
+    if blocks is not None:
+        sides: list[Any] = [for_each_block(each, blocks) for each in (q_features, k_features)]
+        sides[side] = cut_in_blocks((q_features, k_features)[side], blocks)
+        if allowed is not None:
+            allowed = cut_in_blocks(allowed, blocks, axis=side)
+        shape = [jax.tree.leaves(each)[0].shape[0] for each in (q_features, k_features)]
+        logits = jax.vmap(lambda *block: pair_with_stand_ins(score, *block, stand_ins))(
+            for_each_block(params, blocks), *sides, allowed
+        )
+        logits = jnp.moveaxis(logits, 0, side)
+        padded = *logits.shape[:side], -1, *logits.shape[side + 2 :]
+        return logits.reshape(padded)[: shape[0], : shape[1]]
     if allowed is None or stand_ins is None:
         return score.pair(params, q_features, k_features)
 
@@ -93,7 +107,8 @@ def pair_vjp_with_stand_ins(
         (dparams, dq_features, dk_features); zeros for integer features.
     """
     primals = (params, q_features, k_features)
-    if allowed is None or stand_ins is None:
+    in_blocks = _blocks(score, q_features, k_features)[1] is not None
+    if not in_blocks and (allowed is None or stand_ins is None):
         cotangents = score.pair_vjp(*primals, dlogits)
     else:
         pair = functools.partial(pair_with_stand_ins, score, allowed=allowed, stand_ins=stand_ins)
@@ -106,6 +121,19 @@ def pair_vjp_with_stand_ins(
         cotangents,
         primals,
     )
+
+
+def _blocks(score: Score, q_features: Any, k_features: Any) -> tuple[int, Any]:
+    """Which side's tokens are cut, 0 for queries, and the blocks of `core/products.py` or None.
+
+    The derivative of `pair` sums over the tokens of the other side. Blocks of their own keep these
+    sums exact, whatever `pair` is. (The sums of elementwise scores are no products.)
+    """
+    t, s = (jax.tree.leaves(each)[0].shape[0] for each in (q_features, k_features))
+    if score.tile_cost == "elementwise":
+        return 0, None
+    by_key = blocks_of(t, s)
+    return (1, by_key) if by_key else (0, blocks_of(s, t))
 
 
 def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) -> bool:

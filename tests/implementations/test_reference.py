@@ -1,5 +1,7 @@
 """The reference implementation: any derivative, in any mode, of any order."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,3 +55,100 @@ def test_second_derivatives_see_no_nan_of_masked_places():
     assert not gradient["query"][2:].any()
     assert not gradient["key"][3:].any()
     assert not gradient["value"][3:].any()
+
+
+# --- few queries over many keys, and few keys under many queries ---
+
+
+def scaled_dot(query, key, value, doutput):
+    """float64: the output, and the gradients of query, key and value."""
+    query, key, value, doutput = (np.float64(x) for x in (query, key, value, doutput))
+    scale = query.shape[-1] ** -0.5
+    logits = scale * query @ key.T
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    output, dweights = weights @ value, doutput @ value.T
+    dlogits = scale * weights * (dweights - (weights * dweights).sum(1, keepdims=True))
+    return output, dlogits @ key, dlogits.T @ query, weights.T @ doutput
+
+
+def tokens_of(uniform, queries, keys, dim=8):
+    """A query, key, value and cotangent; `uniform` weights of the values 0.1 and 0.2 in turns."""
+    random = np.random.default_rng(0)
+    query, key, value, doutput = (
+        random.standard_normal((length, dim)).astype(np.float32)
+        for length in (queries, keys, keys, queries)
+    )
+    if uniform:
+        value = np.where(np.arange(keys) % 2, 0.1, 0.2)[:, None] + np.zeros((1, dim), np.float32)
+        query, key, doutput = 0 * query, value, 0 * doutput + 0.1
+    return [np.float32(x) for x in (query, key, value, doutput)]
+
+
+def check_close(got, expected, tolerance):
+    assert np.abs(np.asarray(got) - expected).max() < tolerance * np.abs(expected).max()
+
+
+def check_sums(queries, keys, uniform, **options):
+    """Output within 2e-6 and gradients within 2e-5 of the largest, as the contract says."""
+    *tokens, doutput = tokens_of(uniform, queries, keys)
+    output, pull_back = jax.vjp(lambda *tokens: aj.attention(*tokens, **options), *tokens)
+    expected = scaled_dot(*tokens, doutput)
+    check_close(output, expected[0], 2e-6)
+    for got, gradient in zip(pull_back(doutput), expected[1:], strict=True):
+        if np.abs(gradient).max() > 1e-9:
+            check_close(got, gradient, 2e-5)
+
+
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 2**16), (8, 2**13), (1, 9973), (2**16, 1)])
+def test_long_sums(queries, keys, implementation):
+    for uniform in (True, False):
+        check_sums(queries, keys, uniform, implementation=implementation)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["reference", "tiled"])
+@pytest.mark.parametrize("queries", range(1, 9))
+def test_longest_sums(queries, implementation):
+    for keys in (2**10, 2**12, 2**14, 10**5, 2**17, 2**20):
+        for uniform in (True, False):
+            check_sums(queries, keys, uniform, implementation=implementation)
+
+
+def test_long_sums_of_batches():
+    query, key, value, doutput = tokens_of(True, 3, 2**15)
+    output = scaled_dot(query, key, value, doutput)[0]
+    shared = jax.vmap(lambda query: aj.attention(query[None], key, value))(query)
+    keys = np.stack([key] * 3)
+    for got in (shared, aj.attention(query[:, None], keys, keys)):
+        check_close(got[:, 0], output, 2e-6)
+
+
+def test_long_sums_of_tangents_and_second_derivatives():
+    query, key, value, doutput = tokens_of(True, 1, 2**15)
+    output = scaled_dot(query, key, value, doutput)[0]
+    attend = functools.partial(aj.attention, query, key)
+    check_close(jax.jvp(attend, [value], [10 * value])[1], 10 * output, 2e-6)
+
+    def curvature(query, key, value, doutput):
+        def slope(query):
+            return (jax.grad(lambda q: (aj.attention(q, key, value) * doutput).sum())(query)).sum()
+
+        return jax.grad(slope)(query)
+
+    tokens = query + np.float32(0.5), key, value, doutput
+    got = curvature(*tokens)
+    with jax.enable_x64(True):
+        expected = np.asarray(curvature(*map(np.float64, tokens)))
+    check_close(got, expected, 2e-5)
+
+
+def test_long_sums_of_queries_in_order():
+    query, key, value, _ = tokens_of(True, 1, 2**15)
+    kernel = np.zeros(key.shape[1], np.float32)
+    output = aj.coverage_attention(query, key, value, coverage_kernel=kernel).output
+    check_close(output, value.mean(0, dtype=float)[None], 2e-6)
+    initial = np.full(len(key), 1 / len(key), np.float32)
+    output, weights = aj.monotonic_attention(query, key, value, initial=initial)
+    check_close(output, np.float64(weights) @ np.float64(value), 2e-6)

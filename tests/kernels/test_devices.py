@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from attention_jax.core import products
 from attention_jax.kernels import choice, devices
 
 
 def test_the_default_device_comes_before_the_default_backend(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert choice.current_backend() == "tpu"
+    assert products.current_backend() == "tpu"
     with jax.default_device(jax.devices("cpu")[0]):
-        assert choice.current_backend() == "cpu"
+        assert products.current_backend() == "cpu"
     with jax.default_device("cpu"):
-        assert choice.current_backend() == "cpu"
+        assert products.current_backend() == "cpu"
     for platform, backend in {
         "cuda": "gpu",
         "rocm": "gpu",
@@ -26,7 +27,7 @@ def test_the_default_device_comes_before_the_default_backend(monkeypatch):
     }.items():
         device = type("Device", (), {"platform": platform})()
         with jax.default_device(device):
-            assert choice.current_backend() == backend
+            assert products.current_backend() == backend
 
 
 @pytest.mark.parametrize(
