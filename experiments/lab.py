@@ -145,12 +145,10 @@ def gain(more: Any, less: Any) -> tuple[float, float]:
 def plus_minus(mean: float, error: float) -> str:
     """Returns "mean ± error": the error with two significant digits, the mean with as many places.
 
-    Without an error, NaN, as of a single seed, it returns the mean alone.
-
     >>> plus_minus(0.20123, 0.0567), plus_minus(1234.5, 180.2), plus_minus(1, 0)
     ('0.201 ± 0.057', '1230 ± 180', '1 ± 0')
     """
-    if math.isnan(error):
+    if math.isnan(error):  # of a single seed
         return f"{mean:.4g}"
     if not round(error, 12) > 0:
         return f"{mean:g} ± {round(error, 12):g}"

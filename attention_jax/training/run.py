@@ -29,15 +29,9 @@ from attention_jax.training.loop import (
     trace_step,
     train,
 )
+from attention_jax.training.resuming import as_begun, check_equal_in_all, check_resumable
 from attention_jax.training.saved_run import SavedRun, first_params, keep_first_params
-from attention_jax.training.settings import (
-    as_begun,
-    check_equal_in_all,
-    check_resumable,
-    check_task,
-    start_of,
-    with_numbers,
-)
+from attention_jax.training.settings import check_task, start_of, with_numbers
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.task import Feed, Params, Task, undefined
 

@@ -22,8 +22,6 @@ from attention_jax.core.checks import check_integer
 from attention_jax.core.names import did_you_mean
 from attention_jax.core.programs import is_of_this_package, one_line
 from attention_jax.normalizers import get_normalizer
-from attention_jax.runs.checkpoints import saved_steps
-from attention_jax.runs.processes import exchanged
 from attention_jax.runs.run_folder import JSON, read_config
 from attention_jax.scores import get_score
 from attention_jax.training.task import (
@@ -50,7 +48,8 @@ DESCRIPTIONS = (
     "scores", "normalizers", "program", "program_numbers", "optimizer_program", "jax"
 )  # fmt: skip
 
-_GETTERS: dict[str, Callable[[Any], Any]] = {"scores": get_score, "normalizers": get_normalizer}
+# The kinds of parts of a model in config.json, and what a name of such a part names.
+PARTS: dict[str, Callable[[Any], Any]] = {"scores": get_score, "normalizers": get_normalizer}
 _RENAMED = re.compile(r"(?:^|\s+)(task|(?:self_attention_)?(?:score|normalizer))=")
 
 # --- a task as JSON ---
@@ -178,7 +177,7 @@ def config_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -
     Raises:
         ValueError: the task is a user's, and a method of it fails; in one line, with its name.
     """
-    digests = {} if feed is None else _plain({**feed.digests})
+    digests = {} if feed is None else plain({**feed.digests})
     parts = _describe_parts(task) if parts is None else parts
     optimizer = program_of_optimizer(task)
     return {
@@ -222,8 +221,8 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     folder = Path(workdir)
     content = read_config(folder)
     try:
-        task = _task_of(content, _names_in(score))
-        _check_task_program(task, content, folder)
+        task = task_from(content, _names_in(score))
+        check_task_program(task, content, folder)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -236,12 +235,12 @@ def check_functions(content: JSON, folder: Path) -> None:
         content: of config.json.
         folder: of the run.
     """
-    task = _task_of(content)
-    _check_task_program(task, content, folder)
-    _check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
+    task = task_from(content)
+    check_task_program(task, content, folder)
+    check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
 
 
-def _check_task_program(task: Task, stored: JSON, folder: Path, now: JSON | None = None) -> JSON:
+def check_task_program(task: Task, stored: JSON, folder: Path, now: JSON | None = None) -> JSON:
     """Returns the program of a task, or `now` if it is known; ValueError if it has changed."""
     feed = functools.cache(lambda: task.feed(folder))
     now = program_of(task, feed) if now is None else now
@@ -249,14 +248,14 @@ def _check_task_program(task: Task, stored: JSON, folder: Path, now: JSON | None
     return now
 
 
-def _check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
+def check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
     # A run whose optimiser has changed can be evaluated, but neither resumed nor repeated.
     then, program = (content.get("optimizer_program", {}) for content in (stored, now))
     sample = functools.partial(numbers_of_optimizer, task)
     check_program(optimizer_part(task), then, program, sample)
 
 
-def _task_of(content: JSON, names: Mapping[str, str] | None = None) -> Task:
+def task_from(content: JSON, names: Mapping[str, str] | None = None) -> Task:
     """The task with the settings of a config.json; its program is not compared.
 
     Args:
@@ -272,7 +271,7 @@ def _task_of(content: JSON, names: Mapping[str, str] | None = None) -> Task:
         content = _renamed(content, names or {})
         name = content["task"]
         cls = _there("task", lambda: task_class(name))
-        for kind, get in _GETTERS.items():
+        for kind, get in PARTS.items():
             for setting in content.get(kind, {}):
                 if (text := content["model"].get(setting)) is not None:
                     _there(setting, functools.partial(get, text))
@@ -304,7 +303,7 @@ def _names_in(score: str | None) -> dict[str, str]:
 def _renamed(content: JSON, names: Mapping[str, str]) -> JSON:
     """The content of a config.json with new names; a name that stands twice is replaced twice."""
     content = {**content, "model": {**content["model"]}}
-    parts = {setting for kind in _GETTERS for setting in content.get(kind, {})}
+    parts = {setting for kind in PARTS for setting in content.get(kind, {})}
     for setting, name in names.items():
         if setting == "task":
             content["task"] = name
@@ -346,133 +345,16 @@ def _describe_parts(task: Task) -> JSON:
     return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
 
 
-# --- resuming ---
-
-
-def as_begun(task: Task, folder: Path) -> Task:
-    """The task with what the run in a folder has for the settings in `of_earlier_runs`.
-
-    These say how an earlier version computed: a run goes on as it began, whatever is asked.
-
-    Raises:
-        ValueError: config.json cannot be read.
-    """
-    stored = read_config(folder) if (folder / "config.json").exists() else {}
-    kept: dict[str, Any] = {}
-    for name in ("model", "train"):
-        settings: Any = getattr(task, name, None)
-        known = stored.get(name)
-        earlier = getattr(settings, "of_earlier_runs", {})
-        if earlier and isinstance(known, dict):
-            own = {each: known[each] for each in earlier.keys() & known.keys()}
-            kept[name] = dataclasses.replace(settings, **(earlier | own))
-    return dataclasses.replace(task, **kept) if kept else task  # type: ignore[type-var]
-
-
-def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> None:
-    """Raises ValueError unless a run may be resumed with the settings of a task.
-
-    They must be those of the run, except for `TrainConfig.free_on_resume`. A setting that did not
-    exist yet when the run was trained must have its default, or that of `as_begun`. `steps` may
-    change to no less than the run has reached, if the learning rate does not depend on it.
-
-    Args:
-        task: the task with the new settings.
-        config: the content of its config.json, from `start_of`.
-        folder: of the run.
-        stored: the content of the run's config.json.
-    """
-    renamed = _new_names(task, stored)
-    if renamed.get("task", stored.get("task")) != config["task"]:
-        raise ValueError(f"it is a run of task {stored.get('task')}; got {config['task']}")
-    earlier = _task_of(stored, renamed)
-    # The parts were compared above, and the program is compared below; where other settings change
-    # them too, the message names the settings alone.
-    old, new = (
-        {**_plain(leaves_of(each)), **_digests(content)}
-        for each, content in ((earlier, stored), (task, config))
-    )
-    free = {f"train.{name}" for name in TrainConfig.free_on_resume}
-    if _digests(config):  # which decide, wherever the data lies
-        paths = [name for name, value in leaves_of(task).items() if isinstance(value, Path)]
-        free |= {name for name in paths if old[name] is not None}
-    names = sorted({*old, *new} - free)
-    different = [name for name in names if old.get(name) != new.get(name)]
-    program = _check_task_program(earlier, stored, folder, None if different else config)
-    if different == ["train.steps"]:
-        cure = "resume with the same steps, or train anew in another folder"
-        reached = max(saved_steps(folder / "checkpoints"), default=0)
-        reason = ""
-        if earlier.train.rate_depends_on_steps:
-            reason = f"the learning rate falls along a cosine to 0 at step {earlier.train.steps}"
-            cure += " (runs with schedule constant or inverse-sqrt can be extended)"
-        elif program.get("program") != config.get("program"):  # of an optimiser of a user
-            reason = f"the program of task {config['task']} depends on steps"
-        elif task.train.steps < reached:
-            reason = f"the run has reached step {reached}"
-        if reason:
-            raise ValueError(
-                f"steps was {earlier.train.steps}, now {task.train.steps}, and {reason}: {cure}"
-            )
-    elif different:
-        changes = "; ".join(
-            f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in different
-        )
-        raise ValueError(
-            f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
-            " name another folder"
-        )
-    _check_optimizer(task, stored, config)
-
-
-def _digests(content: JSON) -> JSON:
-    """The digests of the data in a config.json, by names such as "text_sha256.training"."""
-    digests = {name: value for name, value in content.items() if name.endswith("_sha256")}
-    return leaves_of(digests)
-
-
-def check_equal_in_all(values: JSON) -> None:
-    """Raises ValueError unless all processes of a run have the same values under each name.
-
-    Different machines may round the numbers of a user's score differently.
-    """
-    of_all = [leaves_of(json.loads(text)) for text in exchanged(json.dumps(values))]
-    for index, other in enumerate(of_all):
-        for name in {**of_all[0], **other}:
-            if of_all[0].get(name) != other.get(name) and not name.endswith("numbers"):
-                raise ValueError(
-                    f"{name} must be equal in all processes; got {of_all[0].get(name)!r} in"
-                    f" process 0 and {other.get(name)!r} in process {index}"
-                )
-
-
-def _new_names(task: Task, stored: JSON) -> dict[str, str]:
-    """The names in `task` of the parts of users that config.json names, and of a task that moved.
-
-    A task has moved if a class of its name is in another file now.
-    """
-    names = {}
-    for kind in _GETTERS:
-        for setting, description in stored.get(kind, {}).items():
-            name = getattr(task.model, setting, None) or ""
-            if "program" in description and ":" in name:
-                names[setting] = name
-    name, cls = name_of(type(task)), f":{type(task).__qualname__}"
-    if "program" in stored and str(stored.get("task")).endswith(cls):
-        names["task"] = name
-    return names
-
-
 def fields_of(task: Task) -> JSON:
     """The settings of a task and of its model and training, as JSON gives them back.
 
     A relative path is of the current folder, and becomes absolute: another folder has other files.
     """
-    fields: JSON = _plain(dataclasses.asdict(task))  # type: ignore[call-overload]
+    fields: JSON = plain(dataclasses.asdict(task))  # type: ignore[call-overload]
     return fields
 
 
-def _plain(content: Any) -> Any:
+def plain(content: Any) -> Any:
     """What JSON gives back: NumPy's numbers become Python's, and other objects texts."""
 
     def plain(value: Any) -> Any:

@@ -18,8 +18,9 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.runs.run_folder import read_config
 from attention_jax.scores import Additive, SoftCap
 from attention_jax.tasks.reversal import Reversal
+from attention_jax.training.resuming import check_resumable
 from attention_jax.training.run import train_run
-from attention_jax.training.settings import check_resumable, config_of, task_in
+from attention_jax.training.settings import config_of, task_in
 from attention_jax.training.task import TrainConfig
 
 OLD, NEW = "Temperature(temperature=4.0)", "Temperature(temperature=2.0)"
