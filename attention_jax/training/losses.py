@@ -99,8 +99,11 @@ def output_cross_entropy(
     """
     smoothing = checked_fraction("label_smoothing", label_smoothing)
     dtype = accumulator_dtype(features)
-    features = jnp.where(real[..., None], features, 0)  # the gradient 0 * NaN would be NaN
-    logits = einsum("...md,dv->...mv", features, kernel).astype(dtype)
+    # XLA:CPU copies the logits of [B, M, D] for the product that is the kernel's gradient.
+    features = features.reshape(-1, features.shape[-1])
+    targets, real = targets.reshape(-1), real.reshape(-1)
+    features = jnp.where(real[:, None], features, 0)  # the gradient 0 * NaN would be NaN
+    logits = einsum("md,dv->mv", features, kernel).astype(dtype)
     if bias is not None:
         logits = logits + jnp.broadcast_to(bias.astype(dtype), logits.shape)
     # No logit is above 0 from here on, so that exp cannot overflow.

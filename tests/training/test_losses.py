@@ -168,6 +168,22 @@ def test_output_cross_entropy_sums_narrow_features_in_float32():
     assert {leaf.dtype for leaf in shapes} == {jnp.dtype(jnp.float32)}
 
 
+def test_output_cross_entropy_of_a_batch_is_that_of_its_tokens_and_copies_no_logits():
+    arrays, targets, real = features_and_layer()
+    rows = [(arrays[0][None], *arrays[1:]), targets[None], real[None]]
+    for got, expected in zip(
+        *(jax.tree.leaves(sums_and_gradients(*x, 0.1)) for x in (rows, (arrays, targets, real))),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(got.reshape(expected.shape), expected)
+    shapes = [(4, 16, D), (D, 5000)]
+    batch = [np.ones(shape, np.float32) for shape in shapes]
+    targets, real = np.ones((4, 16), np.int32), np.full((4, 16), True)
+    loss = jax.grad(lambda *x: output_cross_entropy(*x, None, targets, real).loss, argnums=(0, 1))
+    compiled = jax.jit(loss).lower(*batch).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 2 * 4 * 16 * 5000 * 4
+
+
 def test_output_cross_entropy_names_a_wrong_label_smoothing():
     arrays, targets, real = features_and_layer()
     with pytest.raises(ValueError, match=r"label_smoothing must be .*; got 1"):
