@@ -148,10 +148,8 @@ def plus_minus(mean: float, error: float) -> str:
     >>> plus_minus(0.20123, 0.0567), plus_minus(1234.5, 180.2), plus_minus(1, 0)
     ('0.201 ± 0.057', '1230 ± 180', '1 ± 0')
     """
-    if math.isnan(error):  # of a single seed
-        return f"{mean:.4g}"
-    if not round(error, 12) > 0:
-        return f"{mean:g} ± {round(error, 12):g}"
+    if not round(error, 12) > 0:  # NaN, of a single seed, stays out
+        return f"{mean:.4g}" if math.isnan(error) else f"{mean:g} ± 0"
     places = 1 - math.floor(math.log10(float(f"{error:.1e}")))
     return " ± ".join(f"{round(x, places):.{max(0, places)}f}" for x in (mean, error))
 
