@@ -182,9 +182,8 @@ def table(rows: list[Row]) -> str:
         less = lab.plus_minus(*lab.gain(row["by_seed"], scaled[0])) if scaled else ""
         rate = f"{row['rate']:g}" + "*" * is_at_an_edge(row)
         bits = f"{spread(row['by_seed'])} ({max(row['by_seed']):.4g})"
-        cells = [bits, less, f"{row['deviation']:g} ({row['own']:.2g})"]
-        cells = [row["score"], *cells, rate, f"{row['parameters']:,}"]
-        lines.append((float(np.mean(row["by_seed"])), cells))
+        cells = [row["score"], bits, less, f"{row['deviation']:g} ({row['own']:.2g})", rate]
+        lines.append((float(np.mean(row["by_seed"])), [*cells, f"{row['parameters']:,}"]))
     return markdown([*head, "rate", "parameters"], [line for _, line in sorted(lines)])
 
 

@@ -49,8 +49,7 @@ def _draw_map(ax: Any, rows: list[Row]) -> None:
     if np.ptp(places) == 0:  # the same constant at all rates
         ax.axvline(places[0], color=_STAR, lw=1, ls="--")
         places, heights = places[:1], heights[-1:] + 0.5
-    inside = (places > -0.5) & (places < len(deviations) - 0.5)
-    places, heights = places[inside], heights[inside]
+    heights[abs(places - (len(deviations) - 1) / 2) >= len(deviations) / 2] = np.nan  # outside
     ax.plot(places, heights, "*", ms=10, color=_STAR, mec="white", mew=0.7, clip_on=False)
     ax.set_xlim(-0.5, len(deviations) - 0.5)
     ticks = range(0, len(deviations), 2)

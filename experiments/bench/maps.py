@@ -59,6 +59,7 @@ from experiments.bench.map_rows import (
 )
 from experiments.bench.significance import differ
 from experiments.bench.summary import four_scores as four_scores  # of README.md
+from experiments.bench.summary import steps_in_words
 from experiments.bench.training import (
     LOOK,
     Start,
@@ -365,10 +366,7 @@ def label(score: str) -> str:
 
 def _steps(solved: np.ndarray) -> str:
     """The median and the range of steps until solved, e.g. "400 (250 to never)"."""
-    middle, low, high = (
-        "never" if np.isinf(step) else f"{step:.0f}"
-        for step in (np.median(solved), solved.min(), solved.max())
-    )
+    middle, low, high = map(steps_in_words, (np.median(solved), solved.min(), solved.max()))
     return f"{middle} ({low} to {high})"
 
 

@@ -370,8 +370,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         if gap > 5:  # per cent, mean over relations: another group
             ax.axhline(i + 0.5, color="white", lw=7)
     ax.tick_params(which="minor", length=0)
-    for side in ax.spines.values():
-        side.set_visible(False)
+    ax.spines[:].set_visible(False)
     ax.set_xlabel("% right; chance 12.5.   + weights are known   × no weights can")
     return {"relations": figure}
 

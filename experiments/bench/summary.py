@@ -73,8 +73,13 @@ def _of_task(rows: list[Row], task: str) -> list[str]:
     return [
         f"{np.isfinite(own[0]).sum()} of {len(own[0])}" if own else _NONE,
         f"{deviation:.3g}; {rate:g}" if solved else "none",  # the best cell of no map
-        f"{'never' if np.isinf(median) else f'{median:.0f}'} ({solved} of {len(steps)})",
+        f"{steps_in_words(median)} ({solved} of {len(steps)})",
     ]
+
+
+def steps_in_words(steps: float) -> str:
+    """A number of steps, "never" if it is infinite."""
+    return "never" if np.isinf(steps) else f"{steps:.0f}"
 
 
 def time_of_step(row: Row) -> str:
