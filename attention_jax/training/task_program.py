@@ -171,8 +171,8 @@ def numbers_of(task: Task, feed: Feed | None) -> Numbers:
     task = _with_parts(task, **({"dtype": "float32"} if hasattr(task.model, "dtype") else {}))
     fed = None if feed is None else feed.batch(task.train.first_seed, 0)
 
-    def measured(fed: Any) -> Any:
-        params = task.init(jax.random.key(0))
+    def measured(rng: Any, fed: Any) -> Any:
+        params = task.init(rng)
         others = jax.tree.map(lambda leaf: leaf + _pattern(leaf, 2.3, 0.1), params)
 
         def one(rng: Any) -> Any:
@@ -185,9 +185,9 @@ def numbers_of(task: Task, feed: Feed | None) -> Numbers:
 
         own = type(task).optimizer is not Task.optimizer
         updates = [_updates(task.optimizer(), params)] if own else []
-        return _sums(params), jax.lax.map(one, jax.random.split(jax.random.key(0))), *updates
+        return _sums(params), jax.lax.map(one, jax.random.split(rng)), *updates
 
-    results = _measured(measured, fed)
+    results = _measured(measured, jax.random.key(0), fed)
     # Tasks that check their own examples say it of these.
     if results and feed is None and type(task).check_numbers is Task.check_numbers:
         of_batches = jax.tree.leaves(results[2][1])
@@ -204,7 +204,7 @@ def numbers_of_optimizer(task: Task) -> Numbers:
     """Numbers of the optimiser that `train` names: eight updates of the parameters of a task."""
     train = dataclasses.replace(task.train, steps=task.train.updates, accumulate=1)
     optimizer = train.transformation()
-    return _rounded(_measured(lambda: _updates(optimizer, task.init(jax.random.key(0)))))
+    return _rounded(_measured(lambda rng: _updates(optimizer, task.init(rng)), jax.random.key(0)))
 
 
 def _updates(optimizer: optax.GradientTransformation, params: Params) -> Any:
@@ -233,7 +233,8 @@ def _updates(optimizer: optax.GradientTransformation, params: Params) -> Any:
 
 def _pattern(leaf: Any, frequency: Any, scale: Any = 1.0) -> Any:
     """Numbers from -`scale` to `scale` in place of those of an array, none of which is near 0."""
-    places = jnp.arange(jnp.size(leaf), dtype=jnp.int32) % 1009
+    # XLA would compute the numbers of a large array while it compiles.
+    places = jax.lax.optimization_barrier(jnp.arange(jnp.size(leaf), dtype=jnp.int32)) % 1009
     wave = jnp.cos(jnp.float32(frequency) * places.astype(jnp.float32))
     numbers = scale * jnp.copysign(0.1 + 0.9 * abs(wave), wave)
     return numbers.reshape(jnp.shape(leaf)).astype(jnp.result_type(leaf))
