@@ -217,7 +217,8 @@ class Linear(aj.Normalizer):
 
 USERS_SCORES = {
     "named": "scaled", "of Dot": Renamed(), "of ScaledDot": Bounded(),
-    "of Score": Own(), "function": lambda q, k: q @ k.T, "module": Module(),
+    "pair of its own": Cubed(), "of Score": Own(), "function": lambda q, k: q @ k.T,
+    "module": Module(),
 }  # fmt: skip
 PRODUCTS = ("named", "of Dot", "of ScaledDot")
 PARTS = {
