@@ -215,8 +215,7 @@ class Model(Generator):
     ) -> Source:
         """The memory [B, S, dim] that the decoder of an "encoder-decoder" attends to.
 
-        The arguments are those of a call. Position ids are not random here: in training, give
-        `position_ids`.
+        The arguments are those of a call. In training, give `position_ids` to have random ones.
         """
         source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         length = source.shape[-1]

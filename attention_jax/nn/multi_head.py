@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,7 @@ from attention_jax.nn.parameters import Dtype, check_dtypes, checked_tokens
 from attention_jax.pairwise.biases import Bias, ShiftedBias
 from attention_jax.pairwise.mask_algebra import ShiftedMask
 from attention_jax.pairwise.masks import Mask, causal_mask
-from attention_jax.pairwise.position_functions import Shifts
+from attention_jax.pairwise.position_functions import Shifts, pad_rank
 
 Array = jax.Array
 
@@ -30,7 +31,7 @@ class KeyValueCache(NamedTuple):
     """The keys and values of the tokens so far, and room for more."""
 
     memory: Memory  # [*B, K, G or 1, max_length, ...], projected as the score wants them
-    length: Array  # int32 [], how many tokens it holds
+    length: Array  # int32 [], how many tokens it holds; or [*B], one number for each row
 
 
 class MultiHeadAttention(Heads):
@@ -255,7 +256,8 @@ class MultiHeadAttention(Heads):
         """Self attention of the next tokens to themselves and all earlier tokens: a decoding step.
 
         Token by token, or several at a time, the outputs are those of one call with all tokens and
-        `mask & causal_mask()`, without dropout.
+        `mask & causal_mask()`, without dropout. Rows may hold unequal numbers of tokens: after an
+        `extend` with padded prompts, `cache._replace(length=lengths)` forgets their padding.
 
         Args:
             x: float [*B, t, query_dim], the tokens at positions `cache.length` and on.
@@ -266,8 +268,8 @@ class MultiHeadAttention(Heads):
                 `cache.length` and on.
 
         Returns:
-            (output [*B, t, output_dim], the cache with these tokens). Under `jit`, the output is
-            NaN if the cache has no room for all of these tokens.
+            (output [*B, t, output_dim], the cache with these tokens). Under `jit`, the output of a
+            row is NaN if the cache has no room for all of its tokens.
 
         Raises:
             ValueError: an argument has the wrong shape or dtype; or, outside of `jit`, the cache
@@ -294,9 +296,15 @@ class MultiHeadAttention(Heads):
             )
         if count > room:
             raise ValueError(f"x must have at most {room} tokens, as the cache has; got {count}")
+        if first.shape not in ((), x.shape[:-2]):
+            raise ValueError(
+                f"cache.length must be int [], or {list(x.shape[:-2])} for x {list(x.shape)}; got"
+                f" {list(first.shape)}"
+            )
         name = f"cache.length (room for {room} tokens, {count} to add)"
         check_entries(name, first, 0, room - count)
-        position_ids = first + jnp.arange(count) if position_ids is None else position_ids
+        if position_ids is None:
+            position_ids = pad_rank(jnp.arange(count), first.ndim + 1) + first[..., None]
         queries = self._queries(x, position_ids)
         new = self.remember(x, position_ids=position_ids)
         extended = _appended(cache, new)
@@ -306,12 +314,14 @@ class MultiHeadAttention(Heads):
         # Entries of the cache without a token come after every query: the causal mask hides them.
         mask = causal_mask() if mask is None else causal_mask() & mask
         arguments = self._arguments(mask, bias, x.shape[:-2], room, room)
-        shifts = Shifts(queries=first[None], keys=jnp.zeros(1, int))
+        starts = first.reshape(*first.shape, *[1] * (3 if first.ndim else 1))  # [*B, 1, 1, 1]
+        shifts = Shifts(queries=starts, keys=jnp.zeros(1, int))
         arguments["mask"] = ShiftedMask(arguments["mask"], shifts)
         if arguments["bias"] is not None:
             arguments["bias"] = ShiftedBias(arguments["bias"], shifts)
         output = self._attended(x, queries, *memory, new.values, None, **arguments)
-        return jnp.where(first + count <= room, output, jnp.nan), extended
+        has_room = (first + count <= room)[..., None, None]
+        return jnp.where(pad_rank(has_room, output.ndim), output, jnp.nan), extended
 
     def _attended(
         self,
@@ -345,7 +355,12 @@ def _appended(cache: KeyValueCache, new: Memory) -> KeyValueCache:
 
     def written(old: Array, new: Array, axis: int) -> Array:
         def write(old: Array, new: Array, length: Array) -> Array:
-            return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), length, axis)
+            place: Any = functools.partial(
+                jax.lax.dynamic_update_slice_in_dim, axis=axis - length.ndim
+            )
+            for _ in range(length.ndim):
+                place = jax.vmap(place)
+            return place(old, new.astype(old.dtype), length)
 
         # Sharded over Explicit mesh axes as the tokens are.
         return on_automatic_axes(write, explicit_spec(new), old, new, cache.length)

@@ -111,6 +111,32 @@ def test_masks_and_biases():
     np.testing.assert_array_equal(weights[0, :, 2], 0)
 
 
+def test_rotary_keys_have_position_ids_of_their_own():
+    """Those of the queries in self attention, else 0, 1, 2, ... or the ids of their `remember`."""
+    positions = {"rotary_wavelength": 50.0, "qkv_dim": 4 * N}
+    cross, alone = make("dot", **positions), make("dot", **positions, key_dim=DX)
+    ids, key_ids = np.array([[2, 3, 5, 8, 13], [0, 1, 4, 9, 16]]), np.arange(S) ** 2
+
+    @jax.jit
+    def calls(x, y):
+        memory = cross[0].remember(y, position_ids=key_ids)
+        others = [cross[0](x, keys, position_ids=ids) for keys in (y, memory)]
+        return [*others, alone[0](x, position_ids=ids)]
+
+    x, y = tokens()
+    found = calls(x, y)
+    for row, (x_row, y_row) in enumerate(examples(x, y)):
+        keys = (
+            (cross[1], y_row, np.arange(S)),
+            (cross[1], y_row, key_ids),
+            (alone[1], x_row, ids[row]),
+        )
+        for output, (params, key, at) in zip(found, keys, strict=True):
+            places = {"wavelength": 50.0, "at": ([ids[row]], [at])}
+            expected, _ = multi_head("dot", params, x_row, key, **places)
+            np.testing.assert_allclose(output[row], expected, atol=2e-5)
+
+
 def exclusive(output, value):
     along = (output * value).sum(-1, keepdims=True) / (value * value).sum(-1, keepdims=True)
     return output - along * value

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from mistakes import refused
 from numpy_model import scrambled, weights_of
 from oracles import normal
 
@@ -82,6 +83,38 @@ def test_token_by_token_is_one_call_with_all():
         np.testing.assert_allclose(one, other, atol=1e-5 * np.max(np.abs(other)))
         assert np.any(other)
     np.testing.assert_array_equal(found[1][:, 2], 0)  # nothing to attend to
+
+
+def test_rows_of_unequal_lengths():
+    """Each row continues where its own tokens end, and its padding is forgotten."""
+    module, _ = make("general", rotary_wavelength=50.0)
+    prompts, new, lengths = normal(B, 3, DIM), normal(B, ROOM - 3, DIM, seed=5), [1, 3]
+
+    @jax.jit
+    def steps(x, more, lengths):
+        _, cache = module.extend(x, module.empty_cache((B,), ROOM), **pairs(ROOM))
+        first, cache = module.extend(more[:, :1], cache._replace(length=lengths), **pairs(ROOM))
+        second, cache = module.extend(more[:, 1:], cache, **pairs(ROOM))
+        beyond, _ = module.extend(more[:, :2], cache, **pairs(ROOM))
+        return jnp.concatenate([first, second], axis=1), beyond, cache.length
+
+    @jax.jit
+    def at_once(x):
+        options = pairs(ROOM)
+        return module(x, mask=options["mask"] & causal_mask(), bias=options["bias"])
+
+    output, beyond, length = steps(prompts, new, jnp.array(lengths))
+    assert length.tolist() == [1 + ROOM - 3, ROOM]
+    for row, own in enumerate(lengths):
+        tokens = np.concatenate([prompts[row, :own], new[row]])
+        padded = np.zeros((B, ROOM, DIM), np.float32)
+        padded[row, : len(tokens)] = tokens
+        np.testing.assert_allclose(output[row], at_once(padded)[row, own : len(tokens)], atol=2e-5)
+    np.testing.assert_array_equal(np.isnan(beyond).all(axis=(1, 2)), [False, True])
+    assert np.all(np.isfinite(beyond[0]))
+    for wrong in ([1, 2, 3], [[1, 3]]):
+        cache = module.empty_cache((B,), ROOM)._replace(length=jnp.array(wrong))
+        refused("cache.length must be", functools.partial(module.extend, prompts, cache))
 
 
 @pytest.mark.parametrize("score", ["scaled", "l2"])
