@@ -225,7 +225,7 @@ def attention_gradients(
         params: the score's parameters, as its `init` returns them; leaves may have leading axes
             that broadcast to *B. None for a score without parameters.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-        bias: a `Bias`, or float [*B, T, S] (sizes may be 1) or [T, S]; added to the logits.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
 
     Returns:
         `AttentionGradients` in float32, or float64 if any of query, key, value, params and bias is.

@@ -71,7 +71,7 @@ def attention(
         params: the score's parameters, as its `init` makes them; leaves may have leading axes that
             broadcast to *B. Optional for a score without parameters.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-        bias: a `Bias`, or float [*B, T, S] (sizes may be 1) or [T, S]; added to the logits.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
         normalizer: a name in `NORMALIZERS` with or without arguments, as "entmax(alpha=1.5)",
             "module:Name", or a `Normalizer`: what turns a row of logits into weights.
         normalizer_params: the normaliser's parameters, as its `init` makes them; leaves may have

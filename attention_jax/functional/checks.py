@@ -13,6 +13,7 @@ import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import check_integer, checked_fraction, checked_rng, with_hints
+from attention_jax.core.programs import is_of_this_package
 from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import (
@@ -23,7 +24,7 @@ from attention_jax.normalizers import (
 )
 from attention_jax.pairwise.biases import Bias, as_bias
 from attention_jax.pairwise.known import known_positions
-from attention_jax.pairwise.masks import Mask, as_mask
+from attention_jax.pairwise.masks import Mask, TokenMask, as_mask
 from attention_jax.pairwise.position_functions import broadcasts, pad_rank
 from attention_jax.scores import (
     DEFAULT_SCORE,
@@ -142,10 +143,10 @@ def checked_call(
     for name, function in positions.items():
         if function is not None:
             function.check(batch, target_length, source_length)
+            function = jax.tree.map(_with_unknown_rows, function, is_leaf=_is_mask_of_user)
             positions[name] = known_positions(function, (target_length, source_length), dtype)
     for unknown in () if mask is None else positions["mask"].unknown_rows():
-        # A comparison with NaN would hide keys in silence. A NaN query makes its row NaN, unless
-        # the mask hides all of it.
+        # A NaN query makes its row NaN, unless another mask hides all of it.
         nan = jnp.where(unknown, jnp.nan, 0).astype(query.dtype)
         query = query + pad_rank(nan[..., None], query.ndim)
     rate, rng = _checked_dropout(dropout_rate, dropout_rng, batch)
@@ -160,6 +161,17 @@ def checked_call(
     arrays = {"query": query, "key": key, "value": value, "dropout_rng": rng}
     inputs = Inputs(**arrays, params=params, normalizer_params=normalizer_params, **positions)
     return Call(options, inputs)
+
+
+def _is_mask_of_user(part: Any) -> bool:
+    return isinstance(part, Mask) and not is_of_this_package(type(part))
+
+
+def _with_unknown_rows(part: Any) -> Any:
+    """A user's mask that hides no key where a NaN, compared with distances, would hide all."""
+    for unknown in part.unknown_rows() if _is_mask_of_user(part) else ():
+        part = part | TokenMask(jnp.ones(1, bool), unknown)
+    return part
 
 
 def score_of_sizes(score: ScoreLike, query_dim: Any, key_dim: Any) -> tuple[Score, int, int]:

@@ -84,7 +84,7 @@ def coverage_attention(
         coverage_kernel: float [Fk], with Fk = `coverage_kernel_size(...)`; may have leading axes
             that broadcast to *B. Zeros give the result of `attention`.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-        bias: a `Bias`, or float [*B, T, S] (sizes may be 1) or [T, S], added to the logits.
+        bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
         coverage: float [*B, S], at least 0: the coverage after earlier queries, from which to
             continue; may lack batch axes. None for zeros.
         return_weights: whether to return the weights [*B, T, S] too.

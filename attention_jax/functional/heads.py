@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.pairwise.biases import Bias, as_bias
+from attention_jax.pairwise.biases import Bias, DenseBias, as_bias
 from attention_jax.pairwise.masks import Mask, as_mask
+from attention_jax.pairwise.position_functions import check_batch_axes
 
 Array = jax.Array
 
@@ -93,6 +94,10 @@ def pairs_for_heads(
         mask = jax.tree.map(with_head_axis, mask, mask.core_ndims())
     if bias is not None:
         bias = jax.tree.map(jnp.asarray, as_bias(bias))
+        # [N, T, S] as NumPy has it, and [*B, T, S] as masks have it, would look alike.
+        for part in jax.tree.leaves(bias, is_leaf=lambda part: isinstance(part, DenseBias)):
+            if isinstance(part, DenseBias):
+                check_batch_axes("bias", part.table.shape, 2, shape[:-2])
     return (
         group_positions(mask, shape, num_key_heads),
         group_positions(bias, shape, num_key_heads),

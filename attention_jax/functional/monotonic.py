@@ -75,7 +75,7 @@ def monotonic_attention(
             differentiable. A walk of constant p = sigmoid(offset) passes exp(-offset) keys per
             query.
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-        bias: a `Bias`, or float [*B, T, S] (sizes may be 1) or [T, S]; added to the logits.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
         noise_rng: one PRNG key for normal noise on the logits during training. The noise makes the
             model learn large logits, whose p are nearly 0 or 1, as the hard form assumes. None for
             no noise.

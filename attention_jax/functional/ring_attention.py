@@ -62,7 +62,7 @@ def ring_attention(
         mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]. Its arrays are replicated on
             every device: those of a function of positions (`causal_mask`, `segment_mask`, ...) are
             small, a table is not.
-        bias: a `Bias`, or float [*B, T, S] (sizes may be 1) or [T, S]; replicated like the mask.
+        bias: a `Bias`, or float broadcastable to [*B, T, S]; replicated like the mask.
         normalizer: as in `attention`, if it needs no search for a threshold: softmax with or
             without a sink, sigmoid.
         normalizer_params: as in `attention`; replicated like `params`.

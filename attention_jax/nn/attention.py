@@ -237,7 +237,7 @@ class Attention(ScoreModule, DropoutModule):
             key: float [*B, S, Dk]; or a `Memory` that `remember` made.
             value: float [*B, S, Dv]; None for `key` (as in Bahdanau 2014 and Luong 2015).
             mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-            bias: a `Bias`, or float [*B, T, S] (sizes may be 1) or [T, S]; added to the logits.
+            bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
             deterministic: True disables dropout, False enables it; None for the module's setting.
             dropout_rng: one PRNG key, which enables dropout whatever the module's setting; None for
                 the next key of the module's stream, if dropout is enabled.

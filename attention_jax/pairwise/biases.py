@@ -77,7 +77,6 @@ class Bias(PositionFunction):
 class DenseBias(Stored, Bias):
     """A stored table; axes T and S may have size 1."""
 
-    all_batch_axes = True  # [N, T, S] as NumPy has it and [*B, T, S] would look alike
     values = Stored.at
 
 
@@ -374,7 +373,7 @@ def forgetting_bias(log_gates: Array) -> Bias:
 
 
 def as_bias(bias: Bias | Array) -> Bias:
-    """A `Bias` unchanged; a float array [*B, T, S] or [T, S] as a `DenseBias`."""
+    """A `Bias` unchanged; a float array broadcastable to [*B, T, S] as a `DenseBias`."""
     if isinstance(bias, Bias):
         check_decorated(bias)
         return bias

@@ -36,7 +36,7 @@ class Mask(PositionFunction):
     A subclass, decorated with `mask_dataclass`, defines `allowed`; with `tile_status` it also skips
     empty tiles. Masks combine with `&`, `|` and `~`, with bool arrays [*B, T, S] too. Where a float
     array [*B] or [*B, T] of a mask is NaN, as that of a learned window that diverged, attention
-    makes the rows NaN that see a key: write `~(distance > width)`, which hides none then.
+    makes the rows NaN.
 
     >>> from attention_jax import causal_mask
     >>> @mask_dataclass

@@ -2,8 +2,8 @@
 
 The base class of masks and biases, which compute the entries of a tile from the tile's positions.
 They are pytrees: options are static and compared by value; arrays are leaves whose leading axes
-broadcast to the batch axes `*B`. An array of a mask, and a stored bias, has all batch axes or none;
-the batch axes of other arrays of a bias are aligned to the right, as in NumPy.
+broadcast to the batch axes `*B`. A mask's array has all batch axes or none of them; the batch axes
+of a bias's array are aligned to the right, as in NumPy.
 """
 
 from __future__ import annotations
@@ -234,6 +234,14 @@ class Stored(PositionFunction):
 
     def label(self, name: str) -> str:
         return self.kind
+
+    def check(self, batch_shape: tuple[int, ...], target_length: int, source_length: int) -> None:
+        super().check(batch_shape, target_length, source_length)
+        # For inputs [B, N, T, D] with B = N, [B, T, S] would be read as a table for each head.
+        axes = self.table.shape[:-2]
+        fits_first = all(size in (1, to) for size, to in zip(axes, batch_shape, strict=False))
+        if fits_first and any(size != 1 for size in axes):
+            check_batch_axes(self.kind, self.table.shape, 2, batch_shape)
 
     def at(self, query_positions: Array, key_positions: Array) -> Array:
         return take(take(self.table, query_positions, axis=-2), key_positions, axis=-1)

@@ -12,11 +12,14 @@ from oracles import normal as narrow_normal
 from score_cases import numpy_params
 
 from attention_jax import (
+    Mask,
+    array_field,
     attention,
     causal_mask,
     coverage_attention,
     local_attention,
     local_attention_weights,
+    mask_dataclass,
     masked_softmax,
     monotonic_attention,
     monotonic_centers,
@@ -191,6 +194,17 @@ def test_a_center_of_nan_makes_its_row_and_gradients_nan(implementation):
         np.testing.assert_allclose(array[1], expected_gradient[name][1], atol=1e-5)
 
 
+@mask_dataclass
+class Span(Mask):
+    """The learned span of a user: a number for each query."""
+
+    widths: jax.Array = array_field("T")
+
+    def allowed(self, i, j):
+        distances = abs(i[:, None] - j[None, :]).astype(float)
+        return distances <= jnp.take(self.widths, i, axis=-1)[..., None]
+
+
 def test_a_window_of_nan_in_other_attention():
     tokens = narrow_normal(T, 3)
     centers = np.array([0, np.nan, 2, 3, 4], np.float32)
@@ -198,6 +212,8 @@ def test_a_window_of_nan_in_other_attention():
     mask = window_mask(centers, 1)
     for output in (
         attention(tokens, tokens, tokens, mask=mask & causal_mask()),
+        attention(tokens, tokens, tokens, mask=Span(centers) & causal_mask()),
+        attention(tokens, tokens, tokens, mask=Span(centers), implementation="tiled"),
         coverage_attention(tokens, tokens, tokens, mask=mask, coverage_kernel=tokens[0]).output,
         monotonic_attention(tokens, tokens, tokens, mask=mask, return_weights=False),
     ):

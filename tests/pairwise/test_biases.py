@@ -92,7 +92,7 @@ def assert_gradients_of_tables(got, dtable):
 
 ARRAYS = {name: normal(*shape) for name, (_, shape, _) in CASES.items()}
 TABLES = {name: table_of(name, arrays) for name, arrays in ARRAYS.items()}
-STORED = normal(B, 1, T, S), normal(1, N, 1, S)
+STORED = normal(B, 1, T, S), normal(N, 1, S)
 
 
 def test_a_table_and_its_gradient_are_those_of_the_rule():
@@ -182,21 +182,17 @@ def test_the_largest_distances_share_the_last_buckets(dtype):
     assert causal.tolist() == [7, 7, 0]
 
 
-@pytest.mark.parametrize("batch", [(B, N), (B, B)])
-def test_a_table_that_lacks_batch_axes_is_refused_as_a_mask_is(batch):
-    """Aligned to the right, [B, T, S] for inputs [B, B, T, D] would be a table for each head."""
-    query, table = normal(*batch, T, D), normal(batch[1], T, T)
-    for bias in (table, aj.alibi_bias(normal(batch[1])) + table):
-        for call in (
-            lambda bias: aj.attention(query, query, query, bias=bias),
-            lambda bias: aj.monotonic_attention(query, query, query, bias=bias),
-        ):
+def test_a_table_of_examples_is_not_read_as_one_of_heads():
+    """[B, T, S] for inputs [B, N, T, D] with B = N, which a mask is refused for too."""
+    query, table = normal(B, B, T, D), normal(B, T, T)
+    for bias in (table, aj.alibi_bias(normal(B)) + table):
+        for attend in (aj.attention, aj.monotonic_attention):
             with pytest.raises(ValueError, match=r"^bias must have all 2 .* bias\[:, None\] if"):
-                call(bias)
-    whole = [aj.attention(query, query, query, bias=bias) for bias in (table[None], table[0])]
+                attend(query, query, query, bias=bias)
     logits = query @ query.swapaxes(-1, -2) / D**0.5
-    for output, bias in zip(whole, (table, table[0]), strict=True):
+    for bias in (table[None], table[:, None], table[0], table[:1]):
         expected = oracles.softmax(logits + bias) @ query
+        output = aj.attention(query, query, query, bias=bias)
         np.testing.assert_allclose(output, expected, rtol=1e-5, atol=1e-5)
 
 
