@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.loggers import Loggers
@@ -79,8 +80,15 @@ def train_steps(
     resume at any step. With a layout, each device draws its own part of the batch.
     """
     step = functools.partial(_step, task, layout or Layout())
-    state, metrics = jax.lax.scan(step, state, length=count)
-    return state, jax.tree.map(jnp.mean, metrics)
+    last, metrics = jax.lax.scan(step, state, length=count)
+    # XLA would multiply by the inverse of a count that it knows: 41 ones would have another mean.
+    steps = last.step - state.step
+
+    def mean(each: Array) -> Array:
+        dtype = accumulator_dtype(each)
+        return jnp.sum(each, dtype=dtype) / steps.astype(dtype)
+
+    return last, jax.tree.map(mean, metrics)
 
 
 def _step(task: Task, layout: Layout, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:

@@ -85,6 +85,20 @@ def test_rngs_depend_on_seed_and_step_alone_and_no_two_are_equal():
     assert len({*straight, *other_seed}) == 12
 
 
+class AlwaysRight(Toy):
+    def loss(self, params, batch, rng):
+        return super().loss(params, batch, rng)[0], {
+            kind: jnp.ones((), kind) for kind in ("float32", "bfloat16", "int32", "bool")
+        }
+
+
+def test_the_mean_of_ones_is_one():
+    steps = jax.jit(jax.vmap(functools.partial(train_steps, AlwaysRight(), 41)))
+    _, metrics = steps(initial_state(toy()))
+    del metrics["loss"], metrics["gradient_norm"]
+    assert np.all(np.array([*metrics.values()]) == 1)
+
+
 # --- a run ---
 
 
