@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend.core import jaxpr_as_fun
 
+from attention_jax.core.digests import without_prints
 from attention_jax.core.programs import (
     Numbers,
     Part,
     is_of_this_package,
-    on_numbers,
     one_line,
     users_line,
 )
@@ -256,16 +257,28 @@ def _measured(function: Callable[..., Any], *arguments: Any) -> Any:
 
     () if the memory of a device is too small.
     """
+    # Unlike `on_numbers` this computes nothing operation by operation: there is no trace around it.
+    # It runs once, so that LLVM need not optimise it.
+    options: Any = {}
+    if jax.default_backend() == "cpu":
+        options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     try:
-        with jax.default_matmul_precision("highest"):
-            text = str(jax.make_jaxpr(function)(*arguments))
-            dtypes = {":bf16[": jnp.bfloat16, ":f16[": jnp.float16}
-            narrow = [jnp.finfo(dtype).eps for name, dtype in dtypes.items() if name in text]
-            return np.float64(max(narrow, default=0.0)), *on_numbers(function, *arguments)
+        with (
+            jax.default_matmul_precision("highest"),
+            jax.transfer_guard("allow"),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+        ):
+            program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+            compute = jax.jit(jaxpr_as_fun(without_prints(program)), compiler_options=options)
+            results = [*map(np.asarray, compute(*jax.tree.leaves(arguments)))]
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return ()
+    text, dtypes = str(program), {":bf16[": jnp.bfloat16, ":f16[": jnp.float16}
+    narrow = [float(jnp.finfo(dtype).eps) for name, dtype in dtypes.items() if name in text]
+    return max(narrow, default=0.0), *jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
 def _rounded(results: Any) -> Numbers:
