@@ -17,35 +17,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from mistakes import refused
-from oracles import softmax
+from own_parts import NOW, NUMBERS, Hotter, Module, Near, Slope, X, close, product, slope
 
 import attention_jax as aj
 from attention_jax import attention, interop
 from attention_jax.core.programs import Part
-from attention_jax.functional.attention import _attend
 from attention_jax.scores import known_score
-
-X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
-NUMBERS = (0.1, 3.0)
-NOW = {"score": 1, "mask": 1, "bias": 1, "normalizer": 1}  # what parts of a user read
-
-
-def expected(temperature, allowed=True):
-    """Attention of X to itself with logits `temperature * q . k`, in float64 NumPy."""
-    tokens = X.astype(np.float64)
-    return softmax(temperature * tokens @ tokens.T, allowed) @ tokens
-
-
-def slope(temperature):
-    """The derivative of the sum of squares of `expected` by the temperature."""
-    temperature, step = float(temperature), 1e-6
-    losses = [np.sum(expected(temperature + sign * step) ** 2) for sign in (-1, 1)]
-    return (losses[1] - losses[0]) / (2 * step)
-
-
-def close(got, temperature, **mask):
-    np.testing.assert_allclose(got, expected(temperature, **mask), rtol=2e-5, atol=2e-6)
-
 
 # --- numbers that change between eager calls ---
 
@@ -201,19 +178,6 @@ def test_a_class_counts_beside_its_program():
 # --- callable pytrees ---
 
 
-class Module(nnx.Module):
-    def __init__(self):
-        self.temperature = nnx.Param(jnp.float32(1.0))
-        self.name = "a static attribute"
-
-    def __call__(self, q, k):
-        return self.temperature[...] * (q @ k.T)
-
-
-def product(temperature, q, k):
-    return temperature * (q @ k.T)
-
-
 def module_of(temperature):
     module = Module()
     module.temperature[...] = temperature
@@ -265,30 +229,6 @@ def test_a_module_as_score_is_compiled_once_while_it_trains():
 
 
 # --- masks and biases ---
-
-
-@aj.mask_dataclass
-class Near(aj.Mask):
-    def allowed(self, query_positions, key_positions):
-        return abs(query_positions[:, None] - key_positions[None, :]) <= NOW["mask"]
-
-
-@aj.bias_dataclass
-class Slope(aj.Bias):
-    def values(self, query_positions, key_positions):
-        before = key_positions[None, :] <= query_positions[:, None]
-        return jnp.where(before, 0.0, -1e4 * NOW["bias"])
-
-
-@dataclasses.dataclass(frozen=True)
-class Hotter(aj.Normalizer):
-    sums_to_one = False
-
-    def weight(self, params, shifted):
-        return jax.nn.sigmoid(shifted)
-
-    def transform(self, params, logits, num_keys):
-        return NOW["normalizer"] * logits
 
 
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
@@ -384,127 +324,3 @@ def test_a_setting_of_jax_may_change_before_the_derivative(setting):
     (got,) = pull_back(output)
     (expected,) = jax.vjp(call, jnp.asarray(X))[1](output)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
-
-
-# --- one program, many objects ---
-
-
-def test_equal_programs_are_compiled_once_and_keep_one_array():
-    arrays = []
-
-    def call():
-        large = jnp.full((1000, 100), len(arrays) * 0.0 + 2)
-        arrays.append(weakref.ref(large))
-        scores = (lambda q, k: large[0, 0] * (q @ k.T)), functools.partial(product, 2.0)
-        for score in scores:
-            close(attention(X, X, X, score=score, mask=aj.causal_mask(5)), 2.0)
-
-    call()
-    programs = _attend._cache_size()
-    for _ in range(4):
-        call()
-    gc.collect()
-    assert _attend._cache_size() == programs
-    assert sum(array() is not None for array in arrays) <= 2
-    jax.clear_caches()
-    gc.collect()
-    assert not any(array() is not None for array in arrays)
-
-
-def test_the_python_function_that_a_score_calls_is_that_of_the_call():
-    for log in ([], []):
-
-        def score(q, k, log=log):
-            jax.debug.callback(log.append, q[0, 0])
-            return q @ k.T
-
-        close(attention(X, X, X, score=score), 1.0)
-        jax.effects_barrier()
-        assert [*map(float, log)] == [X[0, 0]]
-
-
-class Switch(Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = 1.0
-
-    def __call__(self, q, k):
-        return self.factor * super().__call__(q, k)
-
-
-@pytest.mark.parametrize("changed", [0, 1])
-def test_a_change_of_an_equal_object_refuses_no_gradient(changed):
-    """Two modules have one program until one of them changes."""
-    modules = Switch(), Switch()
-
-    def loss(query, score):
-        return attention(query, X, X, score=score, implementation="tiled").sum()
-
-    calls = [jax.jit(functools.partial(loss, score=module)) for module in modules]
-    for call in calls:
-        call(X)
-    modules[changed].factor = 2.0
-    expected = jax.grad(loss)(X, "dot")
-    for call in (calls[1 - changed], functools.partial(loss, score=modules[1 - changed])):
-        np.testing.assert_allclose(jax.grad(call)(X), expected, rtol=2e-5, atol=2e-6)
-
-
-# --- nothing of a check is seen ---
-
-
-@dataclasses.dataclass(frozen=True)
-class Printing(aj.Score):
-    def pair(self, params, q, k):
-        logits = q @ k.T
-        jax.debug.print("largest {}", logits.max())
-        return jax.lax.cond(True, lambda x: jax.debug.print("inner {}", x[0, 0]) or x, abs, logits)
-
-    pair_vjp = aj.Score.pair_vjp
-
-
-def test_prints_are_those_of_the_call(capsys):
-    def transform(_, params, logits, num_keys):
-        jax.debug.print("largest {}", logits.max())
-        return logits
-
-    normalizer = type("Loud", (Hotter,), {"transform": transform})()
-    attention(X, X, X, score=Printing(), normalizer=normalizer, implementation="reference")
-    jax.effects_barrier()
-    assert capsys.readouterr().out.count("largest") == 2
-
-
-def test_no_transfer_is_needed():
-    tokens = jnp.asarray(X)
-    table = jnp.ones((3, 8))
-    parts = {"mask": Near(), "bias": Slope(), "normalizer": Hotter()}
-    with jax.transfer_guard("disallow"):
-        attention(tokens, tokens, tokens, score=lambda q, k: q @ k.T + table.sum(), **parts)
-
-
-# --- programs that depend on the number of tokens ---
-
-
-@pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_a_branch_on_the_number_of_tokens_belongs_to_the_program(implementation):
-    now = {"score": 1.0, "mask": 6, "normalizer": 1.0}
-
-    def score(q, k):
-        return (now["score"] if len(q) > 3 else 1.0) * (q @ k.T)
-
-    @aj.mask_dataclass
-    class Mine(aj.Mask):
-        def allowed(self, query_positions, key_positions):
-            gap = now["mask"] if len(query_positions) > 3 else 0
-            return key_positions[None] <= query_positions[:, None] + gap
-
-    @dataclasses.dataclass(frozen=True)
-    class Warm(aj.Softmax):
-        def transform(self, params, logits, num_keys):
-            return (now["normalizer"] if len(logits) > 3 else 1.0) * logits
-
-    options = {"implementation": implementation, "score": score, "mask": Mine()}
-    i, j = np.indices((6, 6))
-    for part, number in ((None, 0), ("score", 0.5), ("mask", 1), ("normalizer", 0.1), ("mask", 6)):
-        now[part] = number
-        got = attention(X, X, X, normalizer=Warm(), **options)
-        close(got, now["score"] * now["normalizer"], allowed=j <= i + now["mask"])

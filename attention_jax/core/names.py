@@ -19,13 +19,8 @@ from typing import Any
 import jax
 
 from attention_jax.core.digests import ADDRESS
-from attention_jax.core.programs import (
-    Known,
-    module_of,
-    one_line,
-    same_numbers,
-    users_line,
-)
+from attention_jax.core.programs import Known, module_of, one_line, users_line
+from attention_jax.core.samples import same_numbers
 
 JSON = dict[str, Any]
 _COLON = "ː"  # Python counts this character as a letter, so it reads moduleːName as one name

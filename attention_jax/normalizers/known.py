@@ -9,15 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.programs import (
-    Known,
-    Part,
-    close,
-    is_array,
-    is_of_library,
-    is_wide,
-    on_numbers,
-)
+from attention_jax.core.programs import Known, Part, is_array, is_of_library, is_wide
+from attention_jax.core.samples import close, on_numbers
 from attention_jax.normalizers.contract import (
     Normalizer,
     family_of,

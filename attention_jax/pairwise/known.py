@@ -15,8 +15,8 @@ from attention_jax.core.programs import (
     is_array,
     is_of_this_package,
     is_wide,
-    on_numbers,
 )
+from attention_jax.core.samples import on_numbers
 from attention_jax.pairwise.biases import Bias, bias_dataclass
 from attention_jax.pairwise.mask_algebra import Mask, TileStatus, mask_dataclass
 from attention_jax.pairwise.position_functions import (

@@ -11,13 +11,12 @@ import numpy as np
 from attention_jax.core.programs import (
     Known,
     Part,
-    close,
     is_array,
     is_of_library,
     is_of_this_package,
     is_wide,
-    on_numbers,
 )
+from attention_jax.core.samples import close, on_numbers
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.wrapped import WrappedScore
 

@@ -20,13 +20,8 @@ import optax
 from jax.extend.core import jaxpr_as_fun
 
 from attention_jax.core.digests import without_prints
-from attention_jax.core.programs import (
-    Numbers,
-    Part,
-    is_of_this_package,
-    one_line,
-    users_line,
-)
+from attention_jax.core.programs import Part, is_of_this_package, one_line, users_line
+from attention_jax.core.samples import Numbers
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
 from attention_jax.training.task import Feed, Params, Task, check_metrics
