@@ -50,6 +50,7 @@ def table(*numbers):
 # fmt: off
 DEFAULTS = {  # public names -> what inspect finds
     # attention and its functions
+    "array_field": dict(default=dataclasses.MISSING, kw_only=False),
     "attention": dict(score="scaled", normalizer="softmax", dropout_rate=0.0,
                       return_statistics=False),
     "attention_weights": dict(score="scaled", normalizer="softmax"),

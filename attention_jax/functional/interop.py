@@ -88,8 +88,7 @@ def dot_product_attention(
         value: float [B, S, K, Dv] or [S, K, Dv].
         bias: float broadcastable to [B, N, T, S], or a `Bias`; added to the logits.
         mask: bool broadcastable to [B, N, T, S], or a `Mask`; True = may attend.
-        scale: for score "scaled" only, in place of 1 / sqrt(Dk): a float, or a scalar array, which
-            is differentiable.
+        scale: for score "scaled" only, in place of 1 / sqrt(Dk): a float, or a scalar array.
         is_causal: query i attends to keys j <= i only.
         query_seq_lengths: int [B], the number of queries without padding.
         key_value_seq_lengths: int [B], the number of keys without padding.
@@ -369,8 +368,7 @@ def _results_by_head(call: Call, implementation: str | None) -> Any:
 
 def _with_axes(name: str, pairs: Any, ndim: int) -> Any:
     """An array with fewer than `ndim` axes lacks the leading ones, as in `jax.nn` and Flax."""
-    if not isinstance(pairs, Mask | Bias):
-        pairs = pad_rank(any_array(name, pairs), ndim)
+    pairs = pairs if isinstance(pairs, Mask | Bias) else pad_rank(any_array(name, pairs), ndim)
     return as_mask(pairs) if name == "mask" else as_bias(pairs)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import oracles
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, TILE, assert_close, quick_jit
+from mistakes import refused
 from score_cases import slow_unless
 from strategies import bucket_of
 
@@ -207,3 +208,70 @@ def test_slopes_for_any_number_of_heads():
     # 12 heads: those of 8, then every second one of 16.
     expected = [2.0**-n for n in range(1, 9)] + [2.0 ** -(n / 2) for n in (1, 3, 5, 7)]
     np.testing.assert_allclose(aj.alibi_slopes(12), expected)
+
+
+@aj.bias_dataclass
+class Checked(aj.Bias):
+    """A bias that checks and casts its array, and derives an attribute; an option has a default."""
+
+    power: int = 1
+    rate: jax.Array = aj.array_field(kw_only=True)
+    first: jax.Array = aj.array_field(default=np.zeros((), np.float32))
+
+    def __post_init__(self):
+        object.__setattr__(self, "exponent", 2 * self.power)
+        object.__setattr__(self, "rate", jnp.asarray(self.rate, float))
+        if self.rate.ndim != 1 or (self.rate < 0).any():  # fails under `jit` too
+            raise ValueError(f"rate must be positive numbers [B]; got {self.rate}")
+
+    def values(self, i, j):
+        distances = (j[None, :] - i[:, None]).astype(self.rate.dtype) - self.first
+        return -self.rate[..., None, None] * distances**self.exponent
+
+
+@aj.mask_dataclass
+class CheckedMask(aj.Mask):
+    limits: jax.Array = aj.array_field()
+
+    def __post_init__(self):
+        assert self.limits.shape == (2,)
+
+    def allowed(self, i, j):
+        return j[None] <= i[:, None] + self.limits[..., None, None]
+
+
+def test_a_post_init_that_looks_at_an_array():
+    """It meets no axes, placeholders or arrays of one example: JAX rebuilds the part without it."""
+    x, rate = np.stack([normal(6, 8)] * 2).astype(np.float32), np.float32([0.5, 0.25])
+
+    bias, mask = Checked(rate=rate), CheckedMask(jnp.array([0, 2]))
+
+    @jax.jit
+    @jax.value_and_grad
+    def value(bias, mask):
+        return sum(
+            aj.attention(x, x, x, bias=bias, mask=mask, implementation=name).sum()
+            for name in ("reference", "tiled")
+        )
+
+    def plain(rate):
+        distances = np.subtract.outer(np.arange(6.0), np.arange(6.0))
+        mask = np.stack([np.tri(6, k=k) > 0 for k in (0, 2)])
+        return 2 * aj.attention(
+            x, x, x, bias=-rate[:, None, None] * distances[None] ** 2, mask=mask
+        )
+
+    expected = jax.value_and_grad(lambda rate: plain(rate).sum())(rate)
+    total, gradient = value(bias, mask)
+    np.testing.assert_allclose(total, expected[0], rtol=1e-5)
+    np.testing.assert_allclose(gradient.rate, expected[1], rtol=1e-4)
+    rows = jax.vmap(lambda bias, x: aj.attention(x, x, x, bias=bias), (0, 0))
+    rows = rows(jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (2,)), bias), x)
+    np.testing.assert_allclose(rows, aj.attention(x, x, x, bias=bias), rtol=1e-4)
+    leaf = object()
+    assert jax.tree.unflatten(jax.tree.structure(bias), [leaf, 0]).rate is leaf
+    assert jax.tree.map(lambda _: None, mask).limits is None
+    refused("rate must be positive", lambda: Checked(rate=-rate))
+    fields = {"__annotations__": {"a": int, "b": jax.Array}, "a": 1, "b": aj.array_field()}
+    refused(r"Mine: .*array_field\(default=, kw_only=\)",
+            lambda: aj.mask_dataclass(type("Mine", (aj.Mask,), fields)))  # fmt: skip
