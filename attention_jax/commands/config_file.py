@@ -14,8 +14,10 @@ import yaml
 from attention_jax.commands.command_line import parse
 from attention_jax.core.names import did_you_mean
 from attention_jax.core.programs import one_line
+from attention_jax.nn import ModelConfig
 from attention_jax.training.saved_run import with_copy
 from attention_jax.training.settings import DESCRIPTIONS, check_functions
+from attention_jax.training.task import TrainConfig
 
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
 
@@ -49,6 +51,9 @@ def read_settings(path: Path) -> dict[str, Any]:
             content = with_copy(content, path.parent)
         except ValueError as error:
             raise ValueError(f"config {path}: {error}") from error
+        for name, of in (("model", ModelConfig), ("train", TrainConfig)):  # as the run began
+            if name == "train" or "scores" in content:
+                content = {**content, name: {**of.of_earlier_runs, **content.get(name, {})}}
     return {
         name: value
         for name, value in content.items()

@@ -82,8 +82,14 @@ def test_settings_and_pages_are_utf_8_in_any_locale(tmp_path, monkeypatch):
 
 def test_the_config_json_of_a_run_repeats_it(tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    arguments = ["--workdir", "new", "--config", str(run_of_two_seeds() / "config.json")]
-    assert train.arguments_of(arguments).task == TASK
+    path = run_of_two_seeds() / "config.json"
+    assert train.arguments_of(["--workdir", "new", "--config", str(path)]).task == TASK
+    earlier = json.loads(path.read_text())
+    del earlier["model"]["fast_variance"], earlier["train"]["warmup_from_0"]
+    Path("earlier.json").write_text(json.dumps(earlier))
+    repeated = train.arguments_of(["--workdir", "new", "--config", "earlier.json"]).task
+    assert repeated.model.fast_variance
+    assert repeated.train.warmup_from_0
     saved = "--seeds 2 --steps 4 --log-every 2 --checkpoint-every 2 --batch-size 5 --clip-norm inf"
     words = [*saved.split(), "--task", "toy_task:Toy", "--optimizer", "optax:lion"]
     assert command("train", "--workdir", "old", *words)[0] == 0
