@@ -121,3 +121,15 @@ def test_a_memory_of_features_that_are_trees():
     output = attention(query, *memory, score=Halves(), implementation="tiled")
     logits = wide(query) @ wide(key).transpose(0, 2, 1)
     np.testing.assert_allclose(output, softmax(logits) @ value, atol=2e-5)
+
+
+def test_the_features_of_a_memory_are_as_wide_as_its_widest_array():
+    """As in a call of `attention`, whose compute dtype is float64 if any input is."""
+    score, (_, key, value) = SCORE_CASES["general"].score, tokens(DK)
+    with jax.enable_x64(True):
+        params = {"kernel": np.eye(DK, dtype=np.float32)}
+        for wide in ("key", "value", "kernel"):
+            of = {"key": key, "value": value, **params}
+            of[wide] = np.float64(of[wide])
+            memory = remember(score, {"kernel": of["kernel"]}, of["key"], of["value"], query_dim=DK)
+            assert memory.keys.features.dtype == np.float64

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 
 import jax
@@ -352,9 +353,38 @@ def test_near_tokens_keep_their_digits(name):
     np.testing.assert_allclose(got, expected, rtol=2e-2)
 
 
+def test_hyperbolic_tokens_far_from_0_keep_their_digits():
+    """Parallel, opposite, near and other tokens: logits and gradients, against float64."""
+    score, params = LITERATURE["hyperbolic"], {"log_beta": np.float32(0)}
+    unit, other = (normal(1, 6, seed=seed) for seed in (0, 1))
+    unit /= np.linalg.norm(unit)
+    sizes = np.float32([0.3, 1, 30, 300, 1000, 2800])[:, None]
+    queries = sizes * unit
+    keys = np.concatenate([1.5 * queries, -queries, queries + 0.01 * other, sizes * other])
+    sums = [np.sqrt(1 + (np.longdouble(x) ** 2).sum(-1)) for x in (queries, keys)]
+    excess = sums[0][:, None] * sums[1] - np.longdouble(queries) @ np.longdouble(keys).T - 1
+    logits = quick_jit(score)(params, queries, keys)
+    np.testing.assert_allclose(logits, -np.arccosh(1 + np.float64(excess)), rtol=1e-5, atol=2e-6)
+
+    @quick_jit
+    def gradients(query, key):
+        return jax.grad(lambda *x: score(params, *x).sum(), argnums=(0, 1))(query, key)
+
+    # Along the tokens: across parallel ones, the gradient is that of the rounding of the tokens.
+    for query, key in zip(itertools.cycle(queries), keys, strict=False):
+        got = gradients(query[None], key[None])
+        with jax.enable_x64(True):
+            expected = gradients(np.float64(query[None]), np.float64(key[None]))
+        for *pair, token in zip(got, expected, (query, key), strict=True):
+            one, wanted, token = map(np.float64, (*pair, token))
+            tolerance = 1e-4 * np.linalg.norm(wanted) * np.linalg.norm(token)
+            np.testing.assert_allclose(one @ token, wanted @ token, rtol=0, atol=tolerance)
+
+
 def test_softplus_of_any_logit():
     """softplus(x) is exp(x) at its left end, which float32 cannot hold, and x at its right end."""
-    logits = np.float32([[-1e4, -100, -41, -39, 50, 1e4]]).T
+    logits = np.float32([[-1e4, -100, -41, -39, -5, 50, 1e4]]).T
     got = quick_jit(Softplus())({}, logits, np.ones((1, 1), np.float32))
-    expected = [-1e4, -100.0, -41.0, -39.0, np.log(50.0), np.log(1e4)]
+    expected = [-1e4, -100.0, -41.0, -39.0, np.log(np.log1p(np.exp(-5.0)))]
+    expected += [np.log(50.0), np.log(1e4)]
     np.testing.assert_allclose(got[:, 0], expected, rtol=1e-6)
