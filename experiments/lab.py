@@ -278,8 +278,7 @@ def claims_of(experiment: ModuleType, content: Row) -> list[Claim]:
     """The claims on a result file; none unless its settings are the default ones."""
     default = _settings(experiment.Config()).items()
     is_default = all(content["config"].get(name) == value for name, value in default)
-    claims: list[Claim] = experiment.claims(content["rows"]) if is_default else []
-    return claims
+    return [*experiment.claims(content["rows"])] if is_default else []
 
 
 def _settings(config: Any) -> Row:
@@ -360,8 +359,7 @@ def kept_rows(
         is_there = True
     if after:
         after(path.stem, time.monotonic() - start)
-    rows: list[Row] = content["rows"] if is_there else []
-    return rows
+    return [*content["rows"]] if is_there else []
 
 
 def say_progress(done: int, total: int, start: float, text: str) -> None:

@@ -41,7 +41,7 @@ def _nothing_trains(monkeypatch):
 HEAD = """
 import dataclasses, enum, math
 from typing import Any, ClassVar
-import jax, jax.numpy as jnp, numpy as np
+import jax, jax.numpy as jnp, numpy as np; draw = jax.random.randint
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.sequences import SequenceTask
 from attention_jax.tasks.tokens import TokenTask
@@ -82,49 +82,36 @@ LOSS = "def loss(self, params, batch, rng): return params['w'] * jnp.mean(batch)
 DRAWN = "def batch(self, rng, *, size, length=None): return "
 FED = "def feed(self, folder, *, multiple_of=1): return "
 METRICS = "def loss(self, params, batch, rng): return super().loss(params, batch, rng)[0], "
-PAIR = (
-    "def pair(self, rng, length, *, longest):"
-    " return 2 * ((jax.random.randint({}, (longest,), 3, 9), length),)"
-)
+PAIR = "def pair(self, rng, length, *, longest): return 2 * ((draw({}, (longest,), 3, 9), length),)"
 TASKS = [
     # what it must define
     (toys(*FIELDS, base="Task"), "evaluate(params"),
     (toys(*FIELDS, INIT, DRAWN + "jnp.ones(size)", LOSS, base="Task"), "evaluate(params"),
-    (toys("init = Task.init"), "init(rng)"),
-    (toys("batch = Task.batch"), "batch(rng"),
-    (toys("loss = Task.loss"), "loss(params"),
+    *((toys(f"{name} = Task.{name}"), f"{name}(") for name in ("init", "batch", "loss")),
     (toys("validation = Validation('loss', False)"), "validate(params"),
     (sequences("pair = SequenceTask.pair"), "pair(rng"),
-    (tokens("tokens = TokenTask.tokens"), "tokens(rng"),
-    (tokens("targets = TokenTask.targets"), "targets(tokens"),
+    *((tokens(f"{name} = TokenTask.{name}"), f"{name}(") for name in ("tokens", "targets")),
     # arguments and results of its methods
     (sequences("def pair(self, rng, length): return 1"), "longest"),
-    (toys("def init(self): return {}"), "init must take (rng)"),
-    (toys("def evaluate(self): return {}"), "evaluate must take"),
-    (toys("def loss(self, params, batch, rng): return 1.0"), "loss("),
-    (toys("def loss(self, params, batch, rng): return jnp.ones(2), {}"), "loss("),
-    (toys("def loss(self, params, batch, rng): return jnp.ones((), int), {}"), "loss("),
+    *((toys(f"def {name}(self): return {{}}"), f"{name} must take (") for name in ("init", "evaluate")),
+    *((toys(f"def loss(self, params, batch, rng): return {loss}"), "loss(")
+      for loss in ("1.0", "jnp.ones(2), {}", "jnp.ones((), int), {}")),
     (toys(DRAWN + "jnp.ones(3) @ jnp.ones(4)"), "batch("),
     (toys(DRAWN + "{'x': np.random.rand(size, 3), 'y': np.random.rand(size)}"), "draw with rng"),
     *((toys(METRICS + f"{{{name}: jnp.ones(())}}"), f"got {name}")
       for name in ("'step'", "'loss'", "'gradient_norm'", "3")),
     (toys("def init(self, rng): return {'a.b': jnp.ones(()), 'a': {'b': jnp.ones(())}}"), "'a.b'"),
-    (toys(FED + "3"), "feed("),
-    (toys(FED + "1 / 0"), "feed("),
-    (toys(FED + "Feed(lambda seed, step: 1 / 0)"), "feed("),
+    *((toys(FED + fed), "feed(") for fed in ("3", "1 / 0", "Feed(lambda seed, step: 1 / 0)")),
     (toys(FED + "Feed(lambda seed, step: {}, {'w': 3})"), "'w'"),
     (toys("train: TrainConfig = TrainConfig(batch_size=None)"), "batch_size"),
-    (toys("train: Any = 3"), "train"),
-    (toys("validation = 'loss'"), "validation"),
-    (tokens("def tokens(self, rng): return jnp.full(self.length, 5)"), "tokens must"),
-    (tokens("def tokens(self, rng): return -jnp.ones(self.length, int)"), "tokens must"),
-    (tokens("def tokens(self, rng): return jnp.ones(3, int)"), "tokens must"),
+    *((tokens(f"def tokens(self, rng): return {drawn}"), "tokens must")
+      for drawn in ("jnp.full(self.length, 5)", "-jnp.ones(self.length, int)", "jnp.ones(3, int)")),
     (tokens("def targets(self, tokens): return tokens + 4"), "targets must"),
-    (tokens("most_asked = 3"), "most_asked"),
-    (tokens("vocabulary_size: float = 5.5"), "vocabulary_size"),
-    (tokens("model: Any = None"), "model"),
-    (sequences("model: Any = None"), "model"),
-    (sequences("vocabulary = 'abc'"), "vocabulary"),
+    *((make(line), line.split()[0].rstrip(":"))
+      for make, line in (
+        (toys, "train: Any = 3"), (toys, "validation = 'loss'"), (tokens, "most_asked = 3"),
+        (tokens, "vocabulary_size: float = 5.5"), (tokens, "model: Any = None"),
+        (sequences, "model: Any = None"), (sequences, "vocabulary = 'abc'"))),
     *((sequences(f"def pair(self, rng, length, *, longest): return {pair}"), named)
       for pair, named in {
         "(jnp.full(longest, 3), length)": "int32 [8] and int32 []",

@@ -147,8 +147,7 @@ def _dot_product_attention(
     if unbatched:
         heads = heads._replace(**{name: getattr(heads, name)[None] for name in heads._fields[:3]})
     masks = list(heads.masks)
-    # [B, 1]: the second axis broadcasts to the heads.
-    if key_value_seq_lengths is not None:
+    if key_value_seq_lengths is not None:  # [B, 1]: the second axis broadcasts to the heads
         masks.append(padding_mask(key_value_seq_lengths[:, None]))
     if query_seq_lengths is not None:
         every_key = jnp.full_like(query_seq_lengths, heads.key.shape[1])
@@ -157,8 +156,7 @@ def _dot_product_attention(
     call = _grouped_call(score, heads, return_statistics=return_residual)
     results = _results_by_head(call, implementation)
     if return_residual:
-        output, statistics = results
-        results = output, statistics.logsumexp.astype(heads.key.dtype)
+        results = results[0], results[1].logsumexp.astype(heads.key.dtype)
     return jax.tree.map(lambda array: array[0], results) if unbatched else results
 
 
@@ -332,8 +330,8 @@ def _checked_heads(
     dtype = accumulator_dtype(query, key, value, *arrays).type
     score = known_score(score, params, query_dim, key_dim, dtype)
     params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
-    sizes = query.shape[-3], key.shape[-3]
-    known = functools.partial(known_positions, lengths=sizes, dtype=dtype)
+    lengths = query.shape[-3], key.shape[-3]
+    known = functools.partial(known_positions, lengths=lengths, dtype=dtype)
     known_bias = None if bias is None else known(jax.tree.map(jnp.asarray, bias))
     return score, _HeadArrays(query, key, value, params, known_bias, [*map(known, masks)])
 
