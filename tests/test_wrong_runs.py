@@ -93,7 +93,7 @@ TASKS = [
     *((tokens(f"{name} = TokenTask.{name}"), f"{name}(") for name in ("tokens", "targets")),
     # arguments and results of its methods
     (sequences("def pair(self, rng, length): return 1"), "longest"),
-    *((toys(f"def {name}(self): return 1"), f"{name} must take (") for name in ("init", "evaluate")),
+    *((toys(f"def {name}(self): return 1"), f"{name} must take") for name in ("init", "evaluate")),
     *((toys(f"def loss(self, params, batch, rng): return {loss}"), "loss(")
       for loss in ("1.0", "jnp.ones(2), {}", "jnp.ones((), int), {}")),
     (toys(DRAWN + "jnp.ones(3) @ jnp.ones(4)"), "batch("),
