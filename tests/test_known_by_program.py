@@ -21,6 +21,7 @@ from own_parts import NOW, NUMBERS, Hotter, Module, Near, Slope, X, close, produ
 
 import attention_jax as aj
 from attention_jax import attention, interop
+from attention_jax.core.digests import _text_of
 from attention_jax.core.programs import Part
 from attention_jax.scores import known_score
 
@@ -324,3 +325,14 @@ def test_a_setting_of_jax_may_change_before_the_derivative(setting):
     (got,) = pull_back(output)
     (expected,) = jax.vjp(call, jnp.asarray(X))[1](output)
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-5)
+
+
+def test_a_digest_sees_what_is_computed_alone():
+    """Not the mesh, nor what this library says of a transpose: older runs keep their digests."""
+
+    def self_attention(tokens):
+        return attention(tokens, tokens, tokens, score="additive", implementation="tiled")
+
+    program = jax.make_jaxpr(self_attention)(jax.ShapeDtypeStruct((300, 8), jnp.float32))
+    assert "linear_in=" in str(program)
+    assert "linear_in=" not in _text_of(program)

@@ -39,6 +39,8 @@ _UNSHOWN = {
 }
 # Files of JAX with rules that call functions of the user: `custom_root`, `custom_gradient`.
 _OF_CALLERS = ("solves.py", "custom_derivatives.py")
+# The mesh around a call, and what a `kept_call` says of its transpose.
+_NOT_COMPUTED = re.compile(r"\n +(ctx_mesh|linear_in)=.*")
 _HOST_CALLBACKS = ("pure_callback", "io_callback", "buffer_callback")
 CALLS_PYTHON = "+"  # how the digest of a program ends that calls functions which it does not show
 _PRINTS = ("debug_print", "debug_callback", *_HOST_CALLBACKS)
@@ -114,11 +116,11 @@ def _numbers_of(array: Any) -> bytes:
 
 
 def _text_of(program: ClosedJaxpr) -> str:
-    """The text of a program, without addresses and without the mesh around its calls of `jit`."""
+    """The text of a program, without addresses and what is not computed."""
     # The first trace of a function that fills a cache has operations without effect.
     jaxpr, _ = dce_jaxpr(program.jaxpr, [True] * len(program.jaxpr.outvars), instantiate=True)
     text = ADDRESS.sub("", str(jaxpr))
-    return re.sub(r"\n +ctx_mesh=.*", "", text) if "ctx_mesh=" in text else text
+    return re.sub(_NOT_COMPUTED, "", text) if "ctx_mesh=" in text or "linear_in=" in text else text
 
 
 def _with_inner(program: ClosedJaxpr) -> list[ClosedJaxpr | Jaxpr]:
