@@ -44,9 +44,8 @@ from attention_jax.training.task_program import (
 )
 
 # The entries of config.json that describe the functions of a run, not its settings.
-DESCRIPTIONS = (
-    "scores", "normalizers", "program", "program_numbers", "optimizer_program", "jax"
-)  # fmt: skip
+_OF_TASK = ("program", "program_numbers", "jax")
+DESCRIPTIONS = ("scores", "normalizers", "optimizer_program", *_OF_TASK)
 
 # The kinds of parts of a model in config.json, and what a name of such a part names.
 PARTS: dict[str, Callable[[Any], Any]] = {"scores": get_score, "normalizers": get_normalizer}

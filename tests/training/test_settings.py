@@ -331,14 +331,6 @@ def test_without_numbers_the_digest_stays_until_the_same_program_is_seen(tmp_pat
 
 
 @dataclasses.dataclass(frozen=True)
-class Rated(Toy):
-    """A task that is trained with the rate of its settings."""
-
-    def optimizer(self):
-        return optax.sgd(self.train.rate())
-
-
-@dataclasses.dataclass(frozen=True)
 class OwnRate(Toy):
     """A task whose optimiser can change, and may depend on the number of steps."""
 
@@ -362,77 +354,3 @@ def test_an_optimizer_is_a_part_of_the_program(tmp_path, monkeypatch):
         check_run(task(4, lambda steps: 0.25), tmp_path, resume=True)
     with pytest.raises(ValueError, match=r"steps was 4, now 8, and the program of .* depends on"):
         check_run(task(8, falling), tmp_path, resume=True)
-
-
-# --- the training's own settings ---
-
-
-@pytest.mark.parametrize("from_0", [False, True])
-@pytest.mark.parametrize(
-    ("schedule", "warmup", "accumulate"),
-    [
-        ("constant", 4, 1),
-        ("constant", 1, 1),
-        ("inverse-sqrt", 0, 1),
-        ("inverse-sqrt", 4, 1),
-        ("cosine", 4, 1),
-        ("cosine", 10, 1),
-        ("cosine", 0, 3),
-    ],
-)
-def test_rates(schedule, warmup, accumulate, from_0):
-    """Of 10 updates. Vaswani et al. 2017, section 5.3, for the inverse square root."""
-    config = TrainConfig(
-        steps=10 * accumulate, accumulate=accumulate, schedule=schedule, warmup_steps=warmup,
-        learning_rate=0.5, warmup_from_0=from_0,
-    )  # fmt: skip
-    found = jax.jit(jax.vmap(config.rate()))(np.arange(10))
-    expected = []
-    for count in range(10):
-        done = count if from_0 and schedule != "inverse-sqrt" else count + 1
-        rise = min(1.0, done / warmup) if warmup else 1.0
-        fall = 1.0
-        if schedule == "cosine" and warmup < 10:
-            fall = (1 + np.cos(np.pi * max(0, count - warmup) / (10 - warmup))) / 2
-        if schedule == "inverse-sqrt":
-            fall = min(1.0, (max(warmup, 1) / done) ** 0.5)
-        expected.append(0.5 * rise * fall)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_a_run_of_before_goes_on_as_it_began_and_a_new_one_warms_up_in_its_updates(tmp_path):
-    def warmed(**train):
-        saved = {"log_every": 2, "checkpoint_every": 2, "schedule": "constant"}
-        return toy(Rated, warmup_steps=4, **(saved | train))
-
-    with pytest.raises(ValueError, match=r"^warmup_steps must be at most .* updates, 3; got 4$"):
-        check_run(warmed(steps=6, accumulate=2), tmp_path / "long")
-    train_run(warmed(steps=6, warmup_from_0=True), tmp_path / "whole")
-    train_run(warmed(steps=2, warmup_from_0=True), tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert config["train"].pop("warmup_from_0") is True
-    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
-    for steps in (4, 6):  # config.json has the setting after the first
-        assert train_run(warmed(steps=steps), tmp_path / "run", resume=True).step == steps
-    folders = tmp_path / "run", tmp_path / "whole"
-    assert_bits_equal(*(load_states(folder)[1][6] for folder in folders))
-    new = train_run(warmed(steps=6), tmp_path / "new").params["w"]
-    assert not np.allclose(new, load_run(folders[0]).params["w"], rtol=1e-3)
-
-
-def test_one_update_for_several_batches_is_that_of_their_mean():
-    config = TrainConfig(schedule="constant", learning_rate=0.5, accumulate=2, weight_decay=0.1)
-    one = dataclasses.replace(config, accumulate=1)
-    optimizer, single = config.transformation(), one.transformation()
-    # The mean is not clipped, and has the size of epsilon: its double would be another update.
-    params, gradients = np.ones(2, np.float32), np.float32([[3e-8, -1e-8], [1e-8, 0.0]])
-
-    @jax.jit
-    def updates():
-        first, state = optimizer.update(gradients[0], optimizer.init(params), params)
-        second, _ = optimizer.update(gradients[1], state, params)
-        return first, second, single.update(gradients.mean(0), single.init(params), params)[0]
-
-    first, second, expected = updates()
-    assert np.all(np.asarray(first) == 0)
-    np.testing.assert_allclose(second, expected, rtol=1e-6)
