@@ -75,7 +75,7 @@ def pair_with_stand_ins(
         def of_block(params: Params, q_block: Any, k_block: Any, allowed: Array | None) -> Array:
             return pair_with_stand_ins(score, params, q_block, k_block, allowed, stand_ins)
 
-        logits = jax.vmap(of_block)(for_each_block(params, blocks), *sides, allowed)
+        logits = jax.vmap(of_block)(for_each_block(params, blocks), sides[0], sides[1], allowed)
         logits = jnp.moveaxis(logits, 0, side)
         padded = *logits.shape[:side], -1, *logits.shape[side + 2 :]
         return logits.reshape(padded)[: shape[0], : shape[1]]
