@@ -12,8 +12,9 @@ import pytest
 from own_parts import Hotter, Module, Near, Slope, X, close, product
 
 import attention_jax as aj
-from attention_jax import attention
+from attention_jax import BlockSizes, attention
 from attention_jax.functional.attention import _attend
+from attention_jax.scores import known_score
 
 # --- one program, many objects ---
 
@@ -113,27 +114,67 @@ def test_no_transfer_is_needed():
 # --- programs that depend on the number of tokens ---
 
 
+BRANCHES = {
+    "at least": lambda q, k: len(q) >= 6,
+    "equal": lambda q, k: q.shape[0] in (6, 8),
+    "as many": lambda q, k: q.shape == k.shape,
+    "multiple": lambda q, k: len(k) % 2 == 0,
+}
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.parametrize("implementation", ["reference", "tiled"])
-def test_a_branch_on_the_number_of_tokens_belongs_to_the_program(implementation):
+def test_a_branch_on_the_number_of_tokens_belongs_to_the_program(implementation, branch):
     now = {"score": 1.0, "mask": 6, "normalizer": 1.0}
+    takes = BRANCHES[branch]
 
     def score(q, k):
-        return (now["score"] if len(q) > 3 else 1.0) * (q @ k.T)
+        return (now["score"] if takes(q, k) else 1.0) * (q @ k.T)
 
     @aj.mask_dataclass
     class Mine(aj.Mask):
         def allowed(self, query_positions, key_positions):
-            gap = now["mask"] if len(query_positions) > 3 else 0
+            gap = now["mask"] if takes(query_positions, key_positions) else 0
             return key_positions[None] <= query_positions[:, None] + gap
 
     @dataclasses.dataclass(frozen=True)
     class Warm(aj.Softmax):
         def transform(self, params, logits, num_keys):
-            return (now["normalizer"] if len(logits) > 3 else 1.0) * logits
+            return (now["normalizer"] if takes(logits, logits.T) else 1.0) * logits
 
-    options = {"implementation": implementation, "score": score, "mask": Mine()}
+    def call(x):
+        options = {"implementation": implementation, "score": score, "mask": Mine()}
+        return attention(x, x, x, normalizer=Warm(), block_sizes=BlockSizes(6, 6), **options)
+
     i, j = np.indices((6, 6))
     for part, number in ((None, 0), ("score", 0.5), ("mask", 1), ("normalizer", 0.1), ("mask", 6)):
         now[part] = number
-        got = attention(X, X, X, normalizer=Warm(), **options)
-        close(got, now["score"] * now["normalizer"], allowed=j <= i + now["mask"])
+        expected = {
+            "temperature": now["score"] * now["normalizer"],
+            "allowed": j <= i + now["mask"],
+        }
+        close(call(X), **expected)
+        close(call(np.stack([X, X]))[1], **expected)
+
+
+@dataclasses.dataclass(frozen=True)
+class Started(aj.Score):
+    """Its `pair` does not depend on the number with which its parameter begins."""
+
+    start: object
+
+    def init(self, rng, query_dim, key_dim):
+        return {"t": jnp.full((), self.start)}
+
+    def pair(self, params, q, k):
+        jax.debug.print("unseen" if q is None else "{}", params["t"])
+        return params["t"] * (q @ k.T)
+
+
+@pytest.mark.parametrize("start", [float, jnp.float32])  # an array cannot be hashed
+def test_scores_of_one_program_keep_their_own_init(start):
+    scores = [known_score(Started(start(number)), None, 8, 8) for number in (1, 2)]
+    starts = [float(score.init(jax.random.key(0), 8, 8)["t"]) for score in scores]
+    assert starts == [1, 2]
+    params = {"t": jnp.float32(2)}
+    close(attention(X, X, X, score=Started(start(1)), params=params), 2.0)

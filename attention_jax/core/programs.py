@@ -16,12 +16,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import itertools
 import os
 import sysconfig
 import traceback
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,8 @@ _INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "pur
 # How the names of files begin that are installed, which no user writes.
 _INSTALLED_FILES = ("<frozen ", LIBRARY_FOLDER, *(os.path.join(path, "") for path in _INSTALLED))
 _SEEN: set[tuple[str, str]] = set()  # what has been checked on numbers
-# Of a program that may depend on the number of its tokens: the sizes with which it was called.
-_TILES: dict[tuple[str, str], set[Size] | None] = {}
+_PROGRAMS: dict[tuple[str, str], Program] = {}  # by the name and digest of a part
+_VERSIONS = itertools.count()
 _KNOWN: weakref.WeakValueDictionary[Any, Known] = weakref.WeakValueDictionary()
 # Methods that are called with the tokens, features or logits of a tile.
 _ON_TILES = ("project_query", "project_key", "pair", "pair_vjp", "transform", "weight", "inverse")
@@ -123,40 +124,33 @@ class Part:
                 result = f"; got a list of {shapes_in_words(*got)}"
             raise ValueError(f"{self.name}: {contract}{result}")
 
-    def traced(
-        self, trace: Callable[[Any], str], size: Size, check: Callable[[str], None]
-    ) -> tuple[tuple[str, ...], tuple[Size, ...]]:
-        """Traces a program on one tile, and on those on which it may be another one.
+    def program(
+        self, trace: Callable[[Size], str], small: Size, lengths: Any, check: Callable[[str], None]
+    ) -> Program:
+        """The program of the part on the tokens of a call, and on the tiles that it got before.
 
-        A program may branch on the number of its tokens. If it can be traced for symbolic numbers,
-        it does not. Otherwise it is traced on each tile on which it was called before, too.
+        A part may branch on the number of its tokens. So it is traced for those of the call, and
+        again on each tile with which it was called in it.
 
         Args:
-            trace: gives the digest of the program for a number of queries and of keys.
-            size: such numbers, for the first tile.
-            check: takes the first digest; raises ValueError if the part breaks its contract.
-
-        Returns:
-            the digests, and the sizes of their tiles.
+            trace: gives the digest of the part's program for a number of queries and of keys.
+            small: such numbers, unequal, on which a part that was not seen before is traced first.
+            lengths: T and S of the call; None, or symbolic ones, for `small`.
+            check: takes the digest for `small`; raises ValueError if the part breaks its contract.
         """
-        digest = trace(size)
-        check(digest)
-        name = self.name, digest
-        if name not in _TILES:
-            _TILES[name] = None
-            try:
-                trace(jax.export.symbolic_shape("queries, keys"))
-            except Exception:
-                _TILES[name] = set()
-        others = tuple(sorted(_TILES[name] or ()))
-        return (digest, *map(trace, others)), (size, *others)
-
-    def tiles(self, digest: str) -> set[Size] | None:
-        """Where the sizes of the tiles are kept with which the program of a digest is called.
-
-        None if they do not matter.
-        """
-        return _TILES[self.name, digest]
+        known = lengths is not None and all(isinstance(n, int) and n > 0 for n in lengths)
+        size = tuple(lengths) if known else small
+        try:
+            digest = trace(size)
+        except ValueError:
+            trace(small)  # whose message has no two equal sizes
+            raise
+        program = _PROGRAMS.get((self.name, digest))
+        if program is None:
+            check(digest if size == small else trace(small))
+        if program is None or any(trace(tile) != then for tile, then in program.tiles.items()):
+            program = _PROGRAMS[self.name, digest] = Program(size, digest, next(_VERSIONS), {})
+        return program
 
     def check_once(self, digest: str, check: Callable[[], None]) -> None:
         """Calls `check` unless a part with this name and program has passed it before."""
@@ -168,10 +162,12 @@ class Part:
         self,
         program: Callable[..., Any],
         arguments: Callable[[Any, Any], Any],
-        size: Size,
+        sizes: tuple[Size, Any],
         check: Callable[[], None],
         init: Callable[[jax.Array], Any],
         sampled: Any,
+        *,
+        alone: bool,
         **about: Any,
     ) -> Any:
         """The `Known` of this part, after `check` where its program was not seen before.
@@ -179,22 +175,22 @@ class Part:
         Args:
             program: takes pytrees of arrays, returns one, and calls all methods but `init`.
             arguments: makes the shapes of its arguments for a number of queries and of keys.
-            size: such numbers, for the first tile.
+            sizes: `small` and `lengths`, see `program`.
             check: raises ValueError if the part breaks its contract.
             init: makes params of a PRNG key.
             sampled: the shapes of `sample_numbers`.
+            alone: whether no other part is equal, because its `init` is a user's.
             about: `tile_of` and `facts` of the `Known`.
         """
 
         def trace(size: Any) -> str:
             return self.trace(program, *arguments(*size))
 
-        digests, sizes = self.traced(trace, size, lambda digest: self.check_once(digest, check))
         known = Known(
             self.part,
-            digests,
-            lambda: tuple(map(trace, sizes)),
-            tiles=self.tiles(digests[0]),
+            self.program(trace, *sizes, lambda digest: self.check_once(digest, check)),
+            trace,
+            alone=alone,
             trace_init=lambda: self.trace(init, jax.eval_shape(lambda: jax.random.key(0))),
             sample=lambda: self.call("its derivative", sample_numbers, self.part, init, *sampled),
             **about,
@@ -204,19 +200,30 @@ class Part:
         return held
 
     def trace(self, program: Callable[..., Any], *arguments: Any) -> str:
-        """Traces a function on shapes; nothing is computed and nothing is compiled.
+        """The digest of a function that calls the user's code, see `program_digest`.
 
-        Returns the digest of the program, see `digests.py`.
-
-        Args:
-            program: takes pytrees of arrays, returns one, and calls the user's code.
-            arguments: pytrees of `jax.ShapeDtypeStruct`.
-
-        Raises:
-            ValueError: the program uses a traced array of its enclosing scope, or a Python function
-                whose result it reads.
+        Nothing is computed and nothing is compiled.
         """
         return program_digest(program, arguments, self.name, self.remedy)
+
+
+class Program(NamedTuple):
+    """The digest of a part's program on tokens of a size, and on the tiles that it was called with.
+
+    Programs that differ on a tile have other versions.
+    """
+
+    size: Size
+    digest: str
+    version: int
+    tiles: dict[Size, str]
+
+    def check(self, name: str, trace: Callable[[Size], str], tile: Size | None = None) -> None:
+        """Raises ValueError unless the part has this program still, also on a tile."""
+        check_unchanged(name, self.digest, trace(self.size))
+        if tile is not None and tile != self.size:
+            now = trace(tile)
+            check_unchanged(name, self.tiles.setdefault(tile, now), now)
 
 
 class Known:
@@ -227,11 +234,11 @@ class Known:
 
     Args:
         part: the part.
-        digests: of the part's program, on one tile or on several.
-        trace: gives the digests of the part's program as it is now.
-        tiles: where the sizes of further tiles are kept; None if they do not matter.
+        program: the part's.
+        trace: gives the digest of the part's program as it is now, for a size.
         tile_of: the size of the tile that a method's arguments make, such as (5, 7).
         facts: what the library reads of the part beside its program, hashable.
+        alone: whether another object with this program is another part.
         trace_init: gives the digest of the part's `init`, on which no call depends, but a run does.
         sample: gives numbers by which a changed program is compared; see `sample_numbers`.
     """
@@ -239,35 +246,35 @@ class Known:
     def __init__(
         self,
         part: Any,
-        digests: tuple[str, ...],
-        trace: Callable[[], tuple[str, ...]],
-        tiles: set[Size] | None = None,
+        program: Program,
+        trace: Callable[[Size], str],
+        *,
         tile_of: Any = None,
         facts: Any = (),
+        alone: bool = False,
         trace_init: Callable[[], str] = str,
         sample: Callable[[], Numbers] = list,
     ):
-        self.part, self._trace, self.trace_init, self.sample = part, trace, trace_init, sample
-        self.digest, self._digests = digests[0], digests
-        self._tiles, self._tile_of = tiles, tile_of
-        self.key: tuple[Any, ...] = digests, _kinds(part), facts
-        if self.digest.endswith(CALLS_PYTHON):  # which function it calls is not in the program
-            self.key += (part if part.__hash__ else id(part),)
+        self.part, self._program, self._trace = part, program, trace
+        self.digest, self._tile_of = program.digest, tile_of
+        self.trace_init, self.sample = trace_init, sample
+        self.key: tuple[Any, ...] = program.digest, program.version, _kinds(part), facts
+        # Which function of Python a program calls is not in its digest.
+        if alone or program.digest.endswith(CALLS_PYTHON):
+            self.key += (_itself(part),)
 
     def __getattr__(self, name: str) -> Any:
         if "part" not in vars(self):  # while it is copied
             raise AttributeError(name)
         value = getattr(self.part, name)
         if callable(value) and name not in ("init", "param_shapes"):  # not in the program
-            check_unchanged(repr(self.part), self._digests, self._trace())
             if name in _ON_TILES:
                 return functools.partial(self._on_tile, value)
+            self._program.check(repr(self.part), self._trace)
         return self if value is self.part else value
 
     def _on_tile(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        """The method's result; the size of the tile is kept."""
-        if self._tiles is not None:
-            self._tiles.add(self._tile_of(*arguments))
+        self._program.check(repr(self.part), self._trace, self._tile_of(*arguments))
         return method(*arguments)
 
     # `isinstance` and `dataclasses.fields` read `__class__`, so that a `Known` score is a `Score`.
@@ -287,6 +294,15 @@ class Known:
 
     def __eq__(self, other: object) -> bool:
         return type(other) is Known and self.key == other.key
+
+
+def _itself(part: Any) -> Any:
+    """What is equal for equal parts; for parts that cannot be compared, for one object alone."""
+    try:
+        hash(part)
+    except TypeError:  # a field holds an array
+        return id(part)
+    return part
 
 
 def _kinds(part: Any) -> Any:
@@ -318,6 +334,11 @@ def is_of_library(part: Any) -> bool:
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
     values = (getattr(part, field.name) for field in fields)
     return all(is_of_library(value) for value in values if callable(value))
+
+
+def is_users(part: Any, method: str) -> bool:
+    """Whether a user wrote a method of a part."""
+    return not is_of_this_package(next(c for c in type(part).__mro__ if method in vars(c)))
 
 
 def is_of_this_package(cls: type) -> bool:

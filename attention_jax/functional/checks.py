@@ -121,8 +121,9 @@ def checked_call(
     check_equal_dims(score, query, key)
     floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
     dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
-    score = known_score(score, params, query_dim, key_dim, dtype)
-    normalizer = known_normalizer(normalizer, dtype)
+    lengths = target_length, source_length
+    score = known_score(score, params, query_dim, key_dim, dtype, lengths)
+    normalizer = known_normalizer(normalizer, dtype, lengths)
     params = checked_params(score, params, query_dim, key_dim, batch)
     normalizer_params = _checked_tree(
         "normalizer_params",
@@ -144,7 +145,7 @@ def checked_call(
         if function is not None:
             function.check(batch, target_length, source_length)
             function = jax.tree.map(_with_unknown_rows, function, is_leaf=_is_mask_of_user)
-            positions[name] = known_positions(function, (target_length, source_length), dtype)
+            positions[name] = known_positions(function, lengths, dtype)
     for unknown in () if mask is None else positions["mask"].unknown_rows():
         # A NaN query makes its row NaN, unless another mask hides all of it.
         nan = jnp.where(unknown, jnp.nan, 0).astype(query.dtype)

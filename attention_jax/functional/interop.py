@@ -328,9 +328,9 @@ def _checked_heads(
     check_equal_dims(score, query, key)
     arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
     dtype = accumulator_dtype(query, key, value, *arrays).type
-    score = known_score(score, params, query_dim, key_dim, dtype)
-    params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
     lengths = query.shape[-3], key.shape[-3]
+    score = known_score(score, params, query_dim, key_dim, dtype, lengths)
+    params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
     known = functools.partial(known_positions, lengths=lengths, dtype=dtype)
     known_bias = None if bias is None else known(jax.tree.map(jnp.asarray, bias))
     return score, _HeadArrays(query, key, value, params, known_bias, [*map(known, masks)])

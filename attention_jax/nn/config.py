@@ -13,7 +13,7 @@ from attention_jax.core.checks import (
     checked_fraction,
 )
 from attention_jax.core.names import check_description, describe
-from attention_jax.core.programs import Known, identity, is_of_library
+from attention_jax.core.programs import Known, Program, identity, is_of_library
 from attention_jax.nn.feed_forward import Activation
 from attention_jax.nn.local import Alignment
 from attention_jax.nn.positions import ANY_LENGTH, Anchor
@@ -356,8 +356,8 @@ class ModelConfig:
         parts = [part for parts in self.parts().values() for part in parts.values()]
         if not self.defaults_of_users_parts() and all(map(is_of_library, parts)):
             return settings
-        digests = tuple(map(identity, parts))
-        return Known(settings, digests, lambda: digests, facts=settings)
+        digest = " ".join(map(identity, parts))
+        return Known(settings, Program((0, 0), digest, 0, {}), lambda _: digest, facts=settings)
 
     @property
     def label(self) -> str:

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.programs import Known, Part, is_array, is_of_library, is_wide
+from attention_jax.core.programs import (
+    Known,
+    Part,
+    is_array,
+    is_of_library,
+    is_users,
+    is_wide,
+)
 from attention_jax.core.samples import close, on_numbers
 from attention_jax.normalizers.contract import (
     Normalizer,
@@ -25,7 +32,9 @@ _FACTS = ("sums_to_one", "convex", "steep", "uses_num_keys", "is_softmax")
 _NUM_KEYS = "set uses_num_keys = True if it reads num_keys, which is None otherwise"
 
 
-def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normalizer:
+def known_normalizer(
+    normalizer: Normalizer, dtype: Any = jnp.float32, lengths: tuple[Any, Any] | None = None
+) -> Normalizer:
     """The normaliser, known by its program; one of this library is returned unchanged.
 
     A program that was not seen before is run on a few rows: the weights must rise from 0 at -inf,
@@ -34,6 +43,7 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     Args:
         normalizer: from `get_normalizer`.
         dtype: float32 or float64, in which it computes.
+        lengths: T and S of the call; None outside of one.
 
     Raises:
         ValueError: a method fails or breaks the contract of `Normalizer`; one line names it.
@@ -76,10 +86,11 @@ def known_normalizer(normalizer: Normalizer, dtype: Any = jnp.float32) -> Normal
     return part.known(
         program,
         arguments,
-        (3, 5),
+        ((3, 5), lengths),
         lambda: _check_weights(part, normalizer, dtype),
         normalizer.init,
         ((3, 4),),
+        alone=is_users(normalizer, "init") or is_users(family, "init"),
         tile_of=lambda _, logits, *others: (len(logits), logits.shape[-1]),
         facts=tuple(getattr(each, name) for each in (normalizer, family) for name in _FACTS),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,8 +11,7 @@ import numpy as np
 
 from attention_jax.core.programs import (
     Part,
-    Size,
-    check_unchanged,
+    Program,
     is_array,
     is_of_this_package,
     is_wide,
@@ -33,24 +33,20 @@ _TRACED_SIZES = (3, 5)  # the queries and keys of the traced tile
 
 @position_dataclass
 class _KnownPart(PositionFunction):
-    """A user's mask or bias with the digests of its program, static options: new ones recompile.
+    """A user's mask or bias with its program, a static option: a new one recompiles.
 
     Its methods raise ValueError unless the program is still that of the call.
     """
 
-    digests: tuple[str, ...]
-    sizes: tuple[Size, ...]  # of the tiles on which it was traced
+    program: Program
     part: Any = part_field()
 
     def on_tile(self, *positions: Array) -> Any:
         """The part, for a tile of these positions."""
         part = self.part
-        now = tuple(_digest(part, size) for size in self.sizes)
-        check_unchanged(f"{part.kind} {type(part).__name__}", self.digests, now)
-        tiles = _named_part(part).tiles(self.digests[0])
-        if tiles is not None:
-            queries, keys = map(len, positions)
-            tiles.add((queries, keys))
+        queries, keys = (each.shape[0] for each in positions)
+        trace = functools.partial(_digest, part)
+        self.program.check(f"{part.kind} {type(part).__name__}", trace, (queries, keys))
         return part
 
     def at(self, query_positions: Array, key_positions: Array) -> Array:
@@ -108,8 +104,9 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
                 seen = f"{digest} {lengths}"  # a longer call has tiles that a shorter one has not
                 part.check_once(seen, lambda: _check_status(part, function, lengths))
 
-        traced = part.traced(lambda size: _digest(function, size, dtype), _TRACED_SIZES, check)
-        return (KnownMask if isinstance(function, Mask) else KnownBias)(*traced, function)
+        trace = functools.partial(_digest, function, dtype=dtype)
+        program = part.program(trace, _TRACED_SIZES, lengths, check)
+        return (KnownMask if isinstance(function, Mask) else KnownBias)(program, function)
 
     def is_whole(part: Any) -> bool:
         return is_users(part) or isinstance(part, _KnownPart)

@@ -13,7 +13,7 @@ from attention_jax.core.programs import (
     Part,
     is_array,
     is_of_library,
-    is_of_this_package,
+    is_users,
     is_wide,
 )
 from attention_jax.core.samples import close, on_numbers
@@ -29,7 +29,12 @@ _CONTRACT = "pair must give logits [t, s] of q_features [t, ...] and k_features 
 
 
 def known_score(
-    score: Score, params: Params | None, query_dim: int, key_dim: int, dtype: Any = jnp.float32
+    score: Score,
+    params: Params | None,
+    query_dim: int,
+    key_dim: int,
+    dtype: Any = jnp.float32,
+    lengths: tuple[Any, Any] | None = None,
 ) -> Score:
     """The score, traced for tokens of these sizes; one of this library is returned unchanged.
 
@@ -44,6 +49,7 @@ def known_score(
         query_dim: Dq.
         key_dim: Dk.
         dtype: float32 or float64, in which the score computes.
+        lengths: T and S of the call; None outside of one.
 
     Raises:
         ValueError: a method fails or breaks the contract of `Score`; one line names it.
@@ -52,7 +58,7 @@ def known_score(
         return score
     part = Part("score", score, _REMEDY)
     part.check_signatures(score)
-    arguments = (params, query_dim, key_dim, dtype)
+    arguments = (params, query_dim, key_dim, dtype, lengths)
     try:
         return _traced_score(part, score, *arguments)
     except Exception:
@@ -62,7 +68,7 @@ def known_score(
 
 
 def _traced_score(
-    part: Part, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any
+    part: Part, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any, lengths: Any
 ) -> Score:
     # Transposed features and logits have other shapes.
     target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
@@ -117,10 +123,11 @@ def _traced_score(
     return part.known(
         program,
         arguments,
-        (target, source),
+        ((target, source), lengths),
         lambda: _check_pairs(part, score, *arguments(7, 5)),
         init,
         ((3, query_dim), (4, key_dim)),
+        alone=_is_users(score, "init"),
         tile_of=tile_of,
         facts=tuple(getattr(score, name) for name in _FACTS),
     )
@@ -129,8 +136,7 @@ def _traced_score(
 def _is_users(score: Score, method: str) -> bool:
     """Whether a user wrote a method of a score, or of the score inside of it."""
     inside = isinstance(score, WrappedScore) and _is_users(score.score, method)
-    owner = next(cls for cls in type(score).__mro__ if method in vars(cls))
-    return inside or not is_of_this_package(owner)
+    return inside or is_users(score, method)
 
 
 def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) -> None:
