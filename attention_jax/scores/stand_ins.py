@@ -72,10 +72,10 @@ def pair_with_stand_ins(
             allowed = cut_in_blocks(allowed, blocks, axis=side)
         shape = [jax.tree.leaves(each)[0].shape[0] for each in (q_features, k_features)]
 
-        def of_block(params: Params, q_block: Any, k_block: Any, allowed: Array | None) -> Array:
+        def of_block(q_block: Any, k_block: Any, allowed: Array | None) -> Array:
             return pair_with_stand_ins(score, params, q_block, k_block, allowed, stand_ins)
 
-        logits = jax.vmap(of_block)(for_each_block(params, blocks), sides[0], sides[1], allowed)
+        logits = jax.vmap(of_block)(sides[0], sides[1], allowed)
         logits = jnp.moveaxis(logits, 0, side)
         padded = *logits.shape[:side], -1, *logits.shape[side + 2 :]
         return logits.reshape(padded)[: shape[0], : shape[1]]
