@@ -45,7 +45,6 @@ def einsum(formula: str, left: Array, right: Array) -> Array:
 
 _FEW_ROWS = 8
 _LARGEST_BLOCK = 192  # tokens
-_LONGEST_UNPADDED = 2**13  # tokens, where no size of blocks divides them
 
 
 def current_backend() -> str:
@@ -66,36 +65,33 @@ def current_backend() -> str:
     return "gpu" if platform in ("cuda", "rocm") else platform
 
 
-def blocks_of(rows: int, tokens: int, few: int = 1) -> tuple[int, int] | None:
-    """(count, size) of the blocks in which a product of at most `few` rows sums over tokens.
+def is_one_row(rows: int, tokens: int) -> bool:
+    """Whether a product sums over many tokens for one row, on a CPU.
 
-    XLA:CPU computes a product of one row as one running sum for each column. It is wrong by 1e-2 of
-    its value for 2^20 equal terms; that of a few rows by 2e-5. Sums of near 128 terms each, and
-    the sum of these, are right to 2e-6 and as fast. The size divides the tokens if it can. Else
-    padding copies them, which takes as long as the product; short sequences are not worth it.
+    XLA:CPU computes it as one running sum for each column, which is wrong by 1e-2 of its value for
+    2^20 equal terms. A product of two equal rows is wrong by 2e-5, and takes as long.
+    """
+    are_known = isinstance(rows, int) and isinstance(tokens, int)
+    return are_known and rows == 1 and tokens > _LARGEST_BLOCK and current_backend() == "cpu"
+
+
+def blocks_of(rows: int, tokens: int) -> tuple[int, int] | None:
+    """(count, size) of the blocks in which a product of one row sums over tokens.
+
+    Sums of near 128 terms each, and the sum of these, are right to 2e-6.
 
     Returns:
-        None where a single product is right: with more rows, few tokens or lengths that are
-        unknown, and on other backends.
+        None for other products, and where no size divides the tokens: padding would copy them.
     """
-    if not (isinstance(rows, int) and isinstance(tokens, int)) or current_backend() != "cpu":
-        return None
-    if rows > few or tokens <= _LARGEST_BLOCK:
-        return None
-    sizes = [size for size in range(32, _LARGEST_BLOCK + 1) if tokens % size == 0]
-    if not sizes and tokens <= _LONGEST_UNPADDED:
-        return None
-    size = min(sizes, key=lambda size: abs(size - 128), default=128)
-    return -(-tokens // size), size
+    sizes = range(32, _LARGEST_BLOCK + 1) if is_one_row(rows, tokens) else ()
+    size = min((n for n in sizes if tokens % n == 0), key=lambda n: abs(n - 128), default=None)
+    return None if size is None else (tokens // size, size)
 
 
 def cut_in_blocks(tokens: Any, blocks: tuple[int, int], axis: int = 0) -> Any:
-    """[..., length, ...] -> [count, ..., size, ...]; the last token is repeated at the end."""
+    """[..., length, ...] -> [count, ..., size, ...]."""
 
     def cut(leaf: Array) -> Array:
-        missing = [(0, 0)] * leaf.ndim
-        missing[axis] = 0, blocks[0] * blocks[1] - leaf.shape[axis]
-        leaf = jnp.pad(leaf, missing, mode="edge") if missing[axis][1] else leaf
         shape = *leaf.shape[:axis], *blocks, *leaf.shape[axis + 1 :]
         return jnp.moveaxis(leaf.reshape(shape), axis, 0)
 
@@ -120,19 +116,34 @@ def weighted_sum(weights: Array, values: Array) -> Array:
     Array([[0.5]], dtype=float32)
     """
     t, s = weights.shape
-    if blocks := blocks_of(t, s, _FEW_ROWS):
-        missing = blocks[0] * blocks[1] - s
-        weights = jnp.pad(weights, ((0, 0), (0, missing))) if missing else weights
-        factors = cut_in_blocks(weights, blocks, axis=1), cut_in_blocks(values, blocks)
-        return jnp.sum(einsum("bts,bsd->btd", *factors), axis=0)
+    if 1 < t <= _FEW_ROWS and (blocks := blocks_of(1, s)):
+        return _few_sums_of_blocks(blocks, weights, values)
+    if blocks := blocks_of(t, s):
+        return _sums_of_blocks(blocks, weights, values)
+    if is_one_row(t, s):  # no size divides s: blocks of most of it, and the rest
+        most = s - s % 128
+        first = weighted_sum(weights[:, :most], values[:most])
+        return first + einsum("ts,sd->td", weights[:, most:], values[most:])
     if blocks := blocks_of(s, t):  # for the gradient of the values
         factors = cut_in_blocks(weights, blocks), for_each_block(values, blocks)
-        products = einsum("bts,bsd->btd", *factors)
-        return products.reshape(-1, products.shape[-1])[:t]
-    # No size divides s. The kernel for several rows sums in larger blocks, right to 1e-5.
-    if t == 1 and s > _LARGEST_BLOCK and current_backend() == "cpu":
-        return einsum("ts,sd->td", jnp.concatenate([weights, weights]), values)[:1]
+        return einsum("bts,bsd->btd", *factors).reshape(t, values.shape[1])
     return einsum("ts,sd->td", weights, values)
+
+
+def _sums_of_blocks(blocks: tuple[int, int], weights: Array, values: Array) -> Array:
+    factors = cut_in_blocks(weights, blocks, axis=1), cut_in_blocks(values, blocks)
+    return jnp.sum(einsum("bts,bsd->btd", *factors), axis=0)
+
+
+_few_sums_of_blocks = jax.custom_jvp(_sums_of_blocks, nondiff_argnums=(0,))
+
+
+@_few_sums_of_blocks.defjvp
+def _few_sums_of_blocks_jvp(blocks: Any, primals: Any, tangents: Any) -> Any:
+    """Derivatives of several rows need no blocks: their products are right to 2e-5, and faster."""
+    (weights, values), (dweights, dvalues) = primals, tangents
+    dsums = einsum("ts,sd->td", dweights, values) + einsum("ts,sd->td", weights, dvalues)
+    return _few_sums_of_blocks(blocks, *primals), dsums
 
 
 # --- products in other forms ---

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from attention_jax.core.products import blocks_of, cut_in_blocks, for_each_block
+from attention_jax.core.products import blocks_of, cut_in_blocks, for_each_block, is_one_row
 from attention_jax.scores.contract import Params, Score
 
 Array = jax.Array
@@ -64,21 +64,34 @@ def pair_with_stand_ins(
         stand_ins: the features of one query and one key, [Fq] and [Fk], that take the place of
             those of a hidden pair; None if all slopes are finite, in which case this is `pair`.
     """
-    side, blocks = _blocks(score, q_features, k_features)
-    if blocks is not None:
-        sides: list[Any] = [for_each_block(each, blocks) for each in (q_features, k_features)]
-        sides[side] = cut_in_blocks((q_features, k_features)[side], blocks)
+
+    def of_tile(q_features: Any, k_features: Any, allowed: Array | None) -> Array:
+        return _pair(score, params, q_features, k_features, allowed, stand_ins)
+
+    features = {0: q_features, 1: k_features}
+    t, s = (jax.tree.leaves(each)[0].shape[0] for each in features.values())
+    one = _one_token(score, t, s)
+    if one is not None:
+        # So are the sums of the derivative over the tokens of the other side, whatever `pair` is.
+        blocks = blocks_of(1, (s, t)[one])
+        if blocks is None:
+            features[one] = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), features[one])
+            if allowed is not None:
+                allowed = jnp.concatenate([allowed, allowed], one)
+            return of_tile(features[0], features[1], allowed)[:t, :s]
+        features[one] = for_each_block(features[one], blocks)
+        features[1 - one] = cut_in_blocks(features[1 - one], blocks)
         if allowed is not None:
-            allowed = cut_in_blocks(allowed, blocks, axis=side)
-        shape = [jax.tree.leaves(each)[0].shape[0] for each in (q_features, k_features)]
+            allowed = cut_in_blocks(allowed, blocks, axis=1 - one)
+        logits = jax.vmap(of_tile)(features[0], features[1], allowed)
+        return jnp.moveaxis(logits, 0, 1 - one).reshape(t, s)
+    return of_tile(features[0], features[1], allowed)
 
-        def of_block(q_block: Any, k_block: Any, allowed: Array | None) -> Array:
-            return pair_with_stand_ins(score, params, q_block, k_block, allowed, stand_ins)
 
-        logits = jax.vmap(of_block)(sides[0], sides[1], allowed)
-        logits = jnp.moveaxis(logits, 0, side)
-        padded = *logits.shape[:side], -1, *logits.shape[side + 2 :]
-        return logits.reshape(padded)[: shape[0], : shape[1]]
+def _pair(
+    score: Score, params: Params, q_features: Any, k_features: Any, allowed: Any, stand_ins: Any
+) -> Array:
+    """`pair_with_stand_ins`, whose derivative is a single product."""
     if allowed is None or stand_ins is None:
         return score.pair(params, q_features, k_features)
 
@@ -109,8 +122,8 @@ def pair_vjp_with_stand_ins(
         (dparams, dq_features, dk_features); zeros for integer features.
     """
     primals = (params, q_features, k_features)
-    in_blocks = _blocks(score, q_features, k_features)[1] is not None
-    if not in_blocks and (allowed is None or stand_ins is None):
+    t, s = dlogits.shape
+    if _one_token(score, t, s) is None and (allowed is None or stand_ins is None):
         cotangents = score.pair_vjp(*primals, dlogits)
     else:
         pair = functools.partial(pair_with_stand_ins, score, allowed=allowed, stand_ins=stand_ins)
@@ -125,17 +138,15 @@ def pair_vjp_with_stand_ins(
     )
 
 
-def _blocks(score: Score, q_features: Any, k_features: Any) -> tuple[int, Any]:
-    """Which side's tokens are cut, 0 for queries, and the blocks of `core/products.py` or None.
+def _one_token(score: Score, queries: int, keys: int) -> int | None:
+    """The side with one token, 0 for queries, if the other has many; see `is_one_row`.
 
-    The derivative of `pair` sums over the tokens of the other side. Blocks of their own keep these
-    sums exact, whatever `pair` is. (The sums of elementwise scores are no products.)
+    None if there is none, or the score is elementwise, whose sums are no products.
     """
-    t, s = (jax.tree.leaves(each)[0].shape[0] for each in (q_features, k_features))
     if score.tile_cost == "elementwise":
-        return 0, None
-    by_key = blocks_of(t, s)
-    return (1, by_key) if by_key else (0, blocks_of(s, t))
+        return None
+    sizes = (queries, keys), (keys, queries)
+    return next((side for side, rows in enumerate(sizes) if is_one_row(*rows)), None)
 
 
 def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) -> bool:
