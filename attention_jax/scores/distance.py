@@ -102,3 +102,37 @@ def _two_parts(x: Array) -> tuple[Array, Array]:
 def _bfloat16(x: Array) -> Array:
     """x rounded to bfloat16. XLA would remove a pair of conversions by `astype`."""
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+
+
+def hyperbolic_excess(queries: Array, keys: Array, differences: Array) -> Array:
+    """h(q) h(k) - q . k - 1 >= 0 with h(x) = sqrt(1 + |x|^2), see `Hyperbolic`: [t, s]
+
+    Args:
+        queries: [t, F].
+        keys: [s, F].
+        differences: q - k, [t, s, F].
+    """
+    squares = jnp.square(differences).sum(-1)
+    products = (queries[:, None, :] * keys[None, :, :]).sum(-1)
+    q_square, k_square = jnp.square(queries).sum(-1)[:, None], jnp.square(keys).sum(-1)[None, :]
+    # G = |x|^2 |r|^2 with the longer token x, and r the part across x of the other token or, if it
+    # is shorter, of the difference. Where x is short, G is |x|^2 |y|^2 - (x . y)^2.
+    is_query, tokens = q_square >= k_square, (queries[:, None, :], keys[None, :, :])
+    square, other_square = jnp.where(is_query, q_square, k_square), jnp.minimum(q_square, k_square)
+    longer = jnp.where(is_query[:, :, None], *tokens)
+    other = jnp.where(is_query[:, :, None], *tokens[::-1])
+    is_near = jax.lax.stop_gradient(squares < other_square)
+    other = jnp.where(is_near[:, :, None], differences, other)
+    along = (longer * other).sum(-1)
+    is_long = square > 1
+    shares = along / jnp.where(is_long, square, 1)
+    rest = other - shares[:, :, None] * longer
+    # Once more: what the first step leaves along x is rounding, of which the gradient is not.
+    left = (longer * rest).sum(-1) / jnp.where(is_long, square, 1)
+    across = jnp.square(rest - left[:, :, None] * longer).sum(-1)
+    heights = jnp.sqrt(1 + q_square) * jnp.sqrt(1 + k_square)
+    opposite = products < -1  # then the formula of the first line loses nothing
+    divisor = 1 + heights + jnp.where(opposite, 0, products)
+    short = jnp.where(is_long, 0, square) * jnp.square(other).sum(-1) - along * shares
+    gram = jnp.where(is_long, square / divisor * across, short / divisor)  # G may overflow
+    return jnp.where(opposite, heights - products - 1, squares / divisor + gram)

@@ -18,7 +18,7 @@ from attention_jax.core.products import einsum, matmul
 from attention_jax.scores.additive import Additive
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.cosine import direction
-from attention_jax.scores.distance import NegativeSquaredDistance
+from attention_jax.scores.distance import NegativeSquaredDistance, hyperbolic_excess
 from attention_jax.scores.dot import Dot, ScaledDot
 from attention_jax.scores.wrapped import LogitMap
 
@@ -225,6 +225,8 @@ class Hyperbolic(Score):
     computed from differences and without cancellation, so that near tokens and tokens far from 0
     keep their digits. 1e-12 is added, which keeps derivatives finite where q = k.
 
+    Params: {"log_beta": []} with beta = exp(log_beta), initially 1.
+
     Source: Gulcehre et al. 2018, "Hyperbolic Attention Networks", arXiv 1805.09786, for data with
     hierarchies. They average the values in hyperbolic space too.
 
@@ -240,38 +242,10 @@ class Hyperbolic(Score):
         return {"log_beta": jnp.zeros(())}
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        excess = _hyperbolic_excess(q_features, k_features) + 1e-12
+        differences = _feature_differences(q_features, k_features)
+        excess = hyperbolic_excess(q_features, k_features, differences) + 1e-12
         distances = jnp.log1p(excess + jnp.sqrt(excess * (excess + 2)))  # arcosh(1 + excess)
         return -jnp.exp(params["log_beta"]).astype(distances.dtype) * distances
-
-
-def _hyperbolic_excess(queries: Array, keys: Array) -> Array:
-    """h(q) h(k) - q . k - 1, which is at least 0: [t, F] and [s, F] -> [t, s]"""
-    differences = _feature_differences(queries, keys)
-    squares = jnp.square(differences).sum(-1)
-    products = (queries[:, None, :] * keys[None, :, :]).sum(-1)
-    q_square, k_square = jnp.square(queries).sum(-1)[:, None], jnp.square(keys).sum(-1)[None, :]
-    # G = |x|^2 |r|^2 with the longer token x, and r the part across x of the other token or, if it
-    # is shorter, of the difference. Where x is short, G is |x|^2 |y|^2 - (x . y)^2.
-    is_query, tokens = q_square >= k_square, (queries[:, None, :], keys[None, :, :])
-    square, other_square = jnp.where(is_query, q_square, k_square), jnp.minimum(q_square, k_square)
-    longer = jnp.where(is_query[:, :, None], *tokens)
-    other = jnp.where(is_query[:, :, None], *tokens[::-1])
-    is_near = jax.lax.stop_gradient(squares < other_square)
-    other = jnp.where(is_near[:, :, None], differences, other)
-    along = (longer * other).sum(-1)
-    is_long = square > 1
-    shares = along / jnp.where(is_long, square, 1)
-    rest = other - shares[:, :, None] * longer
-    # Once more: what the first step leaves along x is rounding, of which the gradient is not.
-    left = (longer * rest).sum(-1) / jnp.where(is_long, square, 1)
-    across = jnp.square(rest - left[:, :, None] * longer).sum(-1)
-    heights = jnp.sqrt(1 + q_square) * jnp.sqrt(1 + k_square)
-    opposite = products < -1  # then the formula of the first line loses nothing
-    divisor = 1 + heights + jnp.where(opposite, 0, products)
-    short = jnp.where(is_long, 0, square) * jnp.square(other).sum(-1) - along * shares
-    gram = jnp.where(is_long, square / divisor * across, short / divisor)  # G may overflow
-    return jnp.where(opposite, heights - products - 1, squares / divisor + gram)
 
 
 @dataclasses.dataclass(frozen=True)
