@@ -127,6 +127,9 @@ class RowCotangents(NamedTuple):
     """
 
     shift: RowShift  # [t] with the reference +inf for a row without weights
+    # [t] by which `doutput` is still to be divided. In bfloat16 dO is exact and dO / n is not: in a
+    # saturated row, dO . v_j - dO . mean would be that rounding.
+    divisor: Array | None
     doutput: Array  # [t, Dv]
     doffset: Array | None  # [t] dn' - dO . mean - dH (H - log n); None if it is 0
     dentropy: Array | None  # [t]
@@ -209,7 +212,7 @@ def _add_gradients(
         i, queries, rows, dqueries = query_tile
         scale = _scale_of_float16(arrays, rows)
         if scale is not None:
-            rows = RowCotangents(rows.shift, *jax.tree.map(lambda leaf: leaf * scale, rows[1:]))
+            rows = RowCotangents(*rows[:2], *jax.tree.map(lambda leaf: leaf * scale, rows[2:]))
         order, loops = key_tile_loops(plan, arrays.schedule, i)
 
         def visit_key_tile(masked: bool, n: Array, carry: Any) -> Any:
@@ -259,7 +262,9 @@ def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCot
             dentropy = jnp.where(rows.empty, 0, dsummary.entropy)
             doffset = doffset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
     terms = jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
-    return RowCotangents(shift, doutput / rows.divisor[..., None], *terms)
+    if residuals.arrays.values.dtype == jnp.bfloat16:
+        return RowCotangents(shift, rows.divisor, doutput, *terms)
+    return RowCotangents(shift, None, doutput / rows.divisor[..., None], *terms)
 
 
 def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
@@ -271,7 +276,7 @@ def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
     if all(leaf.dtype != jnp.float16 for leaf in tokens):
         return None
     largest = functools.reduce(
-        jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(rows[1:])]
+        jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(rows[2:])]
     )
     exponent = jnp.frexp(largest)[1]
     # Neither the power nor its inverse overflows.
@@ -299,9 +304,11 @@ def _tile_gradients(
     undivided, pull_back, shifted = jax.vjp(
         undivided_weights, arrays.normalizer_params, logits, has_aux=True
     )
-    dfactors = einsum("td,sd->ts", rows.doutput, values)
+    dfactors, doutput = einsum("td,sd->ts", rows.doutput, values), rows.doutput
+    if rows.divisor is not None:
+        dfactors, doutput = (each / rows.divisor[:, None] for each in (dfactors, doutput))
     factors, dweights = map(tile.factors_of_values, (undivided, dfactors))
-    dvalues = tall_product(rows.doutput.astype(values.dtype), factors)
+    dvalues = tall_product(doutput.astype(values.dtype), factors)
     if rows.doffset is not None:
         dweights = dweights + rows.doffset[:, None]
     if rows.dentropy is not None:

@@ -171,4 +171,33 @@ def test_float16_gradients_of_statistics():
             np.testing.assert_allclose(dkey, right, atol=1e-2 * np.abs(right).max())
     # A GPU keeps subnormal numbers, whose inverses are infinite.
     arrays = types.SimpleNamespace(queries=query, keys=key, values=value)
-    assert tiled._scale_of_float16(arrays, (None, jnp.float32(1e-37))) == 2.0**100
+    assert tiled._scale_of_float16(arrays, (None, None, jnp.float32(1e-37))) == 2.0**100
+
+
+@pytest.mark.parametrize("sharpness", [1, 16])
+def test_bias_gradients_of_saturated_rows_in_bfloat16(sharpness):
+    """Their largest error is at most that of jax.nn."""
+    random = np.random.default_rng(0)
+    tokens = [jnp.asarray(random.standard_normal((256, 64)), jnp.bfloat16) for _ in range(4)]
+    tokens[0] *= sharpness
+    query, key, value, doutput = (np.asarray(x, np.float64) for x in tokens)
+    logits = query @ key.T / 8
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    weights /= weights.sum(1, keepdims=True)
+    dweights = doutput @ value.T
+    expected = weights * (dweights - (weights * dweights).sum(1, keepdims=True))
+
+    def largest_error(attend):
+        bias = jnp.zeros((1, 1, 256, 256))
+        (got,) = jax.vjp(attend, bias)[1](tokens[3][None, :, None])
+        return np.abs(np.asarray(got[0, 0], np.float64) - expected).max()
+
+    heads = [x[None, :, None] for x in tokens[:3]]
+    with jax.numpy_dtype_promotion("standard"):
+        of_jax = largest_error(lambda bias: jax.nn.dot_product_attention(*heads, bias=bias))
+    options = {"block_sizes": aj.BlockSizes(64, 64), "implementation": "tiled"}
+
+    def tiled(bias):
+        return aj.attention(*tokens[:3], bias=bias[0, 0], **options)[None, :, None]
+
+    assert largest_error(tiled) <= of_jax
