@@ -388,3 +388,5 @@ def test_softplus_of_any_logit():
     expected = [-1e4, -100.0, -41.0, -39.0, np.log(np.log1p(np.exp(-5.0)))]
     expected += [np.log(50.0), np.log(1e4)]
     np.testing.assert_allclose(got[:, 0], expected, rtol=1e-6)
+    slopes = quick_jit(jax.grad(lambda x: Softplus()({}, x, np.ones((1, 1), np.float32)).sum()))
+    np.testing.assert_allclose(slopes(logits)[:3, 0], 1, rtol=1e-6)
