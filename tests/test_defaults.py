@@ -164,6 +164,8 @@ DEFAULTS = {  # public names -> what inspect finds
     "first_params": dict(resumes=False),
     "finished_run results_of": dict(lengths=()),
     "say": dict(error=False),
+    "check_run_folder": dict(files=()),
+    "last_line": dict(step=math.inf),
     "check_output": dict(suffix="", name="out"),
     "environment": dict(packages=()),
     "TrainedRun": dict(interrupted=0),

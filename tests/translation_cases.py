@@ -51,7 +51,7 @@ def tiny_task(
         "checkpoint_every": 4,
         "keep": 3,
         "keep_best": 0,
-        "warmup_steps": 3,
+        "warmup_steps": 2,
     }
     defaults = {
         "source": folder / "train.de",

@@ -112,11 +112,11 @@ def for_each_block(tree: Any, blocks: tuple[int, int]) -> Any:
 def weighted_sum(weights: Array, values: Array) -> Array:
     """weights @ values, ([t, s], [s, d]) -> [t, d], as `einsum`, with exact sums over tokens.
 
-    >>> weighted_sum(jnp.full((1, 400), 1 / 400), jnp.full((400, 1), 0.5))
+    >>> weighted_sum(jnp.full((1, 512), 1 / 512), jnp.full((512, 1), 0.5))
     Array([[0.5]], dtype=float32)
     """
     t, s = weights.shape
-    if 1 < t <= _FEW_ROWS and (blocks := blocks_of(1, s)):
+    if isinstance(t, int) and 1 < t <= _FEW_ROWS and (blocks := blocks_of(1, s)):
         return _few_sums_of_blocks(blocks, weights, values)
     if blocks := blocks_of(t, s):
         return _sums_of_blocks(blocks, weights, values)

@@ -236,7 +236,7 @@ class Known:
         part: the part.
         program: the part's.
         trace: gives the digest of the part's program as it is now, for a size.
-        tile_of: the size of the tile that a method's arguments make, such as (5, 7).
+        tile_of: (name of a method, size of the call, the method's arguments) -> size of the tile.
         facts: what the library reads of the part beside its program, hashable.
         alone: whether another object with this program is another part.
         trace_init: gives the digest of the part's `init`, on which no call depends, but a run does.
@@ -269,12 +269,13 @@ class Known:
         value = getattr(self.part, name)
         if callable(value) and name not in ("init", "param_shapes"):  # not in the program
             if name in _ON_TILES:
-                return functools.partial(self._on_tile, value)
+                return functools.partial(self._on_tile, name, value)
             self._program.check(repr(self.part), self._trace)
         return self if value is self.part else value
 
-    def _on_tile(self, method: Callable[..., Any], *arguments: Any) -> Any:
-        self._program.check(repr(self.part), self._trace, self._tile_of(*arguments))
+    def _on_tile(self, name: str, method: Callable[..., Any], *arguments: Any) -> Any:
+        tile = self._tile_of(name, self._program.size, *arguments)
+        self._program.check(repr(self.part), self._trace, tile)
         return method(*arguments)
 
     # `isinstance` and `dataclasses.fields` read `__class__`, so that a `Known` score is a `Score`.

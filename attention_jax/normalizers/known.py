@@ -91,7 +91,7 @@ def known_normalizer(
         normalizer.init,
         ((3, 4),),
         alone=is_users(normalizer, "init") or is_users(family, "init"),
-        tile_of=lambda _, logits, *others: (len(logits), logits.shape[-1]),
+        tile_of=lambda _, size, params, rows, *__: (*rows.shape, size[1])[:2],
         facts=tuple(getattr(each, name) for each in (normalizer, family) for name in _FACTS),
     )
 

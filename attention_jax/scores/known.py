@@ -116,9 +116,14 @@ def _traced_score(
             if _is_users(score, name)
         ]
 
-    def tile_of(_: Any, *arrays: Any) -> tuple[int, int]:
-        features = jax.tree.leaves(arrays[:2])
-        return features[0].shape[0], features[-1].shape[0]
+    def tile_of(name: str, size: Any, _: Any, *arrays: Any) -> tuple[int, int]:
+        leaves = jax.tree.leaves(arrays[:2])
+        rows, columns = leaves[0].shape[0], leaves[-1].shape[0]
+        if name == "project_query":  # of a single token: a stand-in, of which no number counts
+            return (size[0] if rows == 1 else rows), size[1]
+        if name == "project_key":
+            return size[0], (size[1] if columns == 1 else columns)
+        return rows, columns
 
     return part.known(
         program,

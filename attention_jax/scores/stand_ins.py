@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from attention_jax.core.products import blocks_of, cut_in_blocks, for_each_block, is_one_row
+from attention_jax.core.programs import Known
 from attention_jax.scores.contract import Params, Score
 
 Array = jax.Array
@@ -166,6 +167,7 @@ def needs_stand_ins(score: Score, params: Params, query_dim: int, key_dim: int) 
     answers = _ANSWERS.setdefault(score, {})
     sizes = structure, *shapes, query_dim, key_dim
     if sizes not in answers:
+        score = score.part if type(score) is Known else score  # its program has just been traced
 
         def float32(*shape: int) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -156,4 +156,4 @@ def test_new_arrays_compile_nothing():
     assert once > 0
     run(2)
     run(3)
-    assert len(TRACES) == once + 2  # a user's score is traced on a small tile in every call
+    assert len(TRACES) == once + 2  # a user's score is traced in every call

@@ -248,7 +248,8 @@ def test_a_run_begins_with_the_newest_parameters_of_another(source, tmp_path):
 
 def test_seeds_files_and_chains(source, tmp_path):
     pytest.importorskip("safetensors")
-    file, single = tmp_path / "w.safetensors", tmp_path / "single"
+    file, single = tmp_path / "exported" / "w.safetensors", tmp_path / "single"
+    file.parent.mkdir()
     train_run(begun_from(source), tmp_path / "chained")
     chained = load_run(tmp_path / "chained").params
     export(load_run(tmp_path / "chained"), file, 1)
