@@ -54,6 +54,27 @@ def _compile_quickly(request):
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+@pytest.fixture(autouse=True)
+def _compile_for_accelerators(request):
+    """Options of XLA:CPU for quick compilation are unknown to the compilers of accelerators."""
+    if request.node.get_closest_marker("accelerators") is None:
+        yield
+        return
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.fixture
+def interpreted(request):
+    """The implementation `NAME` of the module computes on this CPU."""
+    from kernel_cases import runnable
+
+    with runnable(request.module.NAME):
+        yield
+
+
 def pytest_collection_finish():
     """Collects garbage less often, because tracing a program makes many objects that stay."""
     gc.collect()

@@ -47,7 +47,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from attention_jax import analysis, nn
+from attention_jax import analysis, moved, nn
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.functional import interop
 from attention_jax.functional.attention import attention, attention_weights
@@ -72,8 +72,6 @@ from attention_jax.functional.monotonic_walks import (
     monotonic_weights,
 )
 from attention_jax.functional.ring_attention import ring_attention
-from attention_jax.implementations import BlockSizes
-from attention_jax.implementations.masked_softmax import masked_softmax
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.nn.decoding import beam_search, greedy_search, sample_search
 from attention_jax.normalizers import (
@@ -86,7 +84,7 @@ from attention_jax.normalizers import (
     Softmax,
     get_normalizer,
 )
-from attention_jax.pairwise.biases import (
+from attention_jax.positions.biases import (
     Bias,
     alibi_bias,
     alibi_slopes,
@@ -95,7 +93,7 @@ from attention_jax.pairwise.biases import (
     relative_bias,
     t5_bias,
 )
-from attention_jax.pairwise.masks import (
+from attention_jax.positions.masks import (
     Mask,
     causal_mask,
     local_mask,
@@ -104,7 +102,7 @@ from attention_jax.pairwise.masks import (
     segment_mask,
     token_mask,
 )
-from attention_jax.pairwise.position_functions import array_field
+from attention_jax.positions.position_functions import array_field
 from attention_jax.scores import (
     SCORES,
     Additive,
@@ -118,6 +116,10 @@ from attention_jax.scores import (
     SoftCap,
     get_score,
 )
+from attention_jax.tiles import BlockSizes
+from attention_jax.whole.masked_softmax import masked_softmax
+
+del moved  # pickles of earlier versions need it, users do not
 
 __version__ = "0.1.0"
 

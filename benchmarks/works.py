@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from attention_jax import BlockSizes, attention
 from attention_jax.normalizers import get_normalizer
-from attention_jax.pairwise import masks
+from attention_jax.positions import masks
 from attention_jax.scores import Additive, Score, get_score
 from benchmarks.measure import FORWARD
 

@@ -19,7 +19,7 @@ import tyro
 from attention_jax.commands.command_line import TaskName, is_users_mistake, parse, run_command
 from attention_jax.commands.config_file import read_settings, words_of
 from attention_jax.commands.introduction import introduce
-from attention_jax.core.programs import one_line
+from attention_jax.core.errors import one_line
 from attention_jax.runs.loggers import get_logger
 from attention_jax.runs.processes import is_first, several, together
 from attention_jax.runs.progress import say

@@ -5,7 +5,7 @@ differentiates by the complex step, d f / dx = Im f(x + ih) / h, which is exact 
 never reads masked entries, which may therefore hold anything.
 
 To add an implementation that runs on every device, name it in
-`attention_jax.implementations.PORTABLE`. To add a score or a normaliser, add one entry to
+`attention_jax.tiles.PORTABLE`. To add a score or a normaliser, add one entry to
 `SCORE_CASES` (score_cases.py) or `NORMALIZER_CASES` (normalizer_cases.py). To add a mask, add its
 rule for one pair to `MASK_CASES`, and make it the mask of a score.
 """
@@ -26,7 +26,7 @@ from quick_compilation import quick_jit
 from score_cases import DK, DQ, SCORE_CASES, OwnCosine  # noqa: F401  some are taken from here
 
 import attention_jax as aj
-from attention_jax.implementations import PORTABLE
+from attention_jax.tiles import PORTABLE
 
 B, T, S, DV = 2, 5, 7, 13
 TILE = aj.BlockSizes(query=2, key=3)  # three tiles each way, the last ones padded

@@ -248,12 +248,12 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
         "materialized": aj.BlockSizes(128, 128)},
     "kernels.cudnn.CUDNN_GENERATION": 8.0,
     "kernels.choice.EXAMPLES_OF_ANY_BATCH": 8,
-    "implementations.query_chunks.SMALLEST_CHUNK": 64,
+    "whole.query_chunks.SMALLEST_CHUNK": 64,
 }
 # fmt: on
 
 PUBLIC = (aj, nn, analysis, interop)  # by `__all__`
-ROOMS = ("pairwise", "training", "tasks", "runs", "reports")  # every name without an underscore
+ROOMS = ("positions", "training", "tasks", "runs", "reports")  # every name without an underscore
 
 
 def public_objects():

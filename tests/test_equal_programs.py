@@ -14,7 +14,7 @@ from own_parts import Hotter, Module, Near, Slope, X, close, product
 import attention_jax as aj
 from attention_jax import BlockSizes, attention
 from attention_jax.functional.attention import _attend
-from attention_jax.scores import known_score
+from attention_jax.parts import known_score
 
 # --- one program, many objects ---
 

@@ -21,10 +21,10 @@ from own_parts import NOW, NUMBERS, Hotter, Module, Near, Slope, X, close, produ
 
 import attention_jax as aj
 from attention_jax import attention, interop
-from attention_jax.core.digests import _text_of
-from attention_jax.core.programs import Part
 from attention_jax.functional.attention import _attend
-from attention_jax.scores import known_score
+from attention_jax.parts import known_score
+from attention_jax.parts.digests import _text_of
+from attention_jax.parts.programs import Part
 
 # --- numbers that change between eager calls ---
 

@@ -10,7 +10,7 @@ from jax.experimental import pallas as pl
 
 import attention_jax as aj
 from attention_jax import attention
-from attention_jax.core.programs import Part
+from attention_jax.parts.programs import Part
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 

@@ -7,11 +7,13 @@ ROOT = Path(__file__).parent.parent
 # Each room may import from its own folder and from the floors above its own in this list.
 FLOORS = (
     ("core",),
-    ("pairwise", "scores", "runs"),
+    ("positions", "scores", "runs"),
     ("normalizers",),
-    ("implementations",),
+    ("parts",),
+    ("tiles",),
+    ("whole",),
     ("kernels",),
-    ("functional",),
+    ("functional", "experimental"),
     ("nn", "analysis", "training"),
     ("tasks", "reports"),
     ("commands",),

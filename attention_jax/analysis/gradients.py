@@ -33,12 +33,12 @@ from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import results_of_call
 from attention_jax.functional.capture_point import CapturedAttention
 from attention_jax.functional.checks import Call, check_axes, checked_call
-from attention_jax.implementations import Inputs, Options
-from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.masked_softmax import masked_softmax
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.masks import Mask
+from attention_jax.positions.biases import Bias
+from attention_jax.positions.masks import Mask
 from attention_jax.scores import Params, Score
+from attention_jax.tiles import Inputs, Options
+from attention_jax.tiles.batching import vmap_over_batch
+from attention_jax.whole.masked_softmax import masked_softmax
 
 Array = jax.Array
 

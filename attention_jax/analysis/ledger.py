@@ -23,9 +23,9 @@ from attention_jax.analysis.jaxpr_evaluation import IN_LINE, WITH_OWN_RULE, bind
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.attention import attention
 from attention_jax.functional.checks import score_of_sizes
-from attention_jax.implementations import BlockSizes
 from attention_jax.scores import Score
 from attention_jax.scores.contract import init_shapes
+from attention_jax.tiles import BlockSizes
 
 Array = jax.Array
 

@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 from attention_jax.commands.command_line import parse
+from attention_jax.core.errors import one_line
 from attention_jax.core.names import did_you_mean
-from attention_jax.core.programs import one_line
 from attention_jax.nn import ModelConfig
 from attention_jax.training.saved_run import with_copy
 from attention_jax.training.settings import DESCRIPTIONS, check_functions

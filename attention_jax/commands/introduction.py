@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from attention_jax.analysis.ledger import operation_count
-from attention_jax.core.programs import one_line
+from attention_jax.core.errors import one_line
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.progress import Work, say
 from attention_jax.tasks.vocabulary import Batch

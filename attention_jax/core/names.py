@@ -1,4 +1,4 @@
-"""Frozen dataclasses, such as scores and normalisers, that a text names or config.json describes.
+"""Frozen dataclasses, such as scores and normalisers, that a text names.
 
 A text is "name" or "module:Name", or either with fields: "name(field=value, ...)". A value is a
 Python literal, or such a text where the field is such an object. Text is read and never evaluated.
@@ -12,17 +12,11 @@ import difflib
 import functools
 import importlib
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import jax
+from attention_jax.core.errors import one_line, users_line
 
-from attention_jax.core.digests import ADDRESS
-from attention_jax.core.programs import Known, module_of, one_line, users_line
-from attention_jax.core.samples import same_numbers
-
-JSON = dict[str, Any]
 _COLON = "ː"  # Python counts this character as a letter, so it reads moduleːName as one name
 
 
@@ -142,69 +136,24 @@ def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
     return getattr(module, attribute)
 
 
-# --- what config.json stores of an object ---
+# --- which classes are of this library ---
 
 
-def describe(part: Any) -> JSON:
-    """The class and fields of a score or normaliser; of a user's, also its program.
-
-    The program is a digest, which knows it exactly, that of `init`, and numbers that it gives, by
-    which a program that was written anew is compared.
-
-    Args:
-        part: a part of this library, or a user's that is `Known`.
-
-    >>> from attention_jax.scores import get_score
-    >>> describe(get_score("scaled(scale=0.5)"))
-    {'class': 'attention_jax.scores.ScaledDot', 'fields': 'ScaledDot(scale=0.5)'}
-    """
-    return _identity(part) | ({"numbers": part.sample()} if type(part) is Known else {})
+def is_of_library(part: Any) -> bool:
+    """Whether a part and all parts in its fields are classes of this library, equal by value."""
+    cls = type(part)
+    if cls is not part.__class__ or not is_of_this_package(cls):  # the first: a stand-in for a part
+        return False
+    fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
+    values = (getattr(part, field.name) for field in fields)
+    return all(is_of_library(value) for value in values if callable(value))
 
 
-def _identity(part: Any) -> JSON:
-    cls = part.__class__
-    fields = ADDRESS.sub("", repr(part))
-    description = {"class": f"{module_of(cls)}.{cls.__qualname__}", "fields": fields}
-    if type(part) is Known:
-        digests = {"program": part.digest, "init": part.trace_init()}
-        description |= digests | {"jax": jax.__version__}
-    return description
+def is_of_this_package(cls: type) -> bool:
+    """Whether a class is defined in this library."""
+    return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
-def check_description(setting: str, part: Any, stored: JSON) -> None:
-    """Raises ValueError unless `part` is what `describe` made `stored` of.
-
-    A part of a user is the same if its program is, whatever its class and fields are called. If its
-    program is another and gives the same numbers, it counts as the same, with a warning. Earlier
-    versions of this library stored neither numbers nor `init`: there another program is refused, or
-    a warning if it may be because of the version of JAX.
-
-    Args:
-        setting: how the part was named, for the error.
-        part: as in `describe`.
-        stored: from config.json.
-    """
-    now = _identity(part)
-    changed = {name for name in now if stored.get(name) != now[name]}
-    if "numbers" not in stored:
-        changed -= {"init"}
-    if not changed or ("program" in now and changed.isdisjoint(("program", "init"))):
-        return
-    text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
-    if "numbers" not in stored and changed == {"program", "jax"}:
-        versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
-        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
-        return
-    if "numbers" in stored and "program" in now:
-        if same_numbers(stored["numbers"], part.sample()):
-            warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
-            return
-        text += ", which gives other numbers"
-    raise ValueError(
-        f"{text}; restore what the run was trained with, or train a new run in another folder"
-    )
-
-
-def _words(description: JSON) -> str:
-    program = f", program {str(description['program'])[:12]}" if "program" in description else ""
-    return f"{description.get('fields')} (class {description.get('class')}{program})"
+def module_of(cls: type) -> str:
+    """The module of a class; of one of this library its room, because runs outlive a move in it."""
+    return ".".join(cls.__module__.split(".")[:2]) if is_of_this_package(cls) else cls.__module__

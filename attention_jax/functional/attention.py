@@ -19,17 +19,17 @@ from attention_jax.functional.checks import (
     checked_implementation,
     hinted,
 )
-from attention_jax.implementations import BlockSizes, Inputs, Options
-from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.reference import logits_mask_and_values
 from attention_jax.kernels import IMPLEMENTATIONS, OF_A_BATCH
 from attention_jax.kernels.choice import choose
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.normalizers.contract import transformed_rows
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.masks import Mask
-from attention_jax.pairwise.position_functions import pad_rank
+from attention_jax.positions.biases import Bias
+from attention_jax.positions.masks import Mask
+from attention_jax.positions.position_functions import pad_rank
 from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ScoreLike
+from attention_jax.tiles import BlockSizes, Inputs, Options
+from attention_jax.tiles.batching import vmap_over_batch
+from attention_jax.whole.reference import logits_mask_and_values
 
 Array = jax.Array
 

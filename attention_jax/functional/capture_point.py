@@ -22,9 +22,9 @@ from jax.interpreters import ad, batching, mlir
 
 from attention_jax.core.serialization import exported
 from attention_jax.functional.heads import ungroup_heads
-from attention_jax.implementations import Inputs
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.scores import ProjectedKeys
+from attention_jax.tiles import Inputs
 
 Array = jax.Array
 

@@ -13,19 +13,13 @@ import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import check_integer, checked_fraction, checked_rng, with_hints
-from attention_jax.core.programs import is_of_this_package
-from attention_jax.implementations import BlockSizes, Inputs, Options
+from attention_jax.core.names import is_of_this_package
 from attention_jax.kernels import IMPLEMENTATIONS
-from attention_jax.normalizers import (
-    DEFAULT_NORMALIZER,
-    NormalizerLike,
-    get_normalizer,
-    known_normalizer,
-)
-from attention_jax.pairwise.biases import Bias, as_bias
-from attention_jax.pairwise.known import known_positions
-from attention_jax.pairwise.masks import Mask, TokenMask, as_mask
-from attention_jax.pairwise.position_functions import broadcasts, pad_rank
+from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
+from attention_jax.parts import known_normalizer, known_positions, known_score
+from attention_jax.positions.biases import Bias, as_bias
+from attention_jax.positions.masks import Mask, TokenMask, as_mask
+from attention_jax.positions.position_functions import broadcasts, pad_rank
 from attention_jax.scores import (
     DEFAULT_SCORE,
     KeyLike,
@@ -34,9 +28,9 @@ from attention_jax.scores import (
     Score,
     ScoreLike,
     get_score,
-    known_score,
 )
 from attention_jax.scores.projected_keys import key_feature_shapes
+from attention_jax.tiles import BlockSizes, Inputs, Options
 
 Array = jax.Array
 

@@ -13,15 +13,15 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_arra
 from attention_jax.core.serialization import exported
 from attention_jax.functional.capture_point import capture_point, capturing_matrices
 from attention_jax.functional.checks import check_axes, checked_call, hinted
-from attention_jax.implementations import Inputs, Options
-from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.masked_softmax import masked_softmax
-from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.masks import Mask
+from attention_jax.positions.biases import Bias
+from attention_jax.positions.masks import Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
 from attention_jax.scores.projected_keys import key_feature_shapes
 from attention_jax.scores.wrapped import LogitMap
+from attention_jax.tiles import Inputs, Options
+from attention_jax.tiles.batching import vmap_over_batch
+from attention_jax.whole.masked_softmax import masked_softmax
+from attention_jax.whole.query_chunks import Chunk, allowed_only, attend_in_order
 
 Array = jax.Array
 

@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.pairwise.biases import Bias, DenseBias, as_bias
-from attention_jax.pairwise.masks import Mask, as_mask
-from attention_jax.pairwise.position_functions import check_batch_axes
+from attention_jax.positions.biases import Bias, DenseBias, as_bias
+from attention_jax.positions.masks import Mask, as_mask
+from attention_jax.positions.position_functions import check_batch_axes
 
 Array = jax.Array
 

@@ -32,13 +32,13 @@ from attention_jax.functional.checks import (
     checked_params,
 )
 from attention_jax.functional.heads import group_heads, group_positions, ungroup_heads
-from attention_jax.implementations import BlockSizes
-from attention_jax.implementations.batching import core_ndims_of_params
-from attention_jax.pairwise.biases import Bias, as_bias
-from attention_jax.pairwise.known import known_positions
-from attention_jax.pairwise.masks import Mask, as_mask, causal_mask, local_mask, padding_mask
-from attention_jax.pairwise.position_functions import pad_rank
-from attention_jax.scores import Dot, Params, ScaledDot, Score, ScoreLike, get_score, known_score
+from attention_jax.parts import known_positions, known_score
+from attention_jax.positions.biases import Bias, as_bias
+from attention_jax.positions.masks import Mask, as_mask, causal_mask, local_mask, padding_mask
+from attention_jax.positions.position_functions import pad_rank
+from attention_jax.scores import Dot, Params, ScaledDot, Score, ScoreLike, get_score
+from attention_jax.tiles import BlockSizes
+from attention_jax.tiles.batching import core_ndims_of_params
 
 Array = jax.Array
 

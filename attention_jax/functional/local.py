@@ -26,9 +26,9 @@ from attention_jax.functional.checks import (
     checked_call,
     hinted,
 )
-from attention_jax.pairwise.biases import Bias, bias_dataclass
-from attention_jax.pairwise.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
-from attention_jax.pairwise.position_functions import array_field, pad_rank, same_rank, take
+from attention_jax.positions.biases import Bias, bias_dataclass
+from attention_jax.positions.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
+from attention_jax.positions.position_functions import array_field, pad_rank, same_rank, take
 
 Array = jax.Array
 

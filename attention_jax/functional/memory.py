@@ -16,10 +16,10 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_arra
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes, checked_params
-from attention_jax.implementations.batching import core_ndims_of_params, map_over_batch
-from attention_jax.implementations.contract import narrow_or
-from attention_jax.implementations.features import rounded_features
 from attention_jax.scores import KeyLike, Params, ProjectedKeys, ScoreLike, get_score
+from attention_jax.tiles.batching import core_ndims_of_params, map_over_batch
+from attention_jax.tiles.features import rounded_features
+from attention_jax.tiles.options import narrow_or
 
 Array = jax.Array
 

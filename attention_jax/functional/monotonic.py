@@ -21,12 +21,12 @@ from attention_jax.functional.monotonic_walks import (
     expected_weights,
     hard_monotonic_weights,
 )
-from attention_jax.implementations import Inputs, Options
-from attention_jax.implementations.batching import vmap_over_batch
-from attention_jax.implementations.query_chunks import Chunk, allowed_only, attend_in_order
-from attention_jax.pairwise.biases import Bias
-from attention_jax.pairwise.masks import Mask
+from attention_jax.positions.biases import Bias
+from attention_jax.positions.masks import Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
+from attention_jax.tiles import Inputs, Options
+from attention_jax.tiles.batching import vmap_over_batch
+from attention_jax.whole.query_chunks import Chunk, allowed_only, attend_in_order
 
 Array = jax.Array
 

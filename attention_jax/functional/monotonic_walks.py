@@ -16,7 +16,7 @@ import numpy as np
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
 from attention_jax.core.meshes import varying_as
 from attention_jax.functional.checks import check_axes
-from attention_jax.pairwise.position_functions import pad_rank
+from attention_jax.positions.position_functions import pad_rank
 
 Array = jax.Array
 

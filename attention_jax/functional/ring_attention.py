@@ -13,11 +13,11 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from attention_jax.core.meshes import on_automatic_axes
 from attention_jax.core.products import current_backend
 from attention_jax.functional.checks import AttentionArguments, checked_call, hinted
-from attention_jax.implementations import Inputs, Options, ring
-from attention_jax.implementations.batching import explicit_batch_spec, vmap_over_batch
 from attention_jax.kernels.choice import chosen_block_sizes
 from attention_jax.normalizers.threshold import num_visits
 from attention_jax.scores import ProjectedKeys
+from attention_jax.tiles import Inputs, Options, ring
+from attention_jax.tiles.batching import explicit_batch_spec, vmap_over_batch
 
 Array = jax.Array
 
@@ -93,7 +93,7 @@ def ring_attention(
            [1., 0.]], dtype=float32)
 
     Source: Liu, Zaharia and Abbeel 2023, "Ring Attention with Blockwise Transformers", section 3
-    (there for scaled dot). `implementations/ring.py` explains the exchange.
+    (there for scaled dot). `tiles/ring.py` explains the exchange.
     """
     if isinstance(key, ProjectedKeys):
         raise ValueError("key must be an array, which ring_attention projects; got ProjectedKeys")

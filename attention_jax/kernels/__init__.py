@@ -10,12 +10,20 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from attention_jax.implementations import Inputs, Options, reference, tiled
+from attention_jax.tiles import Inputs, Options, tiled
+from attention_jax.whole import reference
+
+# Where the kernels are, from the one that None may choose to those that it never chooses.
+_MODULES = {
+    "cudnn": "attention_jax.kernels.cudnn",
+    "mosaic_tpu": "attention_jax.experimental.mosaic_tpu",
+    "mosaic_gpu": "attention_jax.experimental.mosaic_gpu",
+}
 
 
-def _imported_when_used(name: str) -> Callable[[Options, Inputs], Any]:
+def _imported_when_used(module: str) -> Callable[[Options, Inputs], Any]:
     def attend(options: Options, inputs: Inputs) -> Any:
-        return importlib.import_module(f"{__name__}.{name}").attend(options, inputs)
+        return importlib.import_module(module).attend(options, inputs)
 
     return attend
 
@@ -24,7 +32,7 @@ def _imported_when_used(name: str) -> Callable[[Options, Inputs], Any]:
 IMPLEMENTATIONS: dict[str, Callable[[Options, Inputs], Any]] = {
     "reference": reference.attend,
     "tiled": tiled.attend,
-    **{name: _imported_when_used(name) for name in ("cudnn", "mosaic_tpu", "mosaic_gpu")},
+    **{name: _imported_when_used(module) for name, module in _MODULES.items()},
 }
 # Those that take a whole batch; the others are functions of one example.
 OF_A_BATCH = ("cudnn",)

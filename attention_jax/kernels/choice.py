@@ -22,11 +22,12 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.meshes import explicit_spec
-from attention_jax.core.programs import Known, is_of_library
-from attention_jax.implementations.contract import BlockSizes, Inputs, Options
+from attention_jax.core.names import is_of_library
+from attention_jax.parts import Known
 from attention_jax.scores import Score, TileCost
 from attention_jax.scores.projected_keys import key_feature_shapes
-from attention_jax.scores.stand_ins import needs_stand_ins
+from attention_jax.tiles.options import BlockSizes, Inputs, Options
+from attention_jax.tiles.stand_ins import needs_stand_ins
 
 
 def _by_cost(elementwise: int, matmul: int, materialized: int) -> dict[TileCost, int]:

@@ -29,16 +29,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.custom_vjp import custom_vjp
-from attention_jax.core.programs import one_line
-from attention_jax.implementations.batching import core_ndims, map_over_batch, vmap_over_batch
-from attention_jax.implementations.contract import Inputs, Options
+from attention_jax.core.errors import one_line
 from attention_jax.kernels import preparation
 from attention_jax.kernels.choice import nvidia_generation
-from attention_jax.kernels.rule import twin
 from attention_jax.kernels.windows import bounds_of, parts_of
-from attention_jax.pairwise.masks import TracedLocalMask
+from attention_jax.positions.masks import TracedLocalMask
 from attention_jax.scores import Dot, ScaledDot, Score, is_dot_product
 from attention_jax.scores.projected_keys import ProjectedKeys, key_feature_shapes
+from attention_jax.tiles.batching import core_ndims, map_over_batch, vmap_over_batch
+from attention_jax.tiles.options import Inputs, Options
 
 Array = jax.Array
 
@@ -237,8 +236,8 @@ def _batched_alike(*trees: Any) -> Any:
 
 
 def _twin_of_batch(options: Options, inputs: Inputs) -> Array:
-    """The output of `twin` for the batch."""
-    attend = functools.partial(twin, options)
+    """The output of `preparation.twin` for the batch."""
+    attend = functools.partial(preparation.twin, options)
     output: Array = vmap_over_batch(options, attend, inputs)[0]
     return output
 

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from attention_jax.implementations.contract import Inputs, Options
-from attention_jax.implementations.features import Operands, projected_tokens
+from attention_jax.core.arrays import cast_floats
 from attention_jax.kernels.windows import hides_tokens, reason_against_mask, seen_tokens, windows_of
 from attention_jax.normalizers import Softmax
+from attention_jax.tiles import tiled
+from attention_jax.tiles.features import Operands, projected_tokens
+from attention_jax.tiles.options import Inputs, Options
 
 
 def reason_against_call(options: Options, inputs: Inputs, *, segments: bool = False) -> str | None:
@@ -62,3 +65,9 @@ def operands_of(options: Options, inputs: Inputs, padded: tuple[int, int]) -> tu
         if padded != lengths or hides_tokens(inputs.mask, *lengths):
             used = seen_tokens(windows, lengths[1])
     return projected_tokens(options.score, inputs, padded, used), windows
+
+
+def twin(options: Options, inputs: Inputs) -> Any:
+    """`tiled` without 16-bit products, whose errors would add up."""
+    output, statistics = tiled.attend(options, cast_floats(inputs, jnp.dtype(jnp.float32)))
+    return output.astype(inputs.query.dtype), statistics

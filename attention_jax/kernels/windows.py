@@ -8,14 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.pairwise.mask_algebra import AndMask
-from attention_jax.pairwise.masks import (
-    LocalMask,
-    Mask,
-    PaddingMask,
-    SegmentMask,
-    TracedLocalMask,
-)
+from attention_jax.positions.mask_algebra import AndMask
+from attention_jax.positions.masks import LocalMask, Mask, PaddingMask, SegmentMask, TracedLocalMask
 
 Array = jax.Array
 

@@ -6,19 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, get_origin, get_type_hints
 
-from attention_jax.core.checks import (
-    check_choice,
-    check_integer,
-    check_real,
-    checked_fraction,
-)
-from attention_jax.core.names import check_description, describe
-from attention_jax.core.programs import Known, Program, identity, is_of_library
+from attention_jax.core.checks import check_choice, check_integer, check_real, checked_fraction
+from attention_jax.core.names import is_of_library
 from attention_jax.nn.feed_forward import Activation
 from attention_jax.nn.local import Alignment
 from attention_jax.nn.positions import ANY_LENGTH, Anchor
-from attention_jax.normalizers import DEFAULT_NORMALIZER, Softmax, get_normalizer, known_normalizer
-from attention_jax.scores import get_score, known_score
+from attention_jax.normalizers import DEFAULT_NORMALIZER, Softmax, get_normalizer
+from attention_jax.parts import check_description, describe, known_normalizer, known_score
+from attention_jax.parts.descriptions import known_settings
+from attention_jax.scores import get_score
 
 Architecture = Literal["encoder-decoder", "decoder"]
 Norm = Literal["pre", "post"]
@@ -356,8 +352,7 @@ class ModelConfig:
         parts = [part for parts in self.parts().values() for part in parts.values()]
         if not self.defaults_of_users_parts() and all(map(is_of_library, parts)):
             return settings
-        digest = " ".join(map(identity, parts))
-        return Known(settings, Program((0, 0), digest, 0, {}), lambda _: digest, facts=settings)
+        return known_settings(settings, parts)
 
     @property
     def label(self) -> str:

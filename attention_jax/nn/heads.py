@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.checks import check_integer, check_real
-from attention_jax.core.programs import Part
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import group_heads, pairs_for_heads, ungroup_heads
 from attention_jax.nn.dropout import DropoutModule
@@ -32,6 +31,7 @@ from attention_jax.nn.parameters import (
 )
 from attention_jax.nn.positions import rotary
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
+from attention_jax.parts.programs import Part
 from attention_jax.scores import Score, get_score
 
 Array = jax.Array

@@ -23,8 +23,8 @@ from attention_jax.nn.inputs import checked_ids, checked_inputs, checked_source
 from attention_jax.nn.parameters import check_rngs, layer_norm
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import rows_of
-from attention_jax.pairwise.dropout import drop_features
-from attention_jax.pairwise.masks import Mask, causal_mask, padding_mask, token_mask
+from attention_jax.positions.dropout import drop_features
+from attention_jax.positions.masks import Mask, causal_mask, padding_mask, token_mask
 
 Array = jax.Array
 

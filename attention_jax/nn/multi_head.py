@@ -18,10 +18,10 @@ from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.attention import Attended
 from attention_jax.nn.heads import Heads
 from attention_jax.nn.parameters import Dtype, check_dtypes, checked_tokens
-from attention_jax.pairwise.biases import Bias, ShiftedBias
-from attention_jax.pairwise.mask_algebra import ShiftedMask
-from attention_jax.pairwise.masks import Mask, causal_mask
-from attention_jax.pairwise.position_functions import Shifts, pad_rank
+from attention_jax.positions.biases import Bias, ShiftedBias
+from attention_jax.positions.mask_algebra import ShiftedMask
+from attention_jax.positions.masks import Mask, causal_mask
+from attention_jax.positions.position_functions import Shifts, pad_rank
 
 Array = jax.Array
 

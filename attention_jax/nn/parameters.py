@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
-from attention_jax.core.programs import Part
 from attention_jax.functional.checks import check_axes
 from attention_jax.normalizers import Normalizer
+from attention_jax.parts.programs import Part
 from attention_jax.scores import Params, Score
 
 Dtype = Any  # any argument of `jnp.dtype`

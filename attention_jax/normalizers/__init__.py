@@ -6,7 +6,6 @@ A `Normalizer` is a frozen dataclass, hashable by value, so that it can be a sta
 
 from attention_jax.normalizers.contract import Normalizer
 from attention_jax.normalizers.entmax import Entmax
-from attention_jax.normalizers.known import known_normalizer
 from attention_jax.normalizers.log_scaled import LogScaled
 from attention_jax.normalizers.registry import (
     DEFAULT_NORMALIZER,
@@ -29,5 +28,4 @@ __all__ = [
     "Sigmoid",
     "Softmax",
     "get_normalizer",
-    "known_normalizer",
 ]

@@ -35,8 +35,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.names import is_of_this_package
 from attention_jax.core.products import weighted_sum
-from attention_jax.core.programs import is_of_this_package
 from attention_jax.core.serialization import exported
 
 Array = jax.Array

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
-from attention_jax.core.programs import one_line
+from attention_jax.core.errors import one_line
 from attention_jax.runs.progress import warn
 from attention_jax.runs.run_folder import JSON, sync, write_json, writing
 

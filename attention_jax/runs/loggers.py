@@ -16,8 +16,8 @@ from typing import Any
 import jax
 
 from attention_jax.core.checks import optional_package
+from attention_jax.core.errors import one_line
 from attention_jax.core.names import imported
-from attention_jax.core.programs import one_line
 from attention_jax.runs.metrics_file import last_line
 from attention_jax.runs.progress import say, warn
 from attention_jax.runs.run_folder import JSON

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from attention_jax.core.checks import optional_package
-from attention_jax.core.programs import one_line
+from attention_jax.core.errors import one_line
 from attention_jax.runs.checkpoints import differences, earlier_name, kinds, named_leaves
 from attention_jax.runs.run_folder import write_bytes, writing
 

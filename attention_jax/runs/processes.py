@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from attention_jax.core.programs import one_line
+from attention_jax.core.errors import one_line
 
 
 def several() -> bool:

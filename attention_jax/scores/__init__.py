@@ -13,15 +13,8 @@ from attention_jax.scores.cosine import Cosine
 from attention_jax.scores.distance import NegativeSquaredDistance
 from attention_jax.scores.dot import Dot, General, ScaledDot, is_dot_product
 from attention_jax.scores.function import CallableScore, FunctionScore
-from attention_jax.scores.known import known_score
 from attention_jax.scores.projected_keys import KeyLike, ProjectedKeys
-from attention_jax.scores.registry import (
-    DEFAULT_SCORE,
-    SCORES,
-    ScoreLike,
-    get_score,
-    score_folder,
-)
+from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score, score_folder
 from attention_jax.scores.soft_cap import SoftCap
 from attention_jax.scores.wrapped import WrappedScore
 
@@ -47,6 +40,5 @@ __all__ = [
     "WrappedScore",
     "get_score",
     "is_dot_product",
-    "known_score",
     "score_folder",
 ]

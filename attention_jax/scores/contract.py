@@ -10,7 +10,7 @@ import jax
 
 from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.core.checks import with_hints
-from attention_jax.core.programs import is_of_library
+from attention_jax.core.names import is_of_library
 from attention_jax.scores.origin import origin_of
 
 Array = jax.Array

@@ -26,9 +26,9 @@ import numpy as np
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer, checked_number
-from attention_jax.core.samples import on_numbers
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
+from attention_jax.parts.samples import on_numbers
 from attention_jax.tasks.evaluation import accuracies, best_answers
 from attention_jax.tasks.vocabulary import (
     EOS,

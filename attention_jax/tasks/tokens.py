@@ -31,8 +31,8 @@ import optax
 from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
-from attention_jax.core.samples import on_numbers
 from attention_jax.nn import ModelConfig
+from attention_jax.parts.samples import on_numbers
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
 from attention_jax.training.task import (
     Answers,

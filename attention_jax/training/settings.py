@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from attention_jax.core.checks import check_integer
-from attention_jax.core.names import did_you_mean
-from attention_jax.core.programs import is_of_this_package, one_line
+from attention_jax.core.errors import one_line
+from attention_jax.core.names import did_you_mean, is_of_this_package
 from attention_jax.normalizers import get_normalizer
 from attention_jax.runs.run_folder import JSON, read_config
 from attention_jax.scores import get_score

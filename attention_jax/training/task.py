@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import optax
 
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
+from attention_jax.core.errors import one_line
 from attention_jax.core.names import imported, name_and_fields
-from attention_jax.core.programs import one_line
 from attention_jax.training.metrics import finite_mean
 
 Array = jax.Array

@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from attention_jax.core.names import imported
-from attention_jax.core.programs import Part, is_of_this_package, module_of
+from attention_jax.core.names import imported, is_of_this_package, module_of
+from attention_jax.parts.programs import Part
 from attention_jax.training.task import Task
 
 # Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.

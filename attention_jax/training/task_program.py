@@ -19,9 +19,11 @@ import numpy as np
 import optax
 from jax.extend.core import jaxpr_as_fun
 
-from attention_jax.core.digests import without_prints
-from attention_jax.core.programs import Part, is_of_this_package, one_line, users_line
-from attention_jax.core.samples import Numbers
+from attention_jax.core.errors import one_line, users_line
+from attention_jax.core.names import is_of_this_package
+from attention_jax.parts.digests import without_prints
+from attention_jax.parts.programs import Part
+from attention_jax.parts.samples import Numbers
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
 from attention_jax.training.task import Feed, Params, Task, check_metrics

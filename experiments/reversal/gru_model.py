@@ -22,11 +22,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.implementations.masked_softmax import masked_softmax
 from attention_jax.scores import get_score
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import PAD
 from attention_jax.training.losses import real_tokens
+from attention_jax.whole.masked_softmax import masked_softmax
 
 Array = jax.Array
 Params = dict[str, Any]

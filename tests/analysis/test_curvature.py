@@ -8,11 +8,7 @@ import numpy as np
 from conformance import quick_jit
 from jax.flatten_util import ravel_pytree
 
-from attention_jax.analysis import (
-    hessian_spectrum_edges,
-    hessian_trace,
-    hessian_vector_product,
-)
+from attention_jax.analysis import hessian_spectrum_edges, hessian_trace, hessian_vector_product
 
 RNG = jax.random.key(3)
 

@@ -14,9 +14,9 @@ from conformance import SCORE_CASES, OwnCosine
 from normalizer_cases import NORMALIZER_CASES
 
 import attention_jax as aj
-from attention_jax.core.names import check_description, describe
 from attention_jax.normalizers import NORMALIZERS
-from attention_jax.scores import FunctionScore, known_score, score_folder
+from attention_jax.parts import check_description, describe, known_score
+from attention_jax.scores import FunctionScore, score_folder
 
 
 @dataclasses.dataclass(frozen=True)

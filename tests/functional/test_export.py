@@ -13,7 +13,7 @@ from oracles import assert_leaves_close, normal
 
 import attention_jax as aj
 from attention_jax import analysis, nn
-from attention_jax.pairwise.dropout import DropoutMask
+from attention_jax.positions.dropout import DropoutMask
 from attention_jax.tasks.vocabulary import Batch
 
 T, S, D = 5, 7, 3

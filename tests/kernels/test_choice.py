@@ -12,10 +12,10 @@ from kernel_cases import runnable
 import attention_jax as aj
 from attention_jax import attention as front_door
 from attention_jax.functional.checks import checked_call
-from attention_jax.implementations import BlockSizes, Inputs, Options
 from attention_jax.kernels import IMPLEMENTATIONS, choice
 from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
 from attention_jax.scores.literature import Neural
+from attention_jax.tiles import BlockSizes, Inputs, Options
 
 ADDITIVE, SCALED = aj.Additive(), aj.ScaledDot()
 FRONT_DOOR = __import__("sys").modules[front_door.__module__]

@@ -12,8 +12,8 @@ from kernel_cases import assert_within, check, in_float64
 from score_cases import slow_unless
 
 import attention_jax as aj
-from attention_jax.implementations import Inputs, Options
 from attention_jax.kernels import choice, cudnn
+from attention_jax.tiles import Inputs, Options
 
 NAME = "cudnn"
 T, S, D, DV = 5, 7, 11, 13

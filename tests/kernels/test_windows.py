@@ -17,7 +17,7 @@ from attention_jax.kernels.windows import (
     tile_visits,
     windows_of,
 )
-from attention_jax.pairwise.masks import TracedLocalMask
+from attention_jax.positions.masks import TracedLocalMask
 
 T, S = 7, 9
 CAUSAL, LOCAL, OTHER_LOCAL = aj.causal_mask(-1), aj.local_mask(3, 2), aj.local_mask(1, 4)

@@ -22,7 +22,7 @@ from attention_jax.nn import (
     MonotonicAttention,
     MultiHeadAttention,
 )
-from attention_jax.pairwise.dropout import drop_features
+from attention_jax.positions.dropout import drop_features
 
 B, T, S, D, V = 2, 5, 7, 12, 11
 BLOCK = ModelConfig(dim=D, hidden_dim=13, dropout_rate=0.5)

@@ -13,13 +13,7 @@ from flax import nnx
 from numpy_model import scrambled
 
 from attention_jax.analysis.jaxpr_evaluation import programs_of
-from attention_jax.nn import (
-    CrossAttention,
-    LocalMAttention,
-    LocalPAttention,
-    Model,
-    ModelConfig,
-)
+from attention_jax.nn import CrossAttention, LocalMAttention, LocalPAttention, Model, ModelConfig
 
 # Primes, longer than tiles are: no product of other sizes is a multiple of T S. Where a module does
 # not name the implementation, these sizes choose tiles.

@@ -15,7 +15,7 @@ from oracles import assert_leaves_close, normal
 from score_cases import slow_unless
 
 import attention_jax as aj
-from attention_jax.scores.stand_ins import needs_stand_ins
+from attention_jax.tiles.stand_ins import needs_stand_ins
 
 T, D = 7, 3
 TILE = aj.BlockSizes(2, 3)

@@ -18,10 +18,10 @@ from device_checks import right, speed, training
 from device_checks.record import Record
 from device_checks.report import judged_rows
 
-from attention_jax.implementations import reference
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.tasks.recall import Recall
 from attention_jax.training.task import TrainConfig
+from attention_jax.whole import reference
 from benchmarks import measure
 from benchmarks.measure import Contestant, Race, compiled
 from benchmarks.targets import TARGETS

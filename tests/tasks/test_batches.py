@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attention_jax.tasks.translation.batches import (
-    Batches,
-    Pairs,
-    best_widths,
-    encode_pairs,
-)
+from attention_jax.tasks.translation.batches import Batches, Pairs, best_widths, encode_pairs
 from attention_jax.tasks.translation.text import ParallelText
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 

@@ -11,12 +11,7 @@ import pytest
 from mistakes import refused
 from saved_files import assert_bits_equal
 from stand_in_training import scaled_at_each_step
-from translation_cases import (
-    VOCABULARY_SIZE,
-    lines_of,
-    run_task,
-    write_text,
-)
+from translation_cases import VOCABULARY_SIZE, lines_of, run_task, write_text
 
 from attention_jax.tasks.translation.text import Subwords
 from attention_jax.tasks.translation.translate import score_translations, translate, translator_of

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from attention_jax.core.checks import optional_package
-from attention_jax.core.programs import one_line
+from attention_jax.core.errors import one_line
 from attention_jax.tasks.files import read_text
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, up_to_eos
 

@@ -1,0 +1,100 @@
+"""Attention by Pallas kernels on a TPU, for every score whose `pair` Mosaic can lower.
+
+The logits never leave the chip: memory is linear in T and S. The masks are windows of consecutive
+keys, and segments. What the kernels cannot serve raises NotImplementedError, and so does another
+device, except under `jax.experimental.pallas.tpu.force_tpu_interpret_mode(True)`, in which the
+kernels are interpreted.
+
+The kernels were interpreted and compiled, and never run on a TPU: `None` does not choose them.
+
+Source: Dao et al. 2022, algorithms 1 and 4.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.experimental.mosaic_tpu import calls
+from attention_jax.experimental.mosaic_tpu.operands import (
+    LANES,
+    blocks_of,
+    operands_in_tiles,
+    rows_in_tiles,
+    tile_program,
+)
+from attention_jax.experimental.row_terms import RowTerms
+from attention_jax.experimental.rule import KernelCall, Kernels, attention_by
+from attention_jax.kernels.preparation import reason_against_call
+from attention_jax.kernels.windows import Windows
+from attention_jax.normalizers.rows import SoftmaxSums
+from attention_jax.tiles.features import Operands
+from attention_jax.tiles.options import Inputs, Options
+from attention_jax.tiles.stand_ins import needs_stand_ins
+from attention_jax.tiles.tile_arrays import cut
+
+Array = jax.Array
+
+
+def _reason_against(options: Options, inputs: Inputs) -> str | None:
+    if reason := reason_against_call(options, inputs, segments=True):
+        return reason
+    dtypes = {leaf.dtype for leaf in jax.tree.leaves((inputs.query, inputs.key, inputs.value))}
+    names = ", ".join(sorted(dtype.name for dtype in dtypes))
+    if inputs.compute_dtype == jnp.float64 or "float16" in names.split(", "):
+        return f"needs tokens in float32 or bfloat16, as a TPU multiplies them; got {names}"
+    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+    lengths = inputs.query.shape[0], inputs.key.shape[0]
+    tile = _tile_lengths(options, *lengths)
+    padded = any(n % size for n, size in zip(lengths, tile, strict=True))
+    if (inputs.mask is not None or padded) and needs_stand_ins(
+        options.score, inputs.params, *sizes
+    ):
+        return (
+            f"does not serve the pair of {options.score}, which may have an infinite slope where a"
+            " mask hides a pair (a length that is no multiple of the tile counts as one); set"
+            " finite_slopes = True in the score if it has none"
+        )
+    return None
+
+
+def _tile_lengths(options: Options, target_length: int, source_length: int) -> tuple[int, int]:
+    """Tiles of whole vector registers, as equal as can be."""
+
+    def size(length: int, block: int) -> int:
+        registers = max(math.ceil(length / LANES), 1)
+        count = math.ceil(registers / max(block // LANES, 1))
+        return LANES * math.ceil(registers / count)
+
+    blocks = options.block_sizes
+    return size(target_length, blocks.query), size(source_length, blocks.key)
+
+
+def _forward(
+    call: KernelCall, operands: Operands, windows: Windows | None
+) -> tuple[Array, SoftmaxSums]:
+    program = tile_program(call, operands)
+    blocks = blocks_of(call, operands_in_tiles(program, operands), windows)
+    output, sums = calls.run(calls.forward_call, program, blocks)
+    return output.reshape(-1, output.shape[-1]), jax.tree.map(jnp.ravel, sums)
+
+
+def _backward(
+    call: KernelCall, operands: Operands, windows: Windows | None, doutput: Array, terms: RowTerms
+) -> Operands:
+    program = tile_program(call, operands)
+    tiles, pull_back = jax.vjp(functools.partial(operands_in_tiles, program), operands)
+    blocks = blocks_of(call, tiles, windows)._replace(
+        terms=rows_in_tiles(terms._replace(dlogsumexp=None), call.tiles[0]),
+        doutput=cut(doutput.astype(operands.values.dtype), call.tiles[0]),
+    )
+    calls.check_memory(blocks)
+    (doperands,) = pull_back(calls.run(calls.backward_call, program, blocks))
+    return doperands
+
+
+_KERNELS = Kernels("mosaic_tpu", _reason_against, _tile_lengths, _forward, _backward)
+attend = functools.partial(attention_by, _KERNELS)

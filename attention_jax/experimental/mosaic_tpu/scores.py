@@ -1,0 +1,74 @@
+"""The scores whose `pair` and `pair_vjp` run in kernels on a TPU, equal in all values."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.products import einsum
+from attention_jax.experimental.mosaic_tpu.tanh_tiles import tanh_tile, tanh_tile_vjp
+from attention_jax.experimental.score_forms import form_of
+from attention_jax.scores import Additive, Dot, Params, Score, WrappedScore
+
+Array = jax.Array
+
+
+@functools.singledispatch
+def on_tpu(score: Score) -> Score:
+    """The score in kernels: by default itself, as every score of a user. See `form_of`."""
+    return score
+
+
+@dataclasses.dataclass(frozen=True)
+class DotOnTpu(Dot):
+    """The tiles of a dot product, without barriers in its gradient: Mosaic cannot lower them."""
+
+    score: Dot = Dot()
+
+    def factor(self, q_features: Array) -> float:
+        return self.score.factor(q_features)
+
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        dlogits = self._scaled(dlogits, q_features)
+        dk_features = transposed_product(q_features, dlogits)  # first: fewer instructions
+        dq_features = einsum("ts,sd->td", dlogits, k_features)
+        return jax.tree.map(jnp.zeros_like, params), dq_features, dk_features
+
+
+@dataclasses.dataclass(frozen=True)
+class AdditiveOnTpu(Score):
+    """The tiles of `Additive`."""
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        return tanh_tile(params["v"], q_features, k_features)
+
+    def pair_vjp(
+        self, params: Params, q_features: Array, k_features: Array, dlogits: Array
+    ) -> tuple[Params, Array, Array]:
+        dv, dq_features, dk_features = tanh_tile_vjp(params["v"], q_features, k_features, dlogits)
+        return {**params, "v": dv}, dq_features, dk_features
+
+
+@on_tpu.register
+def _(score: Dot) -> Score:
+    return DotOnTpu(score)
+
+
+@on_tpu.register
+def _(score: Additive) -> Score:
+    return AdditiveOnTpu()
+
+
+@on_tpu.register
+def _(score: WrappedScore) -> Score:
+    return dataclasses.replace(score, score=form_of(on_tpu, score.score))
+
+
+def transposed_product(left: Array, right: Array) -> Array:
+    """right^T left, ([t, d], [t, s]) -> [s, d], as (left^T right)^T: `tall_product` in a kernel."""
+    return einsum("dt,ts->ds", left.T, right).T

@@ -1,0 +1,15 @@
+"""Modules under the names that they had: pickles of earlier versions find their classes there."""
+
+import importlib
+import sys
+
+MOVED = {
+    "implementations.contract": "tiles.options",
+    "pairwise.biases": "positions.biases",
+    "pairwise.dropout": "positions.dropout",
+    "pairwise.mask_algebra": "positions.mask_algebra",
+    "pairwise.masks": "positions.masks",
+    "pairwise.position_functions": "positions.position_functions",
+}
+for _before, _now in MOVED.items():
+    sys.modules[f"attention_jax.{_before}"] = importlib.import_module(f"attention_jax.{_now}")

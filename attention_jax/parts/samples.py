@@ -1,0 +1,83 @@
+"""What a function of a user gives on fixed numbers, and whether two such results are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxpr_as_fun
+
+from attention_jax.core.arrays import cast_floats
+from attention_jax.parts.digests import without_prints
+
+Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
+
+
+def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
+    """NumPy arrays that a function gives of NumPy arrays, also in the middle of a trace.
+
+    Nothing of it is seen: what the function prints is left out. NaN and infinities are the
+    caller's to judge, also under `jax_debug_nans` and `jax_debug_infs`.
+    """
+    with (
+        jax.ensure_compile_time_eval(),
+        jax.transfer_guard("allow"),
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+    ):
+        trace = jax.make_jaxpr(lambda *arrays: function(*arrays), return_shape=True)
+        program, shapes = trace(*arguments)
+        results = jax.jit(jaxpr_as_fun(without_prints(program)))(*jax.tree.leaves(arguments))
+        return jax.tree.unflatten(jax.tree.structure(shapes), map(np.asarray, results))
+
+
+def close(left: Any, right: Any) -> bool:
+    """Whether two arrays are equal up to rounding in float32, NaN included."""
+    if left.shape != right.shape or left.dtype == jax.dtypes.float0:  # cotangents of integers
+        return left.shape == right.shape
+    largest = np.abs(right[np.isfinite(right)]).max(initial=1.0)
+    return np.allclose(left, right, 1e-4, 1e-4 * largest, equal_nan=True)
+
+
+def sample_numbers(
+    function: Callable[..., jax.Array], init: Callable[[jax.Array], Any], *shapes: tuple[int, ...]
+) -> Numbers:
+    """Values and gradients of `function(params, *arrays)` on fixed numbers in float32.
+
+    A function that is written in another way has the same up to rounding, on every device and with
+    every version of JAX. They are those of initial params and of random ones. Of each param and of
+    each gradient there is one number, a sum with random coefficients.
+
+    Args:
+        function: returns a float array.
+        init: makes the params of a PRNG key.
+        shapes: of the arrays.
+    """
+    random = np.random.default_rng(0)
+
+    def drawn(like: Any) -> np.ndarray:
+        numbers = random.standard_normal(np.shape(like))
+        return (numbers + np.copysign(0.5, numbers)).astype(np.float32)  # none is near 0
+
+    def numbers(*arguments: Any) -> tuple[jax.Array, ...]:
+        values, pull_back = jax.vjp(function, *arguments)
+        leaves = jax.tree.leaves((arguments, pull_back(jnp.asarray(drawn(values), values.dtype))))
+        return jnp.ravel(values), jnp.stack([jnp.sum(leaf * drawn(leaf)) for leaf in leaves])
+
+    with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
+        key = jax.random.key(0, impl="threefry2x32")
+        initial = on_numbers(lambda: cast_floats(init(key), jnp.dtype(jnp.float32)))
+        others = jax.tree.map(lambda leaf: abs(0.3 * drawn(leaf)), initial)
+        arrays = [drawn(np.empty(shape)) for shape in shapes]
+        results = [on_numbers(numbers, params, *arrays) for params in (initial, others)]
+    flat = np.concatenate(jax.tree.leaves(results)).tolist()
+    return [float(f"{number:.8g}") if np.isfinite(number) else None for number in flat]
+
+
+def same_numbers(left: Numbers, right: Numbers) -> bool:
+    """Whether two results of `sample_numbers` are equal up to rounding."""
+    pairs = zip(np.array(left, float), np.array(right, float), strict=False)
+    return len(left) == len(right) and all(close(*pair) for pair in pairs)

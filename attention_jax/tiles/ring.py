@@ -1,0 +1,108 @@
+"""Ring attention: tiled attention over sequences that are sharded over n devices.
+
+Every device keeps its queries. The keys and values go round the ring of devices, one device's share
+per round. The work on a tile and its gradients are those of `tiled`, since each row saves its
+largest logit and its sum of exponentials over the keys of all devices. In the backward pass keys
+and values travel together with their gradients. Each device needs the memory of `tiled` for T / n
+queries and S / n keys. Tokens are projected before the first round, so that features travel.
+
+With a causal mask, late queries attend to more keys than early ones. So each device first exchanges
+the second half of its tokens with its mirror image, device p with device n - 1 - p. Then each
+device has the same work, in every round:
+
+    device        0        1        2        3
+    sharded      0 1      2 3      4 5      6 7
+    mirrored     0 7      2 5      4 3      6 1
+
+Source: Liu, Zaharia and Abbeel 2023, section 3. Brandon et al. 2023 for the imbalance; they give
+each device every n-th token, so that no tile is a run of consecutive positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.normalizers import AttentionStatistics
+from attention_jax.positions.biases import ShiftedBias
+from attention_jax.positions.mask_algebra import ShiftedMask
+from attention_jax.positions.masks import Mask
+from attention_jax.positions.position_functions import Shifts
+from attention_jax.tiles import prepare as tiling
+from attention_jax.tiles import tiled
+from attention_jax.tiles.options import Inputs, Options, results
+from attention_jax.tiles.prepare import Arrays
+from attention_jax.tiles.rounds import Plan, Ring
+from attention_jax.tiles.tile_arrays import joined
+
+Array = jax.Array
+
+
+def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
+    """Attention for one device's part of one example, under `jax.shard_map`.
+
+    Args:
+        options: as for every implementation.
+        axis: the mesh axis over which sequences are sharded.
+        inputs: query, key and value are the device's part; mask and bias are functions of positions
+            in the whole sequences.
+
+    Returns:
+        the device's part of the output in the query's dtype, and of the statistics in the compute
+        dtype.
+    """
+    lengths = inputs.query.shape[0], inputs.key.shape[0]
+    plan = tiling.make_plan(options, *(math.ceil(length / 2) for length in lengths))
+    ring = Ring(axis, lengths, plan.padded_lengths)
+    plan = dataclasses.replace(plan, lengths=lengths, ring=ring)
+    rows = tiled.attend_tiles(plan, _prepare(plan, ring, inputs))
+    rows = jax.tree.map(lambda tiles: joined(tiles, lengths[0]), rows)
+    return jax.tree.map(lambda row: ring.mirrored(row, 0), results(options, inputs, *rows))
+
+
+def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> Arrays:
+    """`tiling.prepare` for the tokens of this device.
+
+    The schedule has an axis [devices] in front, for the rounds. All are made before the first
+    round, and the batch decides about all tiles together: a batch that is sharded over another mesh
+    axis then needs one small reduction, and none in a round.
+    """
+    shifts, devices = ring.shifts(jnp.zeros((), int)), jax.lax.axis_size(ring.axis)
+
+    def shifted_mask(plan: Plan, shifts: Shifts) -> Mask | None:
+        shifted = None if inputs.mask is None else ShiftedMask(inputs.mask, shifts)
+        return tiling.mask_with_padding(plan, shifted)
+
+    def used(lengths: tuple[int, int], **unshifted: Any) -> tuple[Array | None, Array | None]:
+        """The used tokens among the queries or the keys of all devices."""
+        part = dataclasses.replace(plan, lengths=lengths)
+        mask = shifted_mask(part, dataclasses.replace(shifts, **unshifted))
+        if mask is None:
+            return None, None
+        return tiling.used_tokens(part, mask, tiling.schedule_of(tiling.tile_statuses(part, mask)))
+
+    mask = shifted_mask(plan, shifts)
+    schedule = None
+    if mask is not None:
+        statuses = jax.lax.map(
+            lambda step: tiling.tile_statuses(plan, ring.at_round(mask, step)),
+            jnp.arange(devices),
+        )
+        schedule = tiling.schedule_of(statuses)
+    (queries, keys), zero = ring.lengths, jnp.zeros(1, int)
+    counts, _ = used((queries, devices * keys), keys=zero)
+    _, used_keys = used((devices * queries, keys), queries=zero)
+    parts = inputs._replace(
+        query=ring.mirrored(inputs.query, 0),
+        key=ring.mirrored(inputs.key, 1),
+        value=ring.mirrored(inputs.value, 1),
+        bias=None if inputs.bias is None else ShiftedBias(inputs.bias, shifts),
+    )
+    arrays = tiling.in_tiles(plan, parts, mask, schedule, (counts, used_keys), devices * keys)
+    if arrays.dropout_mask is not None:
+        arrays = arrays._replace(dropout_mask=ShiftedMask(arrays.dropout_mask, shifts))
+    return arrays

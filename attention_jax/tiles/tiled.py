@@ -1,0 +1,342 @@
+"""Tiled attention with a hand-written gradient: memory linear in T and S, for every score.
+
+The forward pass folds the state of a normaliser over tiles of keys: for softmax, the online
+softmax; for a normaliser with a threshold, first the search for it. It saves its inputs, the
+output, and a few numbers of each row, from which the backward pass recomputes the weights of every
+tile: for softmax, the largest logit and the sum of exponentials. (The logsumexp alone would
+suffice, but its rounding error at logits of 1e4 is 1e-3 of the weights in float32.) All other
+derivatives are those of `plain_tiles`, in linear memory as well.
+
+`ring` runs the same code on many devices: `rounds` loops over the keys of all devices.
+
+Source: Dao et al. 2022, algorithms 1 and 4, there for scaled dot and without statistics.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import accumulator_dtype
+from attention_jax.core.custom_vjp import custom_vjp
+from attention_jax.core.meshes import varying_as
+from attention_jax.core.products import einsum, tall_product
+from attention_jax.normalizers import AttentionStatistics
+from attention_jax.normalizers.contract import family_of
+from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
+from attention_jax.normalizers.threshold import with_threshold
+from attention_jax.tiles import prepare as tiling
+from attention_jax.tiles import tile_arrays
+from attention_jax.tiles import twin as plain_tiles
+from attention_jax.tiles.bias_tiles import BiasTiles, add_gradient
+from attention_jax.tiles.options import Inputs, Options, results
+from attention_jax.tiles.prepare import Arrays
+from attention_jax.tiles.rounds import Plan, fold_rounds, key_tile_loops, rows_of_ring
+from attention_jax.tiles.stand_ins import pair_vjp_with_stand_ins
+from attention_jax.tiles.tile import Tile, empty_sums
+
+Array = jax.Array
+
+
+def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
+    """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
+    target_length = inputs.query.shape[0]
+    if 0 in (target_length, inputs.key.shape[0]):  # no tiles
+        zeros = jnp.zeros((target_length, inputs.value.shape[-1]), inputs.compute_dtype)
+        sums = RowSums.empty(options.normalizer, zeros, entropy=options.return_statistics)
+        rows = sums.finalize(options.normalizer)
+        return results(options, inputs, rows.output, rows.summary)
+    rows = attend_tiles(*tiling.prepare(options, inputs))
+    output, summary = jax.tree.map(lambda tiles: tile_arrays.joined(tiles, target_length), rows)
+    return results(options, inputs, output, summary)
+
+
+@functools.partial(
+    custom_vjp,
+    nondiff_argnums=(0,),
+    twin=plain_tiles.attend_tiles,
+    linear=lambda plan, arrays: arrays.values,
+)
+def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
+    """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t] of softmax.
+
+    The summary leaves out a sink. It has an entropy if statistics are requested.
+
+    Args:
+        plan: the sizes and numbers of tiles, and the ring if the keys are on many devices.
+        arrays: in a ring with the positions of the first round, and the schedules of all rounds.
+    """
+    rows = _forward(plan, arrays)
+    return rows.output, rows.summary
+
+
+class Residuals(NamedTuple):
+    """The arrays that the forward pass saves for the backward pass."""
+
+    arrays: Arrays
+    rows: FinalRows  # [query_tiles, t, ...]
+
+
+def _attend_fwd(plan, arrays):
+    rows = _forward(plan, arrays)
+    results = rows.output, rows.summary
+    if rows.summary is not None:  # `jax_debug_infs` would refuse an infinity
+        rows = rows._replace(summary=rows.summary._replace(largest=None))
+    return results, Residuals(arrays, rows)
+
+
+def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
+    """The results of all rows: one tile of queries after the other, each over its tiles of keys."""
+    tiles, empty = (jnp.arange(plan.query_tiles), arrays.queries), empty_sums(plan, arrays)
+    if plan.ring is not None:
+        return rows_of_ring(plan, arrays, tiles, functools.partial(_add_keys, plan), empty)
+
+    def rows_of_tile(tile: tuple[Array, Any]) -> FinalRows:
+        return _add_keys(plan, arrays, *tile, empty).finalize(plan.options.normalizer)
+
+    return jax.lax.map(rows_of_tile, tiles)
+
+
+def _add_keys(plan: Plan, arrays: Arrays, i: Array, queries: Any, sums: RowSums) -> RowSums:
+    """The sums of the i-th tile of queries after the keys of `arrays`.
+
+    A normaliser with a threshold first searches for it, and visits the keys several times.
+    """
+    family = family_of(plan.options.normalizer, arrays.normalizer_params)
+    order, loops = key_tile_loops(plan, arrays.schedule, i)
+
+    def over_keys(update: Callable[..., Any], carry: Any) -> Any:
+        def visit_key_tile(masked: bool, n: Array, carry: Any) -> Any:
+            tile = Tile(plan, arrays, i, order[n], masked)
+            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), tile.j)
+            logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
+            return update(carry, logits, values, tile.factors_of_values)
+
+        for masked, first, end in loops:
+            visit = functools.partial(visit_key_tile, masked)
+            carry = jax.lax.fori_loop(first, end, visit, carry)
+        return carry
+
+    sums = with_threshold(sums, family, over_keys, plan.padded_lengths[1])
+    return over_keys(functools.partial(RowSums.update, family=family), sums)
+
+
+class RowCotangents(NamedTuple):
+    """The shift of each row, and its cotangents, divided by the row's divisor.
+
+    The gradient of a pair is its undivided weight times these, so the divisor counts once.
+    """
+
+    shift: RowShift  # [t] with the reference +inf for a row without weights
+    # [t] by which `doutput` is still to be divided. In bfloat16 dO is exact and dO / n is not: in a
+    # saturated row, dO . v_j - dO . mean would be that rounding.
+    divisor: Array | None
+    doutput: Array  # [t, Dv]
+    doffset: Array | None  # [t] dn' - dO . mean - dH (H - log n); None if it is 0
+    dentropy: Array | None  # [t]
+
+
+class KeyGradients(NamedTuple):
+    """The gradients that travel with the keys of a ring, summed over tiles of queries so far."""
+
+    keys: Any  # [key_tiles, s, Fk] of features, or a pytree of such arrays
+    values: Array  # [key_tiles, s, Dv]
+
+
+class SharedGradients(NamedTuple):
+    """The gradients of what all pairs share, summed over the tiles so far."""
+
+    params: Any
+    biases: BiasTiles
+    normalizer_params: Any
+    damping: BiasTiles
+
+
+# For softmax, with its weights w, the output O = sum_j w_j value_j of a row and a cotangent dO,
+#     dvalue_j = w_j dO,    dx_j = w_j (dO . value_j - dO . O),
+# and the score pulls the dx back. A hidden pair has w = exp(-inf) = 0, so its gradients are 0.
+#
+# In general, with x the transformed logits of a row, w its weights, w' their derivatives (w for
+# softmax), a damping d (0 without one), u = dropout(w) exp(d) and O = sum_j u_j value_j,
+#     dvalue_j = u_j dO,    dd_j = u_j dO . value_j,
+#     dx_j = w'_j (dropout(dO . value_j) exp(d_j) - dO . mean),
+# with the mean of `normalizers.contract`: O for softmax, 0 for weights that do not sum to 1. The
+# parameters of the normaliser and of its transform get what the same cotangent of the weights,
+# the bracket, gives them. For softmax with the sum n of exponentials and the entropy H, and the
+# cotangents dn' of log n and dH, the bracket also has the terms
+#     dn' - dH (log w_j + H),
+# since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). No tile forms w = exp(x - M) / n: it
+# has exp(x - M), and the cotangents of each row are divided by its divisor n once.
+def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arrays]:
+    arrays = residuals.arrays
+    rows = _row_cotangents(plan, residuals, cotangents)
+    of_keys = KeyGradients(arrays.keys, arrays.values)
+    shared = SharedGradients(*(getattr(arrays, name) for name in SharedGradients._fields))
+    zeros, other_zeros = _zeros(of_keys), _zeros((arrays.queries, shared))
+    visit = functools.partial(_add_gradients, plan, rows)
+    of_keys, (dqueries, shared) = fold_rounds(plan.ring, arrays, zeros, other_zeros, visit)
+    gradients = {"queries": dqueries, **of_keys._asdict(), **shared._asdict()}
+    floats = {name: getattr(arrays, name) for name in gradients}
+    gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), gradients, floats)
+    return (Arrays(**gradients),)
+
+
+attend_tiles.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _zeros(tree: Any) -> Any:
+    """Zeros of the shapes of the leaves, in at least float32 for the sum of gradients of tiles.
+
+    Leaves that are no floats stay as they are.
+    """
+
+    def zeros(leaf: Array) -> Array:
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.zeros_like(leaf, dtype=accumulator_dtype(leaf)) if is_float else leaf
+
+    return jax.tree.map(zeros, tree)
+
+
+def _add_gradients(
+    plan: Plan,
+    rows: RowCotangents,
+    arrays: Arrays,
+    of_keys: KeyGradients,
+    others: tuple[Any, SharedGradients],
+) -> tuple[KeyGradients, tuple[Any, SharedGradients]]:
+    """Adds what all tiles of queries and the keys of `arrays` give to the gradients.
+
+    The others are those of the queries, and those of what all pairs share.
+    """
+
+    def visit_query_tile(carry: Any, query_tile: Any) -> tuple[Any, Any]:
+        i, queries, rows, dqueries = query_tile
+        scale = _scale_of_float16(arrays, rows)
+        if scale is not None:
+            rows = RowCotangents(*rows[:2], *jax.tree.map(lambda leaf: leaf * scale, rows[2:]))
+        order, loops = key_tile_loops(plan, arrays.schedule, i)
+
+        def visit_key_tile(masked: bool, n: Array, carry: Any) -> Any:
+            dqueries, of_keys, shared = carry
+            tile = Tile(plan, arrays, i, order[n], masked)
+            dq, of_tile, dparams, dnormalizer, dlogits, ddamping = _tile_gradients(
+                tile, queries, rows, scale
+            )
+            dqueries = jax.tree.map(jnp.add, dqueries, dq)
+            of_keys = tile_arrays.add_tile(of_keys, tile.j, of_tile)
+            shared = SharedGradients(
+                params=jax.tree.map(jnp.add, shared.params, dparams),
+                biases=add_gradient(shared.biases, arrays.biases, dlogits, plan, i, tile.j),
+                normalizer_params=jax.tree.map(jnp.add, shared.normalizer_params, dnormalizer),
+                damping=add_gradient(shared.damping, arrays.damping, ddamping, plan, i, tile.j),
+            )
+            return dqueries, of_keys, shared
+
+        carry = varying_as((dqueries, *carry), arrays, rows)
+        for masked, first, end in loops:
+            visit = functools.partial(visit_key_tile, masked)
+            carry = jax.lax.fori_loop(first, end, visit, carry)
+        dqueries, *carry = carry
+        return tuple(carry), dqueries
+
+    dqueries, shared = others
+    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
+    (of_keys, shared), dqueries = jax.lax.scan(visit_query_tile, (of_keys, shared), tiles)
+    return of_keys, (dqueries, shared)
+
+
+def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCotangents:
+    """The rows' terms from the saved arrays and the cotangents of output and statistics."""
+    doutput, dsummary = cotangents
+    rows = residuals.rows
+    # A row without keys sends gradient 0, whatever its cotangent is, NaN included.
+    doutput = jnp.where(rows.empty[..., None], 0, doutput)
+    shift = rows.shift._replace(reference=jnp.where(rows.empty, jnp.inf, rows.shift.reference))
+    doffset: Any = None
+    dentropy = None
+    if plan.options.normalizer.family.sums_to_one:
+        mean = rows.output if rows.mean is None else rows.mean
+        doffset = -jnp.sum(doutput * mean, axis=-1)
+    if rows.summary is not None:
+        doffset = doffset + jnp.where(rows.empty, 0, dsummary.log_sum)
+        if rows.summary.entropy is not None:
+            dentropy = jnp.where(rows.empty, 0, dsummary.entropy)
+            doffset = doffset - dentropy * (rows.summary.entropy - rows.summary.log_sum)
+    terms = jax.tree.map(lambda row: row / rows.divisor, (doffset, dentropy))
+    if residuals.arrays.values.dtype == jnp.bfloat16:
+        return RowCotangents(shift, rows.divisor, doutput, *terms)
+    return RowCotangents(shift, None, doutput / rows.divisor[..., None], *terms)
+
+
+def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
+    """A power of two that brings the cotangents of t rows to the size 1; None without float16.
+
+    Divided by the divisor of a long row, they underflow in the products of float16.
+    """
+    tokens = jax.tree.leaves((arrays.queries, arrays.keys, arrays.values))
+    if all(leaf.dtype != jnp.float16 for leaf in tokens):
+        return None
+    largest = functools.reduce(
+        jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(rows[2:])]
+    )
+    exponent = jnp.frexp(largest)[1]
+    # Neither the power nor its inverse overflows.
+    return jnp.ldexp(jnp.ones_like(largest), jnp.clip(-exponent, -100, 100))
+
+
+def _tile_gradients(
+    tile: Tile, queries: Any, rows: RowCotangents, scale: Array | None
+) -> tuple[Any, KeyGradients, Any, Any, Array, Array]:
+    """The gradients of one tile, divided by `scale`.
+
+    Returns:
+        those of the queries' features [t, Fq], of the keys' features [s, Fk] and values [s, Dv], of
+        the score's parameters, of the normaliser's parameters, of the logits [t, s], and of the
+        damping [t, s].
+    """
+    arrays, normalizer = tile.arrays, tile.plan.options.normalizer
+    keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), tile.j)
+    logits = tile.logits(queries, keys)
+
+    def undivided_weights(params: Any, logits: Array) -> tuple[Array, Array]:
+        shifted = rows.shift.shifted(tile.transformed(params, logits))
+        return family_of(normalizer, params).weight(shifted), shifted
+
+    undivided, pull_back, shifted = jax.vjp(
+        undivided_weights, arrays.normalizer_params, logits, has_aux=True
+    )
+    dfactors, doutput = einsum("td,sd->ts", rows.doutput, values), rows.doutput
+    if rows.divisor is not None:
+        dfactors, doutput = (each / rows.divisor[:, None] for each in (dfactors, doutput))
+    factors, dweights = map(tile.factors_of_values, (undivided, dfactors))
+    dvalues = tall_product(doutput.astype(values.dtype), factors)
+    if rows.doffset is not None:
+        dweights = dweights + rows.doffset[:, None]
+    if rows.dentropy is not None:
+        # A term with weight 0 is 0: 0 * -inf would be NaN.
+        dweights = dweights - rows.dentropy[:, None] * jnp.where(undivided > 0, shifted, 0)
+    dnormalizer, dlogits = pull_back(dweights)
+    dparams, dq, dk = pair_vjp_with_stand_ins(
+        tile.plan.options.score,
+        arrays.params,
+        queries,
+        keys,
+        tile.allowed(),
+        arrays.stand_ins,
+        dlogits,
+    )
+    gradients = dq, KeyGradients(dk, dvalues), dparams, dnormalizer, dlogits, dfactors * factors
+    if scale is None:
+        return gradients
+    return jax.tree.map(
+        lambda gradient: (
+            gradient  # of a flag in the params, 0
+            if gradient.dtype == jnp.bool_
+            else (gradient / scale).astype(gradient.dtype)
+        ),
+        gradients,
+    )

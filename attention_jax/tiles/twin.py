@@ -1,0 +1,87 @@
+"""The checkpointed tile loop that JAX differentiates: `tiled`'s twin, for all but reverse mode.
+
+It is a map over tiles of queries around a scan over tiles of keys. When JAX differentiates the two
+bodies, it recomputes them instead of saving their intermediate arrays (`jax.checkpoint`). The
+loop has no gradient rule by hand, and a rule that a score has for `pair` (additive attention has
+one) composes with every transformation. So every derivative exists, in any mode and order, in
+linear memory. In reverse mode it is slower than the hand-written backward pass of `tiled`.
+
+Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import cast_floats
+from attention_jax.normalizers.contract import family_of
+from attention_jax.normalizers.rows import FinalRows, RowSummary, RowSums
+from attention_jax.normalizers.threshold import with_threshold
+from attention_jax.tiles.prepare import DIFFERENTIABLE, Arrays
+from attention_jax.tiles.rounds import Plan, key_tile_loops, rows_of_ring
+from attention_jax.tiles.tile import Tile, empty_sums
+from attention_jax.tiles.tile_arrays import repeated
+
+Array = jax.Array
+
+
+def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
+    """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as in `tiled`."""
+    # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
+    floats = {name: getattr(arrays, name) for name in DIFFERENTIABLE}
+    arrays = arrays._replace(**cast_floats(floats, arrays.compute_dtype))
+
+    # Each tile of queries consists of its index, its features and its rows of the bias tables.
+    tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
+    tiles = jnp.arange(plan.query_tiles), arrays.queries, tables
+    empty = empty_sums(plan, arrays)
+    if plan.ring is None:
+
+        @jax.checkpoint
+        def rows_of_tile(tile: tuple[Array, Any, Any]) -> FinalRows:
+            sums = _add_keys(plan, arrays, *tile, empty)
+            return sums.finalize(plan.options.normalizer)
+
+        rows = jax.lax.map(rows_of_tile, tiles)
+    else:
+        add_keys = functools.partial(_add_keys, plan)
+        rows = rows_of_ring(plan, arrays, tiles, add_keys, empty, jax.checkpoint)
+    return rows.output, rows.summary
+
+
+def _add_keys(
+    plan: Plan, arrays: Arrays, i: Array, queries: Any, tables: list[Array], sums: RowSums
+) -> RowSums:
+    """The sums of the i-th tile of queries after the keys of `arrays`, as in `tiled`."""
+    family = family_of(plan.options.normalizer, arrays.normalizer_params)
+    order, loops = key_tile_loops(plan, arrays.schedule, i)
+    *_, (*_, visited) = loops
+    # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
+    # into all keys would give a gradient of the size of all keys in every step.
+    keys, values = jax.tree.map(lambda tiles: tiles[order], (arrays.keys, arrays.values))
+    tables = [repeated(table, plan.key_tiles)[order] for table in tables]
+    key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
+
+    def over_keys(update: Callable[..., Any], carry: Any) -> Any:
+        @jax.checkpoint
+        def visit_key_tile(carry: Any, key_tile: Any) -> tuple[Any, None]:
+            n, *rest = key_tile
+            return jax.lax.cond(n < visited, add_tile, lambda carry, *_: carry, carry, *rest), None
+
+        def add_tile(carry: Any, j: Array, keys: Any, values: Array, tables: list[Array]) -> Any:
+            # The tile of each table, as a table of a single tile.
+            biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
+            tile = Tile(plan, arrays._replace(biases=biases), i, j, arrays.mask is not None)
+            logits = tile.logits(queries, keys, differentiable=True)
+            logits = tile.transformed(arrays.normalizer_params, logits)
+            return update(carry, logits, values, tile.factors_of_values)
+
+        return jax.lax.scan(visit_key_tile, carry, key_tiles)[0]
+
+    sums = with_threshold(sums, family, over_keys, plan.padded_lengths[1])
+    return over_keys(functools.partial(RowSums.update, family=family), sums)
