@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.core import pairwise_tanh
 from attention_jax.core.checks import check_integer
 from attention_jax.core.products import matmul
-from attention_jax.scores import pairwise_tanh
 from attention_jax.scores.contract import Params, Score, TileCost, init_shapes
 
 Array = jax.Array

@@ -10,7 +10,7 @@ from conformance import quick_jit
 from oracles import normal
 from score_cases import slow_unless
 
-from attention_jax.scores import pairwise_tanh
+from attention_jax.core import pairwise_tanh
 
 SMALL, LOOP = (9, 8, 17), (33, 32, 17)  # shapes t, s, A that are written out, and that loop
 # Queries beyond either limit take another formula.
