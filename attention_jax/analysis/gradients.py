@@ -37,7 +37,7 @@ from attention_jax.positions.biases import Bias
 from attention_jax.positions.masks import Mask
 from attention_jax.scores import Params, Score
 from attention_jax.tiles import Inputs, Options
-from attention_jax.tiles.batching import vmap_over_batch
+from attention_jax.tiles.options import vmap_over_batch
 from attention_jax.whole.masked_softmax import masked_softmax
 
 Array = jax.Array

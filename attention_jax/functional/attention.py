@@ -28,7 +28,7 @@ from attention_jax.positions.masks import Mask
 from attention_jax.positions.position_functions import pad_rank
 from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ScoreLike
 from attention_jax.tiles import BlockSizes, Inputs, Options
-from attention_jax.tiles.batching import vmap_over_batch
+from attention_jax.tiles.options import vmap_over_batch
 from attention_jax.whole.reference import logits_mask_and_values
 
 Array = jax.Array

@@ -19,7 +19,7 @@ from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_sc
 from attention_jax.scores.projected_keys import key_feature_shapes
 from attention_jax.scores.wrapped import LogitMap
 from attention_jax.tiles import Inputs, Options
-from attention_jax.tiles.batching import vmap_over_batch
+from attention_jax.tiles.options import vmap_over_batch
 from attention_jax.whole.masked_softmax import masked_softmax
 from attention_jax.whole.query_chunks import Chunk, allowed_only, attend_in_order
 

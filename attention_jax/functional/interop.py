@@ -38,7 +38,7 @@ from attention_jax.positions.masks import Mask, as_mask, causal_mask, local_mask
 from attention_jax.positions.position_functions import pad_rank
 from attention_jax.scores import Dot, Params, ScaledDot, Score, ScoreLike, get_score
 from attention_jax.tiles import BlockSizes
-from attention_jax.tiles.batching import core_ndims_of_params
+from attention_jax.tiles.options import core_ndims_of_params
 
 Array = jax.Array
 

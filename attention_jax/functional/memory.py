@@ -17,9 +17,8 @@ from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes, checked_params
 from attention_jax.scores import KeyLike, Params, ProjectedKeys, ScoreLike, get_score
-from attention_jax.tiles.batching import core_ndims_of_params, map_over_batch
-from attention_jax.tiles.features import rounded_features
-from attention_jax.tiles.options import narrow_or
+from attention_jax.tiles.features import round_features
+from attention_jax.tiles.options import core_ndims_of_params, map_over_batch, narrow_or
 
 Array = jax.Array
 
@@ -79,7 +78,7 @@ def remember(
 
     def project(params: Params, key: Array) -> ProjectedKeys:
         features = score.project_key(*cast_floats((params, key), dtype))
-        features = rounded_features(score, features, "key", narrow_or(dtype, {key.dtype}))
+        features = round_features(score, features, "key", narrow_or(dtype, {key.dtype}))
         core_ndims = tuple(leaf.ndim for leaf in jax.tree.leaves(features))
         return ProjectedKeys(features, key.shape[-1], core_ndims)
 

@@ -25,7 +25,7 @@ from attention_jax.positions.biases import Bias
 from attention_jax.positions.masks import Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
 from attention_jax.tiles import Inputs, Options
-from attention_jax.tiles.batching import vmap_over_batch
+from attention_jax.tiles.options import vmap_over_batch
 from attention_jax.whole.query_chunks import Chunk, allowed_only, attend_in_order
 
 Array = jax.Array

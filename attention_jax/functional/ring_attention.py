@@ -17,7 +17,7 @@ from attention_jax.kernels.choice import chosen_block_sizes
 from attention_jax.normalizers.threshold import num_visits
 from attention_jax.scores import ProjectedKeys
 from attention_jax.tiles import Inputs, Options, ring
-from attention_jax.tiles.batching import explicit_batch_spec, vmap_over_batch
+from attention_jax.tiles.options import explicit_batch_spec, vmap_over_batch
 
 Array = jax.Array
 

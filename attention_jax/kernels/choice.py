@@ -26,8 +26,8 @@ from attention_jax.core.names import is_of_library
 from attention_jax.parts import Known
 from attention_jax.scores import Score, TileCost
 from attention_jax.scores.projected_keys import key_feature_shapes
+from attention_jax.tiles.features import may_have_infinite_slopes
 from attention_jax.tiles.options import BlockSizes, Inputs, Options
-from attention_jax.tiles.stand_ins import needs_stand_ins
 
 
 def _by_cost(elementwise: int, matmul: int, materialized: int) -> dict[TileCost, int]:
@@ -162,7 +162,7 @@ def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes
     table, cost = TABLES.get(backend, Table()), score.tile_cost
     if cost != "materialized" and inputs.mask is not None:
         sizes = inputs.query.shape[-1], inputs.key.shape[-1]
-        if needs_stand_ins(score, inputs.params, *sizes):
+        if may_have_infinite_slopes(score, inputs.params, *sizes):
             cost = "materialized"  # stand-ins are chosen per pair and feature
     numbers = _numbers_of_a_pair(cost, score, inputs)
     # Most of a tile that is much wider than a sliding window is masked.

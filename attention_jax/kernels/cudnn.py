@@ -36,8 +36,7 @@ from attention_jax.kernels.windows import bounds_of, parts_of
 from attention_jax.positions.masks import TracedLocalMask
 from attention_jax.scores import Dot, ScaledDot, Score, is_dot_product
 from attention_jax.scores.projected_keys import ProjectedKeys, key_feature_shapes
-from attention_jax.tiles.batching import core_ndims, map_over_batch, vmap_over_batch
-from attention_jax.tiles.options import Inputs, Options
+from attention_jax.tiles.options import Inputs, Options, core_ndims, map_over_batch, vmap_over_batch
 
 Array = jax.Array
 

@@ -15,7 +15,7 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.kernels.windows import hides_tokens, reason_against_mask, seen_tokens, windows_of
 from attention_jax.normalizers import Softmax
 from attention_jax.tiles import tiled
-from attention_jax.tiles.features import Operands, projected_tokens
+from attention_jax.tiles.features import Operands, project_tokens
 from attention_jax.tiles.options import Inputs, Options
 
 
@@ -64,7 +64,7 @@ def operands_of(options: Options, inputs: Inputs, padded: tuple[int, int]) -> tu
         windows = windows_of(inputs.mask, *lengths)
         if padded != lengths or hides_tokens(inputs.mask, *lengths):
             used = seen_tokens(windows, lengths[1])
-    return projected_tokens(options.score, inputs, padded, used), windows
+    return project_tokens(options.score, inputs, padded, used), windows
 
 
 def twin(options: Options, inputs: Inputs) -> Any:

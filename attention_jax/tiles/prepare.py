@@ -1,4 +1,4 @@
-"""Cuts the inputs of tiled attention into tiles of t queries and s keys, and schedules the tiles.
+"""The inputs of tiled attention cut into tiles of t queries and s keys, and the order of the tiles.
 
 `prepare` does all work outside of the main loop over tiles, for one example. It replaces, pads,
 projects and cuts tokens, at a cost of O(T + S); JAX differentiates this. Finding the tokens that no
@@ -8,8 +8,10 @@ results `(Plan, Arrays)` are all that the main loop needs. They contain no NaN t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,33 +21,89 @@ from jax.export import is_symbolic_dim
 from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.batches import all_over_batch
 from attention_jax.core.meshes import varying_as
-from attention_jax.positions import dropout
+from attention_jax.positions.biases import Bias, DenseBias, SumBias
+from attention_jax.positions.dropout import DropoutMask
 from attention_jax.positions.mask_algebra import TileStatus
 from attention_jax.positions.masks import Mask, padding_mask
-from attention_jax.tiles import bias_tiles
-from attention_jax.tiles.bias_tiles import BiasTiles
-from attention_jax.tiles.features import projected_tokens, stand_in_features
-from attention_jax.tiles.options import BlockSizes, Inputs, Options
-from attention_jax.tiles.rounds import Plan, TileSchedule, key_tile_loops
-from attention_jax.tiles.tile_arrays import cut
+from attention_jax.tiles.features import project_tokens, stand_in_features
+from attention_jax.tiles.options import Inputs, Options
 
 Array = jax.Array
+# (arrays, what belongs to their keys, carry) -> (what belongs to the keys, carry)
+Visit = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
-class Arrays(NamedTuple):
-    """The arrays in tiles, in the compute dtype unless a comment says otherwise.
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The static part of a tiled computation."""
 
-    Features and values keep the dtype of 16-bit tokens, in which they are multiplied.
+    options: Options
+    tile: tuple[int, int]  # t and s
+    lengths: tuple[int, int]  # T and S
+    ring: Any = None  # the `Ring` of devices that share the keys; None for a single device
+
+    @property
+    def query_tiles(self) -> int:
+        """The number of tiles of queries."""
+        return math.ceil(self.lengths[0] / self.tile[0])
+
+    @property
+    def key_tiles(self) -> int:
+        """The number of tiles of keys."""
+        return math.ceil(self.lengths[1] / self.tile[1])
+
+    @property
+    def padded_lengths(self) -> tuple[int, int]:
+        """T and S, padded to whole tiles."""
+        return self.query_tiles * self.tile[0], self.key_tiles * self.tile[1]
+
+    def positions(self, i: Array, j: Array) -> tuple[Array, Array]:
+        """The positions of the queries and of the keys of a tile, int [t] and [s]."""
+        t, s = self.tile
+        return i * t + jnp.arange(t), j * s + jnp.arange(s)
+
+    def over_rounds(self, arrays: Arrays, dkeys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
+        """`visit(arrays, dkeys, carry)`; in a ring once per round, on the keys that are there."""
+        once = visit if self.ring is None else functools.partial(self.ring.over_rounds, visit)
+        return once(arrays, dkeys, carry)
+
+
+class BiasTiles(NamedTuple):
+    """The summands of a bias: tables are cut, functions of position are evaluated tile by tile.
+
+    Each tile adds to its own part of a table's gradient, while every tile adds to the gradient of a
+    function's few arrays.
     """
 
-    queries: Any  # [query_tiles, t, Fq] features from `project_query`, or a pytree of such arrays
-    keys: Any  # [key_tiles, s, Fk] features from `project_key`, or a pytree of such arrays
-    values: Array  # [key_tiles, s, Dv]
+    tables: tuple[Array, ...]  # each [query_tiles or 1, key_tiles or 1, t or 1, s or 1]
+    functions: tuple[Bias, ...]
+
+
+class Shared(NamedTuple):
+    """What all pairs share, in the compute dtype."""
+
     # of the score, with what `tile_params` adds (for `Additive` two bools, whose gradient is 0)
     params: Any
     biases: BiasTiles
     normalizer_params: Any
     damping: BiasTiles
+
+
+class TileSchedule(NamedTuple):
+    """The order in which each tile of queries visits tiles of keys, shared by the whole batch."""
+
+    order: Array  # int [query_tiles, key_tiles] key tiles: full, then partly masked, then empty
+    full: Array  # int [query_tiles] the number of full key tiles
+    visited: Array  # int [query_tiles] the number of key tiles that are not empty
+
+
+class Arrays(NamedTuple):
+    """The arrays in tiles. Features and values keep 16 bits, in which they are multiplied."""
+
+    queries: Any  # [query_tiles, t, Fq] features from `project_query`, or a pytree of such arrays
+    keys: Any  # [key_tiles, s, Fk] features from `project_key`, or a pytree of such arrays
+    values: Array  # [key_tiles, s, Dv]
+    shared: Shared
     # What follows is not differentiated.
     mask: Any = None  # a `Mask`, or None
     schedule: TileSchedule | None = None  # None without a mask: all keys are visited in order
@@ -59,9 +117,6 @@ class Arrays(NamedTuple):
         return accumulator_dtype(self.values)
 
 
-DIFFERENTIABLE = Arrays._fields[: Arrays._fields.index("mask")]
-
-
 def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
@@ -71,7 +126,27 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     if mask is not None:
         schedule = schedule_of(tile_statuses(plan, mask))
         used = used_tokens(plan, mask, schedule)
-    return plan, in_tiles(plan, inputs, mask, schedule, used or (None, None), lengths[1])
+    return plan, cut_inputs(plan, inputs, mask, schedule, used or (None, None), lengths[1])
+
+
+def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
+    """Cuts T and S into tiles of equal size, no larger than `options.block_sizes`."""
+    if is_symbolic_dim(query_length) or is_symbolic_dim(key_length):
+        raise NotImplementedError(
+            "implementation 'tiled' needs lengths that are known at tracing time; got T ="
+            f" {query_length}, S = {key_length}: use 'reference', or export it for each length"
+        )
+
+    def even_size(length: int, block: int) -> int:
+        """The smallest equal size of tiles that needs no more of them than the size `block`."""
+        count = max(math.ceil(length / block), 1)
+        size = math.ceil(length / count)
+        # A multiple of 8 fills the vector registers; the padding is masked.
+        return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
+
+    blocks = options.block_sizes
+    tile = even_size(query_length, blocks.query), even_size(key_length, blocks.key)
+    return Plan(options, tile, (query_length, key_length))
 
 
 def mask_with_padding(plan: Plan, mask: Mask | None) -> Mask | None:
@@ -82,78 +157,7 @@ def mask_with_padding(plan: Plan, mask: Mask | None) -> Mask | None:
     return unpadded if mask is None else mask & unpadded
 
 
-def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
-    """Cuts T and S into tiles of equal size, no larger than `options.block_sizes`."""
-    if is_symbolic_dim(query_length) or is_symbolic_dim(key_length):
-        raise NotImplementedError(
-            "implementation 'tiled' needs lengths that are known at tracing time; got T ="
-            f" {query_length}, S = {key_length}: use 'reference', or export it for each length"
-        )
-    blocks = options.block_sizes
-    tile = BlockSizes(_even_size(query_length, blocks.query), _even_size(key_length, blocks.key))
-    return Plan(options, tile, (query_length, key_length))
-
-
-def in_tiles(
-    plan: Plan,
-    inputs: Inputs,
-    mask: Mask | None,
-    schedule: TileSchedule | None,
-    used: tuple[Array | None, Array | None],
-    source_length: int,
-) -> Arrays:
-    """Replaces unused tokens, pads to whole tiles, projects and cuts.
-
-    Args:
-        plan: the sizes and numbers of tiles.
-        inputs: the arrays of one example.
-        mask: that of the tiles, which hides padding too.
-        schedule: of the tiles, for this mask.
-        used: see `used_tokens`; None if every query has all keys, and None if all keys are used.
-        source_length: the number of all keys, those of other devices included.
-    """
-    score, dtype = plan.options.score, inputs.compute_dtype
-    keys_per_query, used_keys = used
-    used_queries = None if keys_per_query is None else keys_per_query > 0
-    q_features, k_features, values, params = projected_tokens(
-        score,
-        inputs,
-        plan.padded_lengths,
-        (used_queries, used_keys),
-        plan.ring.axis if plan.ring else None,
-    )
-    dropout_mask, num_keys = None, None
-    if plan.options.dropout_rate > 0:
-        dropout_mask = dropout.DropoutMask(plan.options.dropout_rate, inputs.dropout_rng)
-    if plan.options.normalizer.uses_num_keys:
-        counts = jnp.asarray(source_length) if keys_per_query is None else keys_per_query
-        num_keys = cut(jnp.broadcast_to(counts, plan.padded_lengths[:1]), plan.query_tiles)
-        num_keys = num_keys.astype(dtype)
-    return Arrays(
-        queries=jax.tree.map(functools.partial(cut, count=plan.query_tiles), q_features),
-        keys=jax.tree.map(functools.partial(cut, count=plan.key_tiles), k_features),
-        values=cut(values, plan.key_tiles),
-        params=score.tile_params(params, q_features),
-        biases=bias_tiles.prepare(inputs.bias, dtype, plan),
-        normalizer_params=cast_floats(inputs.normalizer_params, dtype),
-        damping=bias_tiles.prepare(inputs.damping, dtype, plan),
-        mask=mask,
-        schedule=schedule,
-        dropout_mask=dropout_mask,
-        stand_ins=None if mask is None else stand_in_features(score, inputs),
-        num_keys=num_keys,
-    )
-
-
-# --- the steps of `prepare` ---
-
-
-def _even_size(length: int, block: int) -> int:
-    """The smallest equal size of tiles that needs no more of them than the size `block`."""
-    count = max(math.ceil(length / block), 1)
-    size = math.ceil(length / count)
-    # A multiple of 8 fills the vector registers; the padding is masked.
-    return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
+# --- which tiles are visited, and which tokens are used ---
 
 
 def tile_statuses(plan: Plan, mask: Mask) -> TileStatus:
@@ -179,6 +183,44 @@ def schedule_of(statuses: TileStatus) -> TileSchedule:
     return TileSchedule(order, jnp.sum(full, axis=-1), jnp.sum(~empty, axis=-1))
 
 
+def visits(
+    plan: Plan, schedule: TileSchedule | None, i: Array
+) -> tuple[Array, list[tuple[bool, Any, Any]]]:
+    """The tiles of keys that the i-th tile of queries attends to.
+
+    Full and partly masked tiles have a loop each. A branch in a single loop would copy the carry.
+    The visit of a single tile is no loop: XLA:CPU would run what remains in it on one thread.
+
+    Returns:
+        the order of the tiles, int [key_tiles]; and (whether the mask may hide pairs, the first and
+        the end of the places in this order) of each loop.
+    """
+    if schedule is None:
+        return jnp.arange(plan.key_tiles), [(False, 0, plan.key_tiles)]
+    order, full, visited = (array[i] for array in schedule)
+    if plan.query_tiles == plan.key_tiles == 1 and plan.ring is None:
+        return order, [(True, 0, 1)]
+    return order, [(False, 0, full), (True, full, visited)]
+
+
+def over_key_tiles(
+    plan: Plan,
+    schedule: TileSchedule | None,
+    i: Array,
+    visit: Callable[[Array, bool, Any], Any],
+    carry: Any,
+) -> Any:
+    """`carry = visit(j, masked, carry)` for each tile of keys j that the i-th of queries visits."""
+    order, loops = visits(plan, schedule, i)
+    for masked, first, end in loops:
+
+        def step(n: Array, carry: Any, masked: bool = masked) -> Any:
+            return visit(order[n], masked, carry)
+
+        carry = jax.lax.fori_loop(first, end, step, carry)
+    return carry
+
+
 def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, Array]:
     """How many keys each query may attend to, and which keys an allowed pair contains.
 
@@ -187,25 +229,114 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
     Returns:
         (int [query_tiles * t], bool [key_tiles * s]).
     """
+    t, s = plan.tile
 
     def visit_query_tile(used_keys: Array, i: Array) -> tuple[Array, Array]:
-        order, loops = key_tile_loops(plan, schedule, i)
-
-        def visit_key_tile(masked: bool, n: Array, carry: tuple[Array, Array]) -> Any:
+        def visit(j: Array, masked: bool, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             counts, used_keys = carry
-            j = order[n]
             if not masked:
-                return counts + plan.tile.key, used_keys.at[j].set(True)
-            allowed = plan.allowed(mask, i, j)
+                return counts + s, used_keys.at[j].set(True)
+            allowed = jnp.broadcast_to(mask.allowed(*plan.positions(i, j)), (t, s))
             return counts + allowed.sum(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
 
-        carry = varying_as((jnp.zeros(plan.tile.query, int), used_keys), mask)
-        for masked, first, end in loops:
-            visit = functools.partial(visit_key_tile, masked)
-            carry = jax.lax.fori_loop(first, end, visit, carry)
-        counts, used_keys = carry
+        carry = varying_as((jnp.zeros(t, int), used_keys), mask)
+        counts, used_keys = over_key_tiles(plan, schedule, i, visit, carry)
         return used_keys, counts
 
-    used_keys = varying_as(jnp.zeros((plan.key_tiles, plan.tile.key), bool), mask)
+    used_keys = varying_as(jnp.zeros((plan.key_tiles, s), bool), mask)
     used_keys, counts = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))
     return counts.reshape(-1), used_keys.reshape(-1)
+
+
+# --- cutting ---
+
+
+def cut_inputs(
+    plan: Plan,
+    inputs: Inputs,
+    mask: Mask | None,
+    schedule: TileSchedule | None,
+    used: tuple[Array | None, Array | None],
+    source_length: int,
+) -> Arrays:
+    """Replaces unused tokens, pads to whole tiles, projects and cuts.
+
+    Args:
+        plan: the sizes and numbers of tiles.
+        inputs: the arrays of one example.
+        mask: that of the tiles, which hides padding too.
+        schedule: of the tiles, for this mask.
+        used: see `used_tokens`; None if every query has all keys, and None if all keys are used.
+        source_length: the number of all keys, those of other devices included.
+    """
+    options, dtype = plan.options, inputs.compute_dtype
+    keys_per_query, used_keys = used
+    queries, keys, values, params = project_tokens(
+        options.score,
+        inputs,
+        plan.padded_lengths,
+        (None if keys_per_query is None else keys_per_query > 0, used_keys),
+        plan.ring and plan.ring.axis,
+    )
+    dropout_mask, num_keys = None, None
+    if options.dropout_rate > 0:
+        dropout_mask = DropoutMask(options.dropout_rate, inputs.dropout_rng)
+    if options.normalizer.uses_num_keys:
+        counts = jnp.asarray(source_length) if keys_per_query is None else keys_per_query
+        num_keys = cut(jnp.broadcast_to(counts, plan.padded_lengths[:1]), plan.query_tiles)
+        num_keys = num_keys.astype(dtype)
+    return Arrays(
+        queries=jax.tree.map(functools.partial(cut, count=plan.query_tiles), queries),
+        keys=jax.tree.map(functools.partial(cut, count=plan.key_tiles), keys),
+        values=cut(values, plan.key_tiles),
+        shared=Shared(
+            params=options.score.tile_params(params, queries),
+            biases=_cut_bias(plan, inputs.bias, dtype),
+            normalizer_params=cast_floats(inputs.normalizer_params, dtype),
+            damping=_cut_bias(plan, inputs.damping, dtype),
+        ),
+        mask=mask,
+        schedule=schedule,
+        dropout_mask=dropout_mask,
+        stand_ins=None if mask is None else stand_in_features(options.score, inputs),
+        num_keys=num_keys,
+    )
+
+
+def cut(array: Array, count: int) -> Array:
+    """[length, ...] -> [count, length / count, ...]."""
+    # A -1 in the shape would be ambiguous for arrays without features.
+    return array.reshape(count, array.shape[0] // count, *array.shape[1:])
+
+
+def joined(tiles: Array, length: int) -> Array:
+    """[count, t, ...] -> [length, ...], which drops the padding at the end."""
+    return tiles.reshape(tiles.shape[0] * tiles.shape[1], *tiles.shape[2:])[:length]
+
+
+def repeated(tiles: Array, count: int) -> Array:
+    """Broadcasts a leading axis of size 1 to `count` tiles."""
+    return jnp.broadcast_to(tiles, (count, *tiles.shape[1:]))
+
+
+def _cut_bias(plan: Plan, bias: Bias | None, dtype: jnp.dtype) -> BiasTiles:
+    def summands(bias: Any) -> list[Any]:
+        """The summands of a sum of biases, of any depth."""
+        if isinstance(bias, SumBias):
+            return summands(bias.left) + summands(bias.right)
+        return [bias]
+
+    def cut_table(table: Array) -> Array:
+        """[T or 1, S or 1] -> a table of `BiasTiles`, zero-padded."""
+        counts = plan.query_tiles, plan.key_tiles
+        sides = [
+            (1, 1, 0) if length == 1 else (count, size, count * size - length)
+            for length, count, size in zip(table.shape, counts, plan.tile, strict=True)
+        ]
+        (query_tiles, t, query_padding), (key_tiles, s, key_padding) = sides
+        table = jnp.pad(table, ((0, query_padding), (0, key_padding)))
+        return table.reshape(query_tiles, t, key_tiles, s).swapaxes(1, 2)
+
+    parts = [] if bias is None else summands(cast_floats(bias, dtype))
+    tables = tuple(cut_table(part.table) for part in parts if isinstance(part, DenseBias))
+    return BiasTiles(tables, tuple(part for part in parts if not isinstance(part, DenseBias)))

@@ -35,11 +35,84 @@ from attention_jax.positions.position_functions import Shifts
 from attention_jax.tiles import prepare as tiling
 from attention_jax.tiles import tiled
 from attention_jax.tiles.options import Inputs, Options, results
-from attention_jax.tiles.prepare import Arrays
-from attention_jax.tiles.rounds import Plan, Ring
-from attention_jax.tiles.tile_arrays import joined
+from attention_jax.tiles.prepare import Arrays, Plan, Visit, joined
 
 Array = jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The devices along one mesh axis; each sends its keys to the next after every round.
+
+    Attributes:
+        axis: the name of the mesh axis.
+        lengths: the number of queries and of keys of a device.
+        halves: how many of these the device does not exchange, in whole tiles.
+    """
+
+    axis: str
+    lengths: tuple[int, int]
+    halves: tuple[int, int]
+
+    def over_rounds(self, visit: Visit, arrays: Arrays, dkeys: Any, carry: Any) -> tuple[Any, Any]:
+        """`dkeys, carry = visit(arrays, dkeys, carry)`, once per round.
+
+        Args:
+            visit: the work of one round, on the keys that are here.
+            arrays: with the positions of the first round, and the schedules of all rounds.
+            dkeys: a pytree that belongs to the keys, such as their gradients. It is sent with them
+                to the next device after each round.
+            carry: a pytree that stays on its device.
+
+        Returns:
+            `dkeys`, back on their first device, and the last carry.
+        """
+        devices = jax.lax.axis_size(self.axis)
+        next_device = [(device, (device + 1) % devices) for device in range(devices)]
+
+        def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
+            (keys, values, dkeys), carry = state
+            step, schedule = step_and_schedule
+            of_round = self.at_round(arrays._replace(schedule=None), step)
+            of_round = of_round._replace(schedule=schedule, keys=keys, values=values)
+            dkeys, carry = visit(of_round, dkeys, carry)
+            # The ring can send the keys while the round computes. The last permutation returns them
+            # to their first device. Only gradients need it; the forward pass has it too, so that
+            # the program holds a single copy of the round.
+            sent = jax.lax.ppermute((keys, values, dkeys), self.axis, next_device)
+            return (sent, carry), None
+
+        state: Any = (arrays.keys, arrays.values, dkeys), carry
+        steps = jnp.arange(devices), arrays.schedule
+        ((*_, dkeys), carry), _ = jax.lax.scan(one_round, state, steps)
+        return dkeys, carry
+
+    def mirrored(self, tokens: Array, side: int) -> Array:
+        """Exchanges the second half of tokens [length, ...] with the mirror image; an involution.
+
+        Args:
+            tokens: those of one device.
+            side: 0 for queries, 1 for keys.
+        """
+        devices, half = jax.lax.axis_size(self.axis), self.halves[side]
+        mirror_images = [(device, devices - 1 - device) for device in range(devices)]
+        second = jax.lax.ppermute(tokens[half:], self.axis, mirror_images)
+        return jnp.concatenate([tokens[:half], second])
+
+    def shifts(self, step: Array) -> Shifts:
+        """The positions of the queries, and of the keys that are here in round `step`."""
+        devices, device = jax.lax.axis_size(self.axis), jax.lax.axis_index(self.axis)
+        owner = (device.astype(step.dtype) - step) % devices  # each round has sent the keys on
+        queries, keys = (jnp.stack([first, devices - 1 - first]) for first in (device, owner))
+        return Shifts(self.lengths[0] * queries, self.lengths[1] * keys, self.halves)
+
+    def at_round(self, functions: Any, step: Array) -> Any:
+        """A pytree of functions of positions, for the keys of round `step`."""
+
+        def shifted(leaf: Any) -> Any:
+            return self.shifts(step) if isinstance(leaf, Shifts) else leaf
+
+        return jax.tree.map(shifted, functions, is_leaf=lambda leaf: isinstance(leaf, Shifts))
 
 
 def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, AttentionStatistics | None]:
@@ -102,7 +175,7 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> Arrays:
         value=ring.mirrored(inputs.value, 1),
         bias=None if inputs.bias is None else ShiftedBias(inputs.bias, shifts),
     )
-    arrays = tiling.in_tiles(plan, parts, mask, schedule, (counts, used_keys), devices * keys)
+    arrays = tiling.cut_inputs(plan, parts, mask, schedule, (counts, used_keys), devices * keys)
     if arrays.dropout_mask is not None:
         arrays = arrays._replace(dropout_mask=ShiftedMask(arrays.dropout_mask, shifts))
     return arrays

@@ -1,11 +1,13 @@
-"""The work on one tile of t queries and s keys: its logits, and the factors of its values.
+"""The work on one tile of t queries and s keys: its logits, the factors of its values, its biases.
 
-`tiled` and its twin `plain_tiles` loop over tiles in different ways, and do the same on each.
+The loops of `tiled` and of its twin differ, and do the same on each tile.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +15,16 @@ import jax.numpy as jnp
 from attention_jax.core.meshes import varying_as
 from attention_jax.normalizers.contract import transformed
 from attention_jax.normalizers.rows import RowSums
-from attention_jax.positions import dropout
-from attention_jax.tiles import bias_tiles
-from attention_jax.tiles.prepare import Arrays
-from attention_jax.tiles.rounds import Plan
-from attention_jax.tiles.stand_ins import pair_with_stand_ins
+from attention_jax.positions.dropout import drop
+from attention_jax.positions.masks import Mask
+from attention_jax.tiles.features import pair_logits
+from attention_jax.tiles.prepare import Arrays, BiasTiles, Plan
 
 Array = jax.Array
 
 
-class Tile(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Tile:
     """One tile: where it is, and the arrays of all tiles."""
 
     plan: Plan
@@ -31,9 +33,20 @@ class Tile(NamedTuple):
     j: Array  # of the tile of keys
     masked: bool  # whether the mask may hide pairs of the tile
 
+    @functools.cached_property
+    def positions(self) -> tuple[Array, Array]:
+        """The positions of the queries and of the keys, int [t] and [s]."""
+        return self.plan.positions(self.i, self.j)
+
+    @functools.cached_property
     def allowed(self) -> Array | None:
         """The mask, bool [t, s]; None if it hides no pair."""
-        return self.plan.allowed(self.arrays.mask, self.i, self.j) if self.masked else None
+        return self._values_of(self.arrays.mask) if self.masked else None
+
+    @property
+    def keys_and_values(self) -> tuple[Any, Array]:
+        """The features [s, Fk] of the keys, and the values [s, Dv]."""
+        return tile_of((self.arrays.keys, self.arrays.values), self.j)
 
     def logits(self, queries: Any, keys: Any, *, differentiable: bool = False) -> Array:
         """The logits [t, s] with the bias, -inf where masked.
@@ -42,13 +55,13 @@ class Tile(NamedTuple):
             queries: features [t, Fq].
             keys: features [s, Fk].
             differentiable: whether JAX differentiates the result; stand-ins then replace masked
-                pairs, see `scores.stand_ins`.
+                pairs, see `features.py`.
         """
-        arrays, allowed, score = self.arrays, self.allowed(), self.plan.options.score
+        arrays, allowed, score = self.arrays, self.allowed, self.plan.options.score
         stand_ins = arrays.stand_ins if differentiable else None
-        logits = pair_with_stand_ins(score, arrays.params, queries, keys, allowed, stand_ins)
+        logits = pair_logits(score, arrays.shared.params, queries, keys, allowed, stand_ins)
         logits = logits.astype(arrays.compute_dtype)
-        bias = bias_tiles.tile_values(arrays.biases, self.plan, self.i, self.j)
+        bias = self.bias_of(arrays.shared.biases)
         if bias is not None:
             logits = logits + bias.astype(logits.dtype)
         return logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
@@ -62,14 +75,84 @@ class Tile(NamedTuple):
     def factors_of_values(self, weights: Array) -> Array:
         """The weights [t, s] after dropout and damping, as they multiply the values."""
         if self.arrays.dropout_mask is not None:
-            keep = self.plan.allowed(self.arrays.dropout_mask, self.i, self.j)
-            weights = dropout.drop(weights, keep, self.plan.options.dropout_rate)
-        damping = bias_tiles.tile_values(self.arrays.damping, self.plan, self.i, self.j)
+            weights = drop(weights, self._kept, self.plan.options.dropout_rate)
+        damping = self.bias_of(self.arrays.shared.damping)
         return weights if damping is None else weights * jnp.exp(damping)
+
+    @functools.cached_property
+    def _kept(self) -> Array:
+        """The weights that dropout keeps, bool [t, s]."""
+        return self._values_of(self.arrays.dropout_mask)
+
+    def _values_of(self, mask: Mask) -> Array:
+        return jnp.broadcast_to(mask.allowed(*self.positions), self.plan.tile)
+
+    # --- biases ---
+
+    def bias_of(self, biases: BiasTiles) -> Array | None:
+        """The sum of all summands, [t or 1, s or 1]; None if there are no summands."""
+        values = [tile_of(tile_of(table, self.i), self.j) for table in biases.tables]
+        values += self._values_of_functions(biases.functions)
+        return sum(values[1:], start=values[0]) if values else None
+
+    def _values_of_functions(self, functions: Any) -> list[Array]:
+        """The values [t, s] of each function of position."""
+        positions, shape = self.positions if functions else (), self.plan.tile
+        return [jnp.broadcast_to(function.values(*positions), shape) for function in functions]
+
+    def add_bias_gradient(self, dbiases: BiasTiles, biases: BiasTiles, dlogits: Array) -> BiasTiles:
+        """Adds the gradients that `dlogits` [t, s] send to the biases to `dbiases`."""
+
+        def add(total: Array, gradient: Array) -> Array:
+            return total if gradient.dtype == jax.dtypes.float0 else total + gradient
+
+        def add_to_table(dtable: Array) -> Array:
+            """Adds to this tile of the table's gradient, summed over broadcast axes."""
+            gradient = dlogits
+            for axis in (0, 1):
+                if dtable.shape[2 + axis] == 1:
+                    gradient = jnp.sum(gradient, axis=axis, keepdims=True)
+            row = 0 if dtable.shape[0] == 1 else self.i
+            column = 0 if dtable.shape[1] == 1 else self.j
+            return _add_at(dtable, (row, column), gradient)
+
+        tables = tuple(map(add_to_table, dbiases.tables))
+        values, pull_back = jax.vjp(self._values_of_functions, biases.functions)
+        (gradients,) = pull_back([dlogits.astype(each.dtype) for each in values])
+        return BiasTiles(tables, jax.tree.map(add, dbiases.functions, gradients))
 
 
 def empty_sums(plan: Plan, arrays: Arrays) -> RowSums:
-    """The sums of a tile of queries before its first key."""
-    zeros = jnp.zeros((plan.tile.query, arrays.values.shape[-1]), arrays.compute_dtype)
-    statistics = plan.options.return_statistics
-    return varying_as(RowSums.empty(plan.options.normalizer, zeros, entropy=statistics), arrays)
+    """The sums of all tiles of queries before their first key, [query_tiles, t, ...]."""
+    options, zeros = plan.options, jnp.zeros((plan.tile[0], arrays.values.shape[-1]))
+    zeros = zeros.astype(arrays.compute_dtype)
+    sums = RowSums.empty(options.normalizer, zeros, entropy=options.return_statistics)
+    return jax.tree.map(
+        lambda leaf: jnp.broadcast_to(leaf, (plan.query_tiles, *leaf.shape)),
+        varying_as(sums, arrays),
+    )
+
+
+# --- tiles of arrays ---
+
+
+def tile_of(tiles: Any, index: Array) -> Any:
+    """The tile at `index` of each leaf; a leaf with a single tile shares it among all indices."""
+    return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(
+            leaf, 0 if leaf.shape[0] == 1 else index, keepdims=False
+        ),
+        tiles,
+    )
+
+
+def add_to_tile(tiles: Any, index: Array, addends: Any) -> Any:
+    """Adds the leaves of `addends` to the tile at `index` of each leaf."""
+    return jax.tree.map(lambda leaf, addend: _add_at(leaf, (index,), addend), tiles, addends)
+
+
+def _add_at(tiles: Array, index: tuple, addend: Array) -> Array:
+    """`tiles.at[index].add(addend)` as an update of a slice, which needs no check of bounds."""
+    start = (*index, *[0] * addend.ndim)
+    old = jax.lax.dynamic_slice(tiles, start, (*[1] * len(index), *addend.shape))
+    return jax.lax.dynamic_update_slice(tiles, old + addend.reshape(old.shape), start)

@@ -5,9 +5,10 @@ softmax; for a normaliser with a threshold, first the search for it. It saves it
 output, and a few numbers of each row, from which the backward pass recomputes the weights of every
 tile: for softmax, the largest logit and the sum of exponentials. (The logsumexp alone would
 suffice, but its rounding error at logits of 1e4 is 1e-3 of the weights in float32.) All other
-derivatives are those of `plain_tiles`, in linear memory as well.
+derivatives are those of `twin`, in linear memory as well.
 
-`ring` runs the same code on many devices: `rounds` loops over the keys of all devices.
+`ring` runs the same code on many devices: there both passes visit the keys once per round, those
+that the device holds then.
 
 Source: Dao et al. 2022, algorithms 1 and 4, there for scaled dot and without statistics.
 """
@@ -29,15 +30,11 @@ from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import family_of
 from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
 from attention_jax.normalizers.threshold import with_threshold
-from attention_jax.tiles import prepare as tiling
-from attention_jax.tiles import tile_arrays
-from attention_jax.tiles import twin as plain_tiles
-from attention_jax.tiles.bias_tiles import BiasTiles, add_gradient
+from attention_jax.tiles import twin
+from attention_jax.tiles.features import pair_vjp
 from attention_jax.tiles.options import Inputs, Options, results
-from attention_jax.tiles.prepare import Arrays
-from attention_jax.tiles.rounds import Plan, fold_rounds, key_tile_loops, rows_of_ring
-from attention_jax.tiles.stand_ins import pair_vjp_with_stand_ins
-from attention_jax.tiles.tile import Tile, empty_sums
+from attention_jax.tiles.prepare import Arrays, Plan, Shared, joined, over_key_tiles, prepare
+from attention_jax.tiles.tile import Tile, add_to_tile, empty_sums
 
 Array = jax.Array
 
@@ -50,15 +47,15 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         sums = RowSums.empty(options.normalizer, zeros, entropy=options.return_statistics)
         rows = sums.finalize(options.normalizer)
         return results(options, inputs, rows.output, rows.summary)
-    rows = attend_tiles(*tiling.prepare(options, inputs))
-    output, summary = jax.tree.map(lambda tiles: tile_arrays.joined(tiles, target_length), rows)
+    rows = attend_tiles(*prepare(options, inputs))
+    output, summary = jax.tree.map(lambda tiles: joined(tiles, target_length), rows)
     return results(options, inputs, output, summary)
 
 
 @functools.partial(
     custom_vjp,
     nondiff_argnums=(0,),
-    twin=plain_tiles.attend_tiles,
+    twin=twin.attend_tiles,
     linear=lambda plan, arrays: arrays.values,
 )
 def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
@@ -89,40 +86,40 @@ def _attend_fwd(plan, arrays):
     return results, Residuals(arrays, rows)
 
 
+# --- forward ---
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # traced once for value and gradient
 def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
     """The results of all rows: one tile of queries after the other, each over its tiles of keys."""
-    tiles, empty = (jnp.arange(plan.query_tiles), arrays.queries), empty_sums(plan, arrays)
-    if plan.ring is not None:
-        return rows_of_ring(plan, arrays, tiles, functools.partial(_add_keys, plan), empty)
+    normalizer, params = plan.options.normalizer, arrays.shared.normalizer_params
+    family = family_of(normalizer, params)
 
-    def rows_of_tile(tile: tuple[Array, Any]) -> FinalRows:
-        return _add_keys(plan, arrays, *tile, empty).finalize(plan.options.normalizer)
+    def add_keys(arrays: Arrays, i: Array, queries: Any, sums: RowSums) -> RowSums:
+        """The sums of the i-th tile of queries after the keys of `arrays`."""
 
-    return jax.lax.map(rows_of_tile, tiles)
+        def over_keys(update: Callable[..., Any], carry: Any) -> Any:
+            def visit(j: Array, masked: bool, carry: Any) -> Any:
+                tile = Tile(plan, arrays, i, j, masked)
+                keys, values = tile.keys_and_values
+                logits = tile.transformed(params, tile.logits(queries, keys))
+                return update(carry, logits, values, tile.factors_of_values)
+
+            return over_key_tiles(plan, arrays.schedule, i, visit, carry)
+
+        # A normaliser with a threshold first searches for it, and visits the keys several times.
+        sums = with_threshold(sums, family, over_keys, plan.padded_lengths[1])
+        return over_keys(functools.partial(RowSums.update, family=family), sums)
+
+    def visit_queries(arrays: Arrays, dkeys: None, sums: RowSums) -> tuple[None, RowSums]:
+        tiles = jnp.arange(plan.query_tiles), arrays.queries, sums
+        return dkeys, jax.lax.map(lambda tile: add_keys(arrays, *tile), tiles)
+
+    _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), visit_queries)
+    return jax.vmap(lambda sums: sums.finalize(normalizer))(sums)
 
 
-def _add_keys(plan: Plan, arrays: Arrays, i: Array, queries: Any, sums: RowSums) -> RowSums:
-    """The sums of the i-th tile of queries after the keys of `arrays`.
-
-    A normaliser with a threshold first searches for it, and visits the keys several times.
-    """
-    family = family_of(plan.options.normalizer, arrays.normalizer_params)
-    order, loops = key_tile_loops(plan, arrays.schedule, i)
-
-    def over_keys(update: Callable[..., Any], carry: Any) -> Any:
-        def visit_key_tile(masked: bool, n: Array, carry: Any) -> Any:
-            tile = Tile(plan, arrays, i, order[n], masked)
-            keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), tile.j)
-            logits = tile.transformed(arrays.normalizer_params, tile.logits(queries, keys))
-            return update(carry, logits, values, tile.factors_of_values)
-
-        for masked, first, end in loops:
-            visit = functools.partial(visit_key_tile, masked)
-            carry = jax.lax.fori_loop(first, end, visit, carry)
-        return carry
-
-    sums = with_threshold(sums, family, over_keys, plan.padded_lengths[1])
-    return over_keys(functools.partial(RowSums.update, family=family), sums)
+# --- backward ---
 
 
 class RowCotangents(NamedTuple):
@@ -138,22 +135,6 @@ class RowCotangents(NamedTuple):
     doutput: Array  # [t, Dv]
     doffset: Array | None  # [t] dn' - dO . mean - dH (H - log n); None if it is 0
     dentropy: Array | None  # [t]
-
-
-class KeyGradients(NamedTuple):
-    """The gradients that travel with the keys of a ring, summed over tiles of queries so far."""
-
-    keys: Any  # [key_tiles, s, Fk] of features, or a pytree of such arrays
-    values: Array  # [key_tiles, s, Dv]
-
-
-class SharedGradients(NamedTuple):
-    """The gradients of what all pairs share, summed over the tiles so far."""
-
-    params: Any
-    biases: BiasTiles
-    normalizer_params: Any
-    damping: BiasTiles
 
 
 # For softmax, with its weights w, the output O = sum_j w_j value_j of a row and a cotangent dO,
@@ -172,81 +153,60 @@ class SharedGradients(NamedTuple):
 # since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). No tile forms w = exp(x - M) / n: it
 # has exp(x - M), and the cotangents of each row are divided by its divisor n once.
 def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arrays]:
-    arrays = residuals.arrays
-    rows = _row_cotangents(plan, residuals, cotangents)
-    of_keys = KeyGradients(arrays.keys, arrays.values)
-    shared = SharedGradients(*(getattr(arrays, name) for name in SharedGradients._fields))
-    zeros, other_zeros = _zeros(of_keys), _zeros((arrays.queries, shared))
-    visit = functools.partial(_add_gradients, plan, rows)
-    of_keys, (dqueries, shared) = fold_rounds(plan.ring, arrays, zeros, other_zeros, visit)
-    gradients = {"queries": dqueries, **of_keys._asdict(), **shared._asdict()}
-    floats = {name: getattr(arrays, name) for name in gradients}
-    gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), gradients, floats)
-    return (Arrays(**gradients),)
+    arrays, rows = residuals.arrays, _row_cotangents(plan, residuals, cotangents)
 
+    def visit_queries(arrays: Arrays, dkeys: Any, others: Any) -> tuple[Any, Any]:
+        """Adds what all tiles of queries and the keys of `arrays` give to the gradients.
 
-attend_tiles.defvjp(_attend_fwd, _attend_bwd)
+        Args:
+            arrays: with the keys that are on this device.
+            dkeys: the gradients of these keys' features and values, [key_tiles, s, ...].
+            others: those of the queries, [query_tiles, t, ...], and of what all pairs share.
+        """
 
+        def visit_query_tile(carry: Any, query_tile: Any) -> tuple[Any, Any]:
+            i, queries, rows, dqueries = query_tile
+            scale = _scale_of_float16(arrays, rows)
+            if scale is not None:
+                rows = RowCotangents(*rows[:2], *jax.tree.map(lambda leaf: leaf * scale, rows[2:]))
 
-def _zeros(tree: Any) -> Any:
-    """Zeros of the shapes of the leaves, in at least float32 for the sum of gradients of tiles.
+            def visit(j: Array, masked: bool, carry: Any) -> Any:
+                dqueries, dkeys, dshared = carry
+                tile = Tile(plan, arrays, i, j, masked)
+                dq, of_keys, of_shared = _tile_gradients(tile, queries, rows, scale)
+                dparams, dlogits, dnormalizer, ddamping = of_shared
+                shared = arrays.shared
+                dshared = Shared(
+                    params=jax.tree.map(jnp.add, dshared.params, dparams),
+                    biases=tile.add_bias_gradient(dshared.biases, shared.biases, dlogits),
+                    normalizer_params=jax.tree.map(jnp.add, dshared.normalizer_params, dnormalizer),
+                    damping=tile.add_bias_gradient(dshared.damping, shared.damping, ddamping),
+                )
+                dqueries = jax.tree.map(jnp.add, dqueries, dq)
+                return dqueries, add_to_tile(dkeys, j, of_keys), dshared
 
-    Leaves that are no floats stay as they are.
-    """
+            carry = varying_as((dqueries, *carry), arrays, rows)
+            dqueries, *carry = over_key_tiles(plan, arrays.schedule, i, visit, carry)
+            return tuple(carry), dqueries
+
+        dqueries, dshared = others
+        tiles = jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries
+        (dkeys, dshared), dqueries = jax.lax.scan(visit_query_tile, (dkeys, dshared), tiles)
+        return dkeys, (dqueries, dshared)
 
     def zeros(leaf: Array) -> Array:
+        """In at least float32, for the sum of gradients of tiles; a leaf that is no float stays."""
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
         return jnp.zeros_like(leaf, dtype=accumulator_dtype(leaf)) if is_float else leaf
 
-    return jax.tree.map(zeros, tree)
+    floats = (arrays.keys, arrays.values), (arrays.queries, arrays.shared)
+    dkeys, others = plan.over_rounds(arrays, *jax.tree.map(zeros, floats), visit_queries)
+    gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), (dkeys, others), floats)
+    (dk, dvalues), (dq, dshared) = gradients
+    return (Arrays(dq, dk, dvalues, dshared),)
 
 
-def _add_gradients(
-    plan: Plan,
-    rows: RowCotangents,
-    arrays: Arrays,
-    of_keys: KeyGradients,
-    others: tuple[Any, SharedGradients],
-) -> tuple[KeyGradients, tuple[Any, SharedGradients]]:
-    """Adds what all tiles of queries and the keys of `arrays` give to the gradients.
-
-    The others are those of the queries, and those of what all pairs share.
-    """
-
-    def visit_query_tile(carry: Any, query_tile: Any) -> tuple[Any, Any]:
-        i, queries, rows, dqueries = query_tile
-        scale = _scale_of_float16(arrays, rows)
-        if scale is not None:
-            rows = RowCotangents(*rows[:2], *jax.tree.map(lambda leaf: leaf * scale, rows[2:]))
-        order, loops = key_tile_loops(plan, arrays.schedule, i)
-
-        def visit_key_tile(masked: bool, n: Array, carry: Any) -> Any:
-            dqueries, of_keys, shared = carry
-            tile = Tile(plan, arrays, i, order[n], masked)
-            dq, of_tile, dparams, dnormalizer, dlogits, ddamping = _tile_gradients(
-                tile, queries, rows, scale
-            )
-            dqueries = jax.tree.map(jnp.add, dqueries, dq)
-            of_keys = tile_arrays.add_tile(of_keys, tile.j, of_tile)
-            shared = SharedGradients(
-                params=jax.tree.map(jnp.add, shared.params, dparams),
-                biases=add_gradient(shared.biases, arrays.biases, dlogits, plan, i, tile.j),
-                normalizer_params=jax.tree.map(jnp.add, shared.normalizer_params, dnormalizer),
-                damping=add_gradient(shared.damping, arrays.damping, ddamping, plan, i, tile.j),
-            )
-            return dqueries, of_keys, shared
-
-        carry = varying_as((dqueries, *carry), arrays, rows)
-        for masked, first, end in loops:
-            visit = functools.partial(visit_key_tile, masked)
-            carry = jax.lax.fori_loop(first, end, visit, carry)
-        dqueries, *carry = carry
-        return tuple(carry), dqueries
-
-    dqueries, shared = others
-    tiles = (jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries)
-    (of_keys, shared), dqueries = jax.lax.scan(visit_query_tile, (of_keys, shared), tiles)
-    return of_keys, (dqueries, shared)
+attend_tiles.defvjp(_attend_fwd, _attend_bwd)
 
 
 def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCotangents:
@@ -290,16 +250,16 @@ def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
 
 def _tile_gradients(
     tile: Tile, queries: Any, rows: RowCotangents, scale: Array | None
-) -> tuple[Any, KeyGradients, Any, Any, Array, Array]:
+) -> tuple[Any, tuple[Any, Array], tuple[Any, Array, Any, Array]]:
     """The gradients of one tile, divided by `scale`.
 
     Returns:
-        those of the queries' features [t, Fq], of the keys' features [s, Fk] and values [s, Dv], of
-        the score's parameters, of the normaliser's parameters, of the logits [t, s], and of the
+        those of the queries' features [t, Fq]; of the keys' features [s, Fk] and values [s, Dv];
+        and of the score's parameters, the logits [t, s], the normaliser's parameters, and the
         damping [t, s].
     """
     arrays, normalizer = tile.arrays, tile.plan.options.normalizer
-    keys, values = tile_arrays.tile_of((arrays.keys, arrays.values), tile.j)
+    keys, values = tile.keys_and_values
     logits = tile.logits(queries, keys)
 
     def undivided_weights(params: Any, logits: Array) -> tuple[Array, Array]:
@@ -307,7 +267,7 @@ def _tile_gradients(
         return family_of(normalizer, params).weight(shifted), shifted
 
     undivided, pull_back, shifted = jax.vjp(
-        undivided_weights, arrays.normalizer_params, logits, has_aux=True
+        undivided_weights, arrays.shared.normalizer_params, logits, has_aux=True
     )
     dfactors, doutput = einsum("td,sd->ts", rows.doutput, values), rows.doutput
     if rows.divisor is not None:
@@ -320,16 +280,16 @@ def _tile_gradients(
         # A term with weight 0 is 0: 0 * -inf would be NaN.
         dweights = dweights - rows.dentropy[:, None] * jnp.where(undivided > 0, shifted, 0)
     dnormalizer, dlogits = pull_back(dweights)
-    dparams, dq, dk = pair_vjp_with_stand_ins(
+    dparams, dq, dk = pair_vjp(
         tile.plan.options.score,
-        arrays.params,
+        arrays.shared.params,
         queries,
         keys,
-        tile.allowed(),
+        tile.allowed,
         arrays.stand_ins,
         dlogits,
     )
-    gradients = dq, KeyGradients(dk, dvalues), dparams, dnormalizer, dlogits, dfactors * factors
+    gradients = dq, (dk, dvalues), (dparams, dlogits, dnormalizer, dfactors * factors)
     if scale is None:
         return gradients
     return jax.tree.map(

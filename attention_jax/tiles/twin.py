@@ -20,12 +20,10 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.normalizers.contract import family_of
-from attention_jax.normalizers.rows import FinalRows, RowSummary, RowSums
+from attention_jax.normalizers.rows import RowSummary, RowSums
 from attention_jax.normalizers.threshold import with_threshold
-from attention_jax.tiles.prepare import DIFFERENTIABLE, Arrays
-from attention_jax.tiles.rounds import Plan, key_tile_loops, rows_of_ring
+from attention_jax.tiles.prepare import Arrays, Plan, repeated, visits
 from attention_jax.tiles.tile import Tile, empty_sums
-from attention_jax.tiles.tile_arrays import repeated
 
 Array = jax.Array
 
@@ -33,24 +31,24 @@ Array = jax.Array
 def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as in `tiled`."""
     # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
-    floats = {name: getattr(arrays, name) for name in DIFFERENTIABLE}
-    arrays = arrays._replace(**cast_floats(floats, arrays.compute_dtype))
+    wide = cast_floats(tuple(arrays[:4]), arrays.compute_dtype)
+    arrays = arrays._replace(**dict(zip(arrays._fields, wide, strict=False)))
 
     # Each tile of queries consists of its index, its features and its rows of the bias tables.
-    tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
+    tables = [repeated(table, plan.query_tiles) for table in arrays.shared.biases.tables]
     tiles = jnp.arange(plan.query_tiles), arrays.queries, tables
-    empty = empty_sums(plan, arrays)
-    if plan.ring is None:
 
+    def visit_queries(arrays: Arrays, dkeys: None, sums: RowSums) -> tuple[None, RowSums]:
         @jax.checkpoint
-        def rows_of_tile(tile: tuple[Array, Any, Any]) -> FinalRows:
-            sums = _add_keys(plan, arrays, *tile, empty)
-            return sums.finalize(plan.options.normalizer)
+        def add_keys(tile: Any) -> RowSums:
+            return _add_keys(plan, arrays, *tile)
 
-        rows = jax.lax.map(rows_of_tile, tiles)
-    else:
-        add_keys = functools.partial(_add_keys, plan)
-        rows = rows_of_ring(plan, arrays, tiles, add_keys, empty, jax.checkpoint)
+        return dkeys, jax.lax.map(add_keys, (*tiles, sums))
+
+    if plan.ring is not None:
+        visit_queries = jax.checkpoint(visit_queries)
+    _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), visit_queries)
+    rows = jax.vmap(lambda sums: sums.finalize(plan.options.normalizer))(sums)
     return rows.output, rows.summary
 
 
@@ -58,8 +56,9 @@ def _add_keys(
     plan: Plan, arrays: Arrays, i: Array, queries: Any, tables: list[Array], sums: RowSums
 ) -> RowSums:
     """The sums of the i-th tile of queries after the keys of `arrays`, as in `tiled`."""
-    family = family_of(plan.options.normalizer, arrays.normalizer_params)
-    order, loops = key_tile_loops(plan, arrays.schedule, i)
+    params = arrays.shared.normalizer_params
+    family = family_of(plan.options.normalizer, params)
+    order, loops = visits(plan, arrays.schedule, i)
     *_, (*_, visited) = loops
     # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
     # into all keys would give a gradient of the size of all keys in every step.
@@ -75,10 +74,11 @@ def _add_keys(
 
         def add_tile(carry: Any, j: Array, keys: Any, values: Array, tables: list[Array]) -> Any:
             # The tile of each table, as a table of a single tile.
-            biases = arrays.biases._replace(tables=tuple(table[None, None] for table in tables))
-            tile = Tile(plan, arrays._replace(biases=biases), i, j, arrays.mask is not None)
-            logits = tile.logits(queries, keys, differentiable=True)
-            logits = tile.transformed(arrays.normalizer_params, logits)
+            shared = arrays.shared
+            biases = shared.biases._replace(tables=tuple(table[None, None] for table in tables))
+            of_tile = arrays._replace(shared=shared._replace(biases=biases))
+            tile = Tile(plan, of_tile, i, j, arrays.mask is not None)
+            logits = tile.transformed(params, tile.logits(queries, keys, differentiable=True))
             return update(carry, logits, values, tile.factors_of_values)
 
         return jax.lax.scan(visit_key_tile, carry, key_tiles)[0]

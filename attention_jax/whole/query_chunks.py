@@ -20,14 +20,10 @@ from jax.export import is_symbolic_dim
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.products import weighted_sum
 from attention_jax.scores import Score
-from attention_jax.tiles import bias_tiles
-from attention_jax.tiles import prepare as tiling
-from attention_jax.tiles.bias_tiles import BiasTiles
+from attention_jax.tiles.features import pair_logits
 from attention_jax.tiles.options import BlockSizes, Inputs, Options
-from attention_jax.tiles.prepare import Arrays
-from attention_jax.tiles.rounds import Plan
-from attention_jax.tiles.stand_ins import pair_with_stand_ins
-from attention_jax.tiles.tile_arrays import joined, positions, repeated
+from attention_jax.tiles.prepare import Arrays, BiasTiles, Plan, joined, prepare, repeated
+from attention_jax.tiles.tile import Tile
 
 Array = jax.Array
 
@@ -49,7 +45,7 @@ class Chunk(NamedTuple):
         """The logits [t, S] with the bias, in the compute dtype; masked entries hold anything."""
         score, arrays, features = self.plan.options.score, self.arrays, (self.queries, self.keys)
         hidden = self.allowed, arrays.stand_ins
-        logits = pair_with_stand_ins(score, arrays.params, *features, *hidden)
+        logits = pair_logits(score, arrays.shared.params, *features, *hidden)
         logits = logits.astype(arrays.compute_dtype)
         return logits if self.bias is None else logits + self.bias
 
@@ -90,26 +86,26 @@ def attend_in_order(
     inputs = cast_floats(inputs, inputs.compute_dtype)
     size = max(SMALLEST_CHUNK, math.isqrt(lengths[0]))
     options = Options(score, BlockSizes(size, lengths[1]))
-    plan, arrays = tiling.prepare(options, inputs)
-    mask = arrays.mask
+    plan, arrays = prepare(options, inputs)
     keys, values = jax.tree.map(lambda tiles: tiles[0], (arrays.keys, arrays.values))
     # The loop takes tables row by row. If it read a whole table, every step would add a gradient of
     # the size of the table.
-    tables = [repeated(table, plan.query_tiles) for table in arrays.biases.tables]
-    first_key, shape = jnp.asarray(0), (plan.tile.query, lengths[1])
+    biases = arrays.shared.biases
+    tables = [repeated(table, plan.query_tiles) for table in biases.tables]
+    first_key = jnp.asarray(0)
 
     def attend(carry: Any, query_tile: Any) -> tuple[Any, Any]:
         index, queries, tables = query_tile
-        biases = BiasTiles(tuple(table[None] for table in tables), arrays.biases.functions)
-        bias = bias_tiles.tile_values(biases, plan, index, first_key)
+        tile = Tile(plan, arrays, index, first_key, arrays.mask is not None)
+        bias = tile.bias_of(BiasTiles(tuple(table[None] for table in tables), biases.functions))
         chunk = Chunk(
             plan=plan,
             arrays=arrays,
             queries=queries,
             keys=keys,
-            bias=None if bias is None else jnp.broadcast_to(bias, shape),
-            allowed=None if mask is None else plan.allowed(mask, index, first_key),
-            positions=positions(index, plan.tile.query),
+            bias=None if bias is None else jnp.broadcast_to(bias, plan.tile),
+            allowed=tile.allowed,
+            positions=tile.positions[0],
         )
         carry, weights, rows = compute_weights(chunk, carry)
         output = weighted_sum(weights, values)

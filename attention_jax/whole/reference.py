@@ -24,9 +24,8 @@ from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import transformed_rows, weights_of_rows
 from attention_jax.normalizers.rows import summary_of_rows
 from attention_jax.positions import dropout
-from attention_jax.tiles.features import projected_tokens, stand_in_features
+from attention_jax.tiles.features import pair_logits, project_tokens, stand_in_features
 from attention_jax.tiles.options import Inputs, Options, results
-from attention_jax.tiles.stand_ins import pair_with_stand_ins
 
 Array = jax.Array
 
@@ -64,8 +63,8 @@ def logits_mask_and_values(options: Options, inputs: Inputs) -> tuple[Array, Arr
         replacements = stand_in_features(score, inputs)
         # A weight of 0 does not keep out a NaN (0 * NaN is NaN), neither forward nor backward.
         used = mask.any(1), mask.any(0)
-    queries, keys, values, params = projected_tokens(score, inputs, shape, used)
-    logits = pair_with_stand_ins(score, params, queries, keys, mask, replacements).astype(dtype)
+    queries, keys, values, params = project_tokens(score, inputs, shape, used)
+    logits = pair_logits(score, params, queries, keys, mask, replacements).astype(dtype)
     if inputs.bias is not None:
         logits = logits + cast_floats(inputs.bias, dtype).materialize(*shape).astype(dtype)
     return logits, mask, values

@@ -31,10 +31,9 @@ from attention_jax.experimental.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.preparation import reason_against_call
 from attention_jax.kernels.windows import Windows
 from attention_jax.normalizers.rows import SoftmaxSums
-from attention_jax.tiles.features import Operands
+from attention_jax.tiles.features import Operands, may_have_infinite_slopes
 from attention_jax.tiles.options import Inputs, Options
-from attention_jax.tiles.stand_ins import needs_stand_ins
-from attention_jax.tiles.tile_arrays import cut
+from attention_jax.tiles.prepare import cut
 
 Array = jax.Array
 
@@ -50,7 +49,7 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     tile = _tile_lengths(options, *lengths)
     padded = any(n % size for n, size in zip(lengths, tile, strict=True))
-    if (inputs.mask is not None or padded) and needs_stand_ins(
+    if (inputs.mask is not None or padded) and may_have_infinite_slopes(
         options.score, inputs.params, *sizes
     ):
         return (

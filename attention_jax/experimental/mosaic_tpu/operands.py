@@ -25,7 +25,7 @@ from attention_jax.kernels.preparation import refuse
 from attention_jax.kernels.windows import Windows, ranges, tile_visits
 from attention_jax.scores import Score
 from attention_jax.tiles.features import Operands
-from attention_jax.tiles.tile_arrays import cut
+from attention_jax.tiles.prepare import cut
 
 Array = jax.Array
 
