@@ -4,6 +4,7 @@ import importlib
 import sys
 
 MOVED = {
+    "functional.capture_point": "analysis.capture_point",
     "implementations.contract": "tiles.options",
     "pairwise.biases": "positions.biases",
     "pairwise.dropout": "positions.dropout",

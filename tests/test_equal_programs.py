@@ -13,7 +13,7 @@ from own_parts import Hotter, Module, Near, Slope, X, close, product
 
 import attention_jax as aj
 from attention_jax import BlockSizes, attention
-from attention_jax.functional.attention import _attend
+from attention_jax.functional.attention import _attention
 from attention_jax.parts import known_score
 
 # --- one program, many objects ---
@@ -30,11 +30,11 @@ def test_equal_programs_are_compiled_once_and_keep_one_array():
             close(attention(X, X, X, score=score, mask=aj.causal_mask(5)), 2.0)
 
     call()
-    programs = _attend._cache_size()
+    programs = _attention._cache_size()
     for _ in range(4):
         call()
     gc.collect()
-    assert _attend._cache_size() == programs
+    assert _attention._cache_size() == programs
     assert sum(array() is not None for array in arrays) <= 2
     jax.clear_caches()
     gc.collect()

@@ -21,7 +21,7 @@ from own_parts import NOW, NUMBERS, Hotter, Module, Near, Slope, X, close, produ
 
 import attention_jax as aj
 from attention_jax import attention, interop
-from attention_jax.functional.attention import _attend
+from attention_jax.functional.attention import _attention
 from attention_jax.parts import known_score
 from attention_jax.parts.digests import _text_of
 from attention_jax.parts.programs import Part
@@ -219,7 +219,7 @@ def test_a_module_as_score_is_compiled_once_while_it_trains():
     for temperature in NUMBERS:
         module.temperature[...] = jnp.float32(temperature)
         close(attention(X, X, X, score=module), temperature)
-        programs = [*programs, _attend._cache_size()]
+        programs = [*programs, _attention._cache_size()]
     assert programs[0] == programs[1]
 
 

@@ -2,6 +2,7 @@
 
 from attention_jax.analysis.attention_page.view import AttentionView, view
 from attention_jax.analysis.capture import Captured, capture
+from attention_jax.analysis.capture_point import CapturedAttention
 from attention_jax.analysis.curvature import (
     Estimate,
     SpectrumEdges,
@@ -51,7 +52,6 @@ from attention_jax.analysis.statistics import (
     saturation,
     weight_entropy,
 )
-from attention_jax.functional.capture_point import CapturedAttention
 
 __all__ = [
     "AttentionGradients",

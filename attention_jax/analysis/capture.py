@@ -1,6 +1,6 @@
 """Captures every attention in a model: weights, logits and statistics.
 
-The model is traced once with a point at each attention (`functional.capture_point`). The program is
+The model is traced once with a point at each attention (`capture_point`). The program is
 then evaluated so that it also returns the arrays at its points. The model therefore stores no
 arrays, and no tracer can leak, with any `jit`, `vmap`, `scan` or `checkpoint` inside of the model
 or around the capture.
@@ -17,9 +17,10 @@ import jax
 from flax import nnx
 from jax.extend.core import ClosedJaxpr
 
+from attention_jax.analysis.capture_point import CapturedAttention, CapturePoint
 from attention_jax.analysis.jaxpr_evaluation import Captures, evaluate
 from attention_jax.core.serialization import exported
-from attention_jax.functional.capture_point import CapturedAttention, capture_points
+from attention_jax.functional.attention import capturing
 
 Array = jax.Array
 
@@ -127,7 +128,7 @@ def traced_call(
             callee = getattr(callee, function.__name__)
         return callee(*first, *args, **kwargs)
 
-    with capture_points(matrices):
+    with capturing(CapturePoint(matrices)):
         program, shapes = jax.make_jaxpr(call, return_shape=True)(*first)
     return program, jax.tree.structure(shapes)
 

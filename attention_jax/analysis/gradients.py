@@ -24,15 +24,15 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from attention_jax.analysis.capture import named_attentions, traced_call
+from attention_jax.analysis.capture_point import CapturedAttention
 from attention_jax.analysis.jaxpr_evaluation import evaluate
 from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm, softmax_vjp
 from attention_jax.analysis.statistics import weight_entropy
 from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
-from attention_jax.functional.attention import results_of_call
-from attention_jax.functional.capture_point import CapturedAttention
-from attention_jax.functional.checks import Call, check_axes, checked_call
+from attention_jax.functional.attention import attention_of
+from attention_jax.functional.checks import check_axes, checked_call
 from attention_jax.positions.biases import Bias
 from attention_jax.positions.masks import Mask
 from attention_jax.scores import Params, Score
@@ -243,7 +243,7 @@ def attention_gradients(
     dweights, dlogits, dquery, dkey.
     """
     call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
-    captured = _gradients_of_call(call, doutput)
+    captured = _gradients_of_call(*call, doutput)
     _, dweights, dlogits = captured.gradients["attention"]
     assert dweights is not None
     assert dlogits is not None
@@ -298,7 +298,7 @@ def logit_scale_sweep(
     if scales.ndim != 1:
         raise ValueError(f"scales must be [n]; got {list(scales.shape)}")
     call = checked_call(query, key, value, score=score, params=params, mask=mask)
-    captured = _gradients_of_call(call, doutput)
+    captured = _gradients_of_call(*call, doutput)
     attention, gradient = captured.attentions["attention"], captured.gradients["attention"]
     return sweep_of_captured(attention.logits, attention.mask, gradient.dweights, scales)
 
@@ -320,12 +320,12 @@ def sweep_of_captured(logits: Array, mask: Array, dweights: Array, scales: Array
     return ScaleSweep(scales, *jax.vmap(at_scale)(scales))
 
 
-def _gradients_of_call(call: Call, doutput: Any) -> CapturedGradients:
+def _gradients_of_call(options: Options, inputs: Inputs, doutput: Any) -> CapturedGradients:
     """<output, doutput> of each example and its gradients, by "reference"."""
-    query, value = call.inputs.query, call.inputs.value
+    query, value = inputs.query, inputs.value
     doutput = float_array("doutput", doutput)
     check_axes("doutput", doutput, (query.shape[-2], value.shape[-1]), query.shape[:-2])
-    return _captured_by_reference(call.options, call.inputs, doutput)
+    return _captured_by_reference(options, inputs, doutput)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -339,7 +339,7 @@ def _captured_by_reference(options: Options, inputs: Inputs, doutput: Array) -> 
             leaves = [b if f is None else f for f, b in zip(floats, bias, strict=True)]
             moved = inputs._replace(params=params, bias=jax.tree.unflatten(structure, leaves))
             moved = moved._replace(**dict(zip(("query", "key", "value"), tokens, strict=True)))
-            output = results_of_call(Call(options, moved), "reference")
+            output = attention_of(options, moved, "reference")
             return jnp.sum(output * doutput.astype(output.dtype))
 
         # Cast before the gradient, so that none is rounded to a narrower dtype.

@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
-from attention_jax.functional.capture_point import CapturedAttention, capture_p, capturing
+from attention_jax.analysis.capture_point import CapturedAttention, capture_p
+from attention_jax.functional.attention import capturing
 
 Array = jax.Array
 Captures = list[tuple[str, CapturedAttention]]  # (name scopes, captured arrays)
@@ -32,7 +33,7 @@ def evaluate(
     """The program's outputs, and the arrays at its points, in the order of evaluation.
 
     Args:
-        program: the result of `jax.make_jaxpr` under `capture_points`.
+        program: the result of `jax.make_jaxpr` while the function is captured.
         arguments: its flat arguments.
         added: for each point, an array to add to the output of attention there.
 
@@ -106,7 +107,7 @@ def _evaluate_equation(
         summand = next(added)
         if summand is not None:  # the summand has merged head axes
             output = output + summand.reshape(output.shape)
-        if capturing() is not None:  # an outer capture also captures this point
+        if capturing.value is not None:  # an outer capture also captures this point
             output = capture_p.bind(output, *leaves, structure=equation.params["structure"])
         return [output], [(scope, jax.tree.unflatten(equation.params["structure"], leaves))]
     if _points_of(equation) == 0:

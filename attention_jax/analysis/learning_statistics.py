@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.analysis.capture_point import CapturedAttention
 from attention_jax.analysis.gradients import OutputGradient, capture_gradients
 from attention_jax.analysis.softmax_gradients import softmax_jacobian_norm
 from attention_jax.analysis.statistics import attention_summary, logit_variance, mean_over_rows
 from attention_jax.core.arrays import accumulator_dtype, float_array
 from attention_jax.core.checks import check_integer
-from attention_jax.functional.capture_point import CapturedAttention
 
 Array = jax.Array
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -11,10 +10,8 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.products import current_backend
-from attention_jax.functional.capture_point import capture_point, capturing, capturing_matrices
 from attention_jax.functional.checks import (
     NO_VALUE,
-    Call,
     checked_call,
     checked_implementation,
     hinted,
@@ -118,7 +115,7 @@ def attention(
 
     Source: Bahdanau et al. 2014, Luong et al. 2015, Vaswani et al. 2017 (their Q, K, V).
     """
-    call = checked_call(
+    options, inputs = checked_call(
         query,
         key,
         value,
@@ -133,23 +130,16 @@ def attention(
         block_sizes=block_sizes,
         return_statistics=return_statistics,
     )
-    return results_of_call(call, implementation)
+    return attention_of(options, inputs, implementation)
 
 
-def results_of_call(call: Call, implementation: str | None = None) -> Any:
+def attention_of(options: Options, inputs: Inputs, implementation: str | None = None) -> Any:
     """The output of `attention`; or (output, statistics) if they are requested."""
-    options, inputs = call
     implementation = checked_implementation(implementation)
-    # "cudnn" returns no statistics: if they are captured, another call computes them.
-    if capturing() is not None and implementation != "cudnn":
-        options = dataclasses.replace(
-            options, return_statistics=options.normalizer.family.is_softmax
-        )
-    output, statistics = _computed(inputs, options, implementation)
-    output = capture_point(
-        inputs, output, functools.partial(_captured_results, options, inputs, statistics)
-    )
-    return (output, statistics) if call.options.return_statistics else output
+    capture = capturing.value
+    attend = computed if capture is None else capture.attend
+    output, statistics = attend(options, inputs, implementation)
+    return (output, statistics) if options.return_statistics else output
 
 
 @hinted
@@ -183,24 +173,29 @@ def attention_weights(
     Array([[0.25, 0.25, 0.25, 0.25]], dtype=float32)
     """
     pairs = {"score": score, "params": params, "mask": mask, "bias": bias}
-    call = checked_call(
+    options, inputs = checked_call(
         query, key, NO_VALUE, **pairs, normalizer=normalizer, normalizer_params=normalizer_params
     )
-    return weights_of(*call)
+    return weights_of(options, inputs)
+
+
+# `analysis.capture` holds a `CapturePoint` in it while it traces a function. JAX includes it in the
+# cache key of compiled functions: those that were compiled without capture points are traced again.
+capturing: Any = jax.make_user_context(default_value=None)
+
+
+def computed(
+    options: Options, inputs: Inputs, implementation: str | None = None
+) -> tuple[Array, AttentionStatistics | None]:
+    """(output [*B, T, Dv], statistics [*B, T] or None) by the implementation that is chosen."""
+    return _attention(*choose(implementation, options, inputs, current_backend()), inputs)
 
 
 # --- the compiled functions ---
 
 
-def _computed(
-    inputs: Inputs, options: Options, implementation: str | None = None
-) -> tuple[Array, AttentionStatistics | None]:
-    """(output [*B, T, Dv], statistics [*B, T] or None) by the implementation that is chosen."""
-    return _attend(*choose(implementation, options, inputs, current_backend()), inputs)
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _attend(implementation: str, options: Options, inputs: Inputs):
+def _attention(implementation: str, options: Options, inputs: Inputs):
     attend = functools.partial(IMPLEMENTATIONS[implementation], options)
     whole = implementation in OF_A_BATCH
     return vmap_over_batch(options, attend, inputs, by_query=True, whole=whole)
@@ -209,7 +204,7 @@ def _attend(implementation: str, options: Options, inputs: Inputs):
 @functools.partial(jax.jit, static_argnums=0)
 def weights_of(options: Options, inputs: Inputs) -> Array:
     """Weights [*B, T, S] in the query's dtype, before dropout, with the damping."""
-    weights = _logits_and_weights(options, inputs)[1]
+    weights = logits_and_weights(options, inputs)[1]
     if inputs.damping is not None:
         damping = cast_floats(inputs.damping, weights.dtype).materialize(*weights.shape[-2:])
         weights = weights * jnp.exp(pad_rank(damping, weights.ndim))
@@ -217,7 +212,7 @@ def weights_of(options: Options, inputs: Inputs) -> Array:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]:
+def logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]:
     """Logits and weights, [*B, T, S] each, in the compute dtype.
 
     The logits are transformed by the normaliser, and -inf where masked.
@@ -231,21 +226,3 @@ def _logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]
         return transformed_rows(normalizer, params, logits, mask), weights
 
     return vmap_over_batch(options, one_example, inputs, by_query=True)
-
-
-def _captured_results(
-    options: Options, inputs: Inputs, statistics: AttentionStatistics | None
-) -> dict[str, Any]:
-    """The logits, weights and statistics of a call for `analysis.capture`."""
-    results: dict[str, Any] = {}
-    # The weights before dropout.
-    options = dataclasses.replace(options, dropout_rate=0.0, return_statistics=True)
-    inputs = inputs._replace(dropout_rng=None)
-    if capturing_matrices():
-        results["logits"], results["weights"] = _logits_and_weights(options, inputs)
-    if options.normalizer.family.is_softmax:
-        missing = statistics is None
-        results["statistics"] = _computed(inputs, options)[1] if missing else statistics
-    else:  # `analysis` takes captured logits for those of a softmax
-        results["logits"] = None
-    return results

@@ -5,7 +5,7 @@ Each raises a ValueError that names the argument, what was expected, and what wa
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -70,13 +70,6 @@ hinted = with_hints(
 NO_VALUE: Any = object()  # in place of the value, for a call that computes weights alone
 
 
-class Call(NamedTuple):
-    """The checked arguments of an attention function."""
-
-    options: Options  # a user's score and normaliser are `Known`
-    inputs: Inputs
-
-
 def checked_call(
     query: Any,
     key: Any,
@@ -92,10 +85,10 @@ def checked_call(
     dropout_rng: Array | None = None,
     block_sizes: BlockSizes | None = None,
     return_statistics: bool = False,
-) -> Call:
+) -> tuple[Options, Inputs]:
     """The arguments of a call, with JAX arrays; ValueError unless their shapes and dtypes match.
 
-    Parts that a user wrote are traced here: see `core.programs`. `value` may be `NO_VALUE`.
+    Parts that a user wrote are traced here, and become `Known`. `value` may be `NO_VALUE`.
     """
     score, normalizer = get_score(score), get_normalizer(normalizer)
     query = float_array("query", query)
@@ -155,7 +148,7 @@ def checked_call(
     options = Options(score, block_sizes, rate, return_statistics, normalizer)
     arrays = {"query": query, "key": key, "value": value, "dropout_rng": rng}
     inputs = Inputs(**arrays, params=params, normalizer_params=normalizer_params, **positions)
-    return Call(options, inputs)
+    return options, inputs
 
 
 def _is_mask_of_user(part: Any) -> bool:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.core.serialization import exported
-from attention_jax.functional.capture_point import capture_point, capturing_matrices
+from attention_jax.functional.attention import capturing
 from attention_jax.functional.checks import check_axes, checked_call, hinted
 from attention_jax.positions.biases import Bias
 from attention_jax.positions.masks import Mask
@@ -112,19 +112,21 @@ def coverage_attention(
     are query_t, key_i, coverage_ti, weights_ti, coverage_kernel, loss_t; their W_s, W_h, v are the
     query_kernel, key_kernel, v of `Additive`, which has no b_attn. Other scores extend it.
     """
-    call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
-    score, inputs = call.options.score, call.inputs
+    pairs = {"score": score, "params": params, "mask": mask, "bias": bias}
+    options, inputs = checked_call(query, key, value, **pairs)
     *batch_shape, _, query_dim = inputs.query.shape
     source_length, key_dim = inputs.key.shape[-2:]
-    feature_dim = coverage_kernel_size(score, query_dim, key_dim, inputs.params)
+    feature_dim = coverage_kernel_size(options.score, query_dim, key_dim, inputs.params)
     coverage_kernel = float_array("coverage_kernel", coverage_kernel)
     check_axes("coverage_kernel", coverage_kernel, (feature_dim,), tuple(batch_shape))
     coverage = _checked_coverage(coverage, source_length, batch_shape)
-    all_weights = return_weights or capturing_matrices()
-    result = _attend(call.options, all_weights, inputs, coverage_kernel, coverage)
-    weights = result.weights
-    output = capture_point(inputs, result.output, lambda: {"weights": weights})
-    return result._replace(output=output, weights=weights if return_weights else None)
+    capture = capturing.value
+    all_weights = return_weights or (capture is not None and capture.matrices)
+    result = _coverage_attention(options, all_weights, inputs, coverage_kernel, coverage)
+    if capture is not None:
+        output = capture.point(inputs, result.output, weights=result.weights)
+        result = result._replace(output=output)
+    return result if return_weights else result._replace(weights=None)
 
 
 def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
@@ -221,7 +223,7 @@ class _FromZero(LogitMap):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _attend(
+def _coverage_attention(
     options: Options, all_weights: bool, inputs: Inputs, kernel: Array, coverage: Array
 ) -> CoverageResult:
     score = options.score

@@ -6,11 +6,13 @@ attention broadcasts the axis of size 1, so that keys and values are never repea
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from attention_jax.functional.attention import capturing
 from attention_jax.positions.biases import Bias, DenseBias, as_bias
 from attention_jax.positions.masks import Mask, as_mask
 from attention_jax.positions.position_functions import check_batch_axes
@@ -47,6 +49,14 @@ def ungroup_heads(results: Any, batch_ndim: int) -> Any:
         return leaf.reshape(*batch, num_heads, *rest)
 
     return jax.tree.map(ungroup, results)
+
+
+def heads_as_one_axis(batch_ndim: int) -> contextlib.AbstractContextManager[Any]:
+    """A context in which `analysis.capture` gets batch axes [*B, K, G] as [*B, N]."""
+    capture = capturing.value
+    if capture is None:
+        return contextlib.nullcontext()
+    return capturing(capture._replace(grouped_heads=batch_ndim))
 
 
 def group_positions(function: Any, shape: tuple[int, ...], num_key_heads: int) -> Any:

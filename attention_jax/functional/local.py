@@ -17,11 +17,10 @@ import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
 from attention_jax.core.checks import check_integer
-from attention_jax.functional.attention import results_of_call, weights_of
+from attention_jax.functional.attention import attention_of, weights_of
 from attention_jax.functional.checks import (
     NO_VALUE,
     AttentionArguments,
-    Call,
     WeightsArguments,
     checked_call,
     hinted,
@@ -29,6 +28,7 @@ from attention_jax.functional.checks import (
 from attention_jax.positions.biases import Bias, bias_dataclass
 from attention_jax.positions.mask_algebra import Mask, TileStatus, as_mask, mask_dataclass
 from attention_jax.positions.position_functions import array_field, pad_rank, same_rank, take
+from attention_jax.tiles import Inputs, Options
 
 Array = jax.Array
 
@@ -79,7 +79,7 @@ def local_attention(
     """
     tokens = query, key, value
     call = _windowed_call(tokens, centers, radius, sigma, AttentionArguments, arguments)
-    return results_of_call(call, implementation)
+    return attention_of(*call, implementation)
 
 
 @hinted
@@ -117,21 +117,21 @@ def local_attention_weights(
 
 def _windowed_call(
     tokens: tuple[Any, ...], centers: Any, radius: int, sigma: Any, accepted: type, arguments: Any
-) -> Call:
+) -> tuple[Options, Inputs]:
     """The call of `attention` with the mask of the window and the damping of the Gaussian."""
     for name in arguments.keys() - accepted.__annotations__.keys():
         raise TypeError(f"local attention got an unexpected keyword argument {name!r}")
     centers = _checked_centers(centers)
     window, mask = window_mask(centers, radius), arguments.get("mask")
     mask = window if mask is None else as_mask(mask) & window
-    call = checked_call(*tokens, **{**arguments, "mask": mask})
+    options, inputs = checked_call(*tokens, **{**arguments, "mask": mask})
     if sigma is None:
-        return call
+        return options, inputs
     if jnp.issubdtype(centers.dtype, jnp.floating):
         centers = _finite(centers)  # the window has made rows without a center NaN
-    damping, inputs = gaussian_bias(centers, sigma), call.inputs
+    damping = gaussian_bias(centers, sigma)
     damping.check(inputs.query.shape[:-2], inputs.query.shape[-2], inputs.key.shape[-2])
-    return call._replace(inputs=inputs._replace(damping=damping))
+    return options, inputs._replace(damping=damping)
 
 
 # --- the window and the Gaussian, as functions of position ---

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import checked_rng
-from attention_jax.functional.capture_point import capture_point, capturing_matrices
+from attention_jax.functional.attention import capturing
 from attention_jax.functional.checks import check_axes, checked_call, hinted
 from attention_jax.functional.monotonic_walks import (
     checked_initial,
@@ -105,8 +105,8 @@ def monotonic_attention(
     Source: Raffel et al. 2017, section 2.2 to 2.4 (their a(s, h) is our score, r our offset). They
         normalise additive attention's v; here the score is unchanged.
     """
-    call = checked_call(query, key, value, score=score, params=params, mask=mask, bias=bias)
-    options, inputs = call
+    pairs = {"score": score, "params": params, "mask": mask, "bias": bias}
+    options, inputs = checked_call(query, key, value, **pairs)
     if noise_rng is not None:
         rng = checked_rng(noise_rng, name="noise_rng")
         inputs = inputs._replace(dropout_rng=rng)  # split over the batch
@@ -118,18 +118,20 @@ def monotonic_attention(
         raise ValueError(f"hard must be True or False; got {hard!r}")
     if not isinstance(return_weights, bool) and return_weights != "last":
         raise ValueError(f"return_weights must be True, False or 'last'; got {return_weights!r}")
-    all_weights = return_weights is True or capturing_matrices()
-    output, last, weights = _attend(
+    capture = capturing.value
+    all_weights = return_weights is True or (capture is not None and capture.matrices)
+    output, last, weights = _monotonic_attention(
         options, hard, all_weights, inputs, offset, noise_scale, initial
     )
-    output = capture_point(inputs, output, lambda: {"weights": weights})
+    if capture is not None:
+        output = capture.point(inputs, output, weights=weights)
     if return_weights == "last":
         return output, last
     return (output, weights) if return_weights else output
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _attend(
+def _monotonic_attention(
     options: Options,
     hard: bool,
     all_weights: bool,

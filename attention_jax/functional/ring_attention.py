@@ -109,7 +109,7 @@ def ring_attention(
     if options.block_sizes is None:
         block_sizes = chosen_block_sizes(options.score, inputs, current_backend())
         options = dataclasses.replace(options, block_sizes=block_sizes)
-    output, statistics = _attend(options, mesh, axis_name, inputs)
+    output, statistics = _ring_attention(options, mesh, axis_name, inputs)
     return (output, statistics) if return_statistics else output
 
 
@@ -134,7 +134,7 @@ def _check_cut(mesh: Any, axis_name: str, inputs: Inputs) -> None:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _attend(options: Options, mesh: Mesh, axis_name: str, inputs: Inputs):
+def _ring_attention(options: Options, mesh: Mesh, axis_name: str, inputs: Inputs):
     def one_device(inputs: Inputs):
         attend = functools.partial(ring.attend, options, axis_name)
         return vmap_over_batch(options, attend, inputs)

@@ -12,8 +12,7 @@ from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention, attention_weights
-from attention_jax.functional.capture_point import heads_as_one_axis
-from attention_jax.functional.heads import ungroup_heads
+from attention_jax.functional.heads import heads_as_one_axis, ungroup_heads
 from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.attention import Attended
 from attention_jax.nn.heads import Heads

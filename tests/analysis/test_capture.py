@@ -15,7 +15,7 @@ import attention_jax as aj
 from attention_jax import nn
 from attention_jax.analysis import capture
 from attention_jax.analysis.jaxpr_evaluation import points_in
-from attention_jax.functional.capture_point import capturing
+from attention_jax.functional.attention import capturing
 
 TILE = aj.BlockSizes(query=2, key=3)
 every_implementation = pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
@@ -73,7 +73,7 @@ def test_a_function_compiled_before_has_points_while_captured_and_not_after():
 
     @jax.jit
     def attend(query):
-        traces.append(capturing() is not None)
+        traces.append(capturing.value is not None)
         return aj.attention(query, key, value)
 
     expected = attend(query)

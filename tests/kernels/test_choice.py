@@ -160,7 +160,7 @@ def test_a_given_name_and_given_tiles_are_never_replaced(named, monkeypatch):
         called.append((implementation, options.block_sizes))
         return inputs.query, None
 
-    monkeypatch.setattr(FRONT_DOOR, "_attend", record)
+    monkeypatch.setattr(FRONT_DOOR, "_attention", record)
     small, large = jnp.ones((1, 3, 2)), jnp.ones((3, 1024, 2))
     for arrays, chosen in ((small, "reference"), (large, "tiled")):
         for blocks in (None, BlockSizes(3, 5)):
@@ -246,14 +246,14 @@ def served_by_cudnn(score, part, option):
 def test_none_serves_whatever_users_write(score):
     for call, dtype in itertools.product(CALLS, (jnp.float32, jnp.bfloat16)):
         tokens, options = arguments_of(score, *call, dtype)
-        checked = checked_call(*tokens, **options)
+        checked, checked_inputs = checked_call(*tokens, **options)
         long = [jax.ShapeDtypeStruct((*x.shape[:2], 2**14, 8), dtype) for x in tokens]
         for backend, portable in itertools.product(("cpu", "gpu", "tpu"), ("reference", "tiled")):
-            inputs = checked.inputs
+            inputs = checked_inputs
             if portable == "tiled":
                 inputs = inputs._replace(query=long[0], key=long[1], value=long[2])
             with runnable("cudnn"):
-                name, _ = choice.choose(None, checked.options, inputs, backend)
+                name, _ = choice.choose(None, checked, inputs, backend)
             by_cudnn = backend == "gpu" and dtype == jnp.bfloat16 and served_by_cudnn(score, *call)
             assert name == ("cudnn" if by_cudnn else portable), (call, dtype, backend)
 

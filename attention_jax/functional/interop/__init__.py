@@ -1,0 +1,13 @@
+"""Any score inside models written for `jax.nn` or Flax: two functions with their interfaces.
+
+Both take queries [*B, T, N, Dq] and keys [*B, S, K, Dk], positions before heads. N = K G, and query
+head n reads key head n // G (grouped-query attention; multi-query for K = 1). Keys and values are
+never repeated for the G query heads that share them.
+"""
+
+# Pickles of earlier versions find `_FlaxAttention` here.
+from attention_jax.functional.interop.flax_layers import _FlaxAttention as _FlaxAttention
+from attention_jax.functional.interop.flax_layers import flax_attention_fn
+from attention_jax.functional.interop.jax_nn import dot_product_attention
+
+__all__ = ["dot_product_attention", "flax_attention_fn"]
