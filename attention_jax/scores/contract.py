@@ -19,9 +19,11 @@ Features = Any  # projected tokens, which `pair` reads: an array [t, F], or a py
 # What `pair` costs on a tile; see `Score`.
 TileCost = Literal["matmul", "elementwise", "materialized"]
 Side = Literal["query", "key"]
-_MAKE_LOGITS = ("pair", "project_query", "project_key")
-# What a class says about its own `pair`.
-_DESCRIBE_PAIR = ("pair_vjp", "round", "tile_params", "finite_slopes")
+# What a class says about its logits, and the methods about which it says that.
+_DESCRIBED = {
+    **dict.fromkeys(("pair_vjp", "round", "tile_params", "finite_slopes"), ("pair",)),
+    "translation_invariant": ("pair", "project_query", "project_key"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +50,11 @@ class Score:
             queries and keys, which then have the same size. If True, attention subtracts the mean
             of the keys before it projects tokens, so that a `pair` that subtracts squares loses no
             digits where all tokens share an offset. The mean is that of the keys which the mask
-            leaves; `remember` therefore keeps the keys themselves, and each call projects them. A
-            class that replaces `pair` or a projection does not inherit True.
+            leaves; `remember` therefore keeps the keys themselves, and each call projects them.
 
     `pair_vjp`, `round`, `tile_params` and `finite_slopes` describe a `pair`. A class that replaces
-    the `pair` of a base class and inherits one of them from it raises a TypeError, which names the
-    line to add.
+    the `pair` of a base class has the defaults of this class again, unless it defines them itself.
+    So does `translation_invariant` in a class that replaces `pair` or a projection.
 
     >>> import jax.numpy as jnp
     >>> @dataclasses.dataclass(frozen=True)
@@ -72,26 +73,11 @@ class Score:
     own_params: ClassVar[Params] = {}  # the default of `params`; see `CallableScore`
 
     def __init_subclass__(cls) -> None:
-        """Raises TypeError if the class replaces `pair` and inherits what describes the old one."""
-
-        def depth(name: str) -> int:
-            """The number of the base class that defines it."""
-            return next(n for n, base in enumerate(cls.__mro__) if name in vars(base))
-
-        if depth("translation_invariant") > min(map(depth, _MAKE_LOGITS)):
-            cls.translation_invariant = False  # it was said of other logits
-        lines = []
-        for name in _DESCRIBE_PAIR:
-            owner = cls.__mro__[depth(name)]
-            if depth(name) > depth("pair") and vars(owner)[name] is not vars(Score)[name]:
-                # A class that leaves `pair` to its subclasses describes theirs.
-                leaves_pair = getattr(owner, "pair", Score.pair) is Score.pair
-                lines.append(f"{name} = {owner.__name__ if leaves_pair else 'Score'}.{name}")
-        if lines:
-            raise TypeError(
-                f"class {cls.__name__} replaces pair, so it must say which derivatives and rounding"
-                f" its own pair has; add {', '.join(lines)}"
-            )
+        """Resets what base classes said about a method that the class replaces."""
+        for name, methods in _DESCRIBED.items():
+            first = next(base for base in cls.__mro__ if vars(base).keys() & {name, *methods})
+            if name not in vars(first) and getattr(cls, name) is not getattr(Score, name):
+                setattr(cls, name, getattr(Score, name))
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         """Initial parameters, {} if there are none to learn."""

@@ -127,8 +127,6 @@ class Neural(Additive):
     """
 
     tile_cost = "materialized"
-    pair_vjp = Score.pair_vjp
-    tile_params = Score.tile_params
     finite_slopes = True
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:

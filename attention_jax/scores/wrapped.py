@@ -21,15 +21,15 @@ def _of_inner(name: str) -> Any:
 class WrappedScore(Score):
     """The parameters, features and cost of an inner score; a subclass changes its logits.
 
-    A subclass defines `pair`, and says what its `pair` shares with that of the inner score:
+    A subclass defines `pair`, and may say what its `pair` shares with that of the inner score:
 
         finite_slopes = WrappedScore.finite_slopes  # infinite only where the inner score's are
         round = WrappedScore.round                  # it reads the features as the inner one does
         tile_params = WrappedScore.tile_params      # it hands its features to the inner one
 
-    or `Score.finite_slopes`, ... where it does not. It sets its own `tile_cost` if its
-    `pair` costs more than the inner one. It defines `init`, `param_shapes`, `project_query` and
-    `project_key` if its parameters differ from those of the inner score.
+    Without such a line it has the default of `Score`, which is right for every `pair`. It sets its
+    own `tile_cost` if its `pair` costs more than the inner one. It defines `init`, `param_shapes`,
+    `project_query` and `project_key` if its parameters differ from those of the inner score.
 
     Attributes:
         score: the inner `Score`.

@@ -1,6 +1,5 @@
 """Every score: values by hand, the formula and its derivatives, initialisation, options."""
 
-import dataclasses
 import functools
 import itertools
 import math
@@ -12,21 +11,18 @@ import pytest
 from conformance import assert_close, named, quick_jit
 from oracles import assert_leaves_close, complex_step, normal, softmax
 from products import product_dtypes
-from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, A, features_of, numpy_params
+from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, features_of, numpy_params
 
 from attention_jax import attention, attention_weights, get_score
 from attention_jax.scores import (
-    Additive,
     Cosine,
     Dot,
     General,
     NegativeSquaredDistance,
     ScaledDot,
-    Score,
     SoftCap,
-    WrappedScore,
 )
-from attention_jax.scores.literature import L2, LITERATURE, Softplus
+from attention_jax.scores.literature import LITERATURE, Softplus
 
 RNG = jax.random.key(3)
 T, S = 5, 7
@@ -239,39 +235,6 @@ def test_a_cap_multiplies_bfloat16_tokens_in_bfloat16(inner):
     assert product_dtypes(gradient, *tokens(dtype=jnp.bfloat16)) == {("bfloat16", "bfloat16")}
 
 
-# --- classes of one's own ---
-
-
-def test_a_new_pair_says_what_describes_it():
-    """Inherited in silence, it would be the gradient of another function."""
-
-    class Tripled(Score):
-        def pair(self, params, q_features, k_features):
-            return 3 * super().pair(params, q_features, k_features)
-
-    with pytest.raises(TypeError, match=r"TripledAdditive .* pair_vjp = Score\.pair_vjp"):
-        type("TripledAdditive", (Tripled, Additive), {})
-    with pytest.raises(TypeError, match=r"Doubled .* round = WrappedScore\.round"):
-        type("Doubled", (WrappedScore,), {"pair": Tripled.pair})
-
-    class TripledAdditive(Tripled, Additive):
-        pair_vjp = Score.pair_vjp
-        tile_params = Additive.tile_params
-        finite_slopes = Additive.finite_slopes
-
-    params, dlogits = numpy_params(Additive(A), DQ, DK), normal(T, S)
-
-    @quick_jit
-    def pull_back(*tokens):
-        features = features_of(Additive(A), params, *tokens)
-        return [
-            score.pair_vjp(params, *features, dlogits) for score in (TripledAdditive(), Additive(A))
-        ]
-
-    tripled, plain = pull_back(*tokens(DQ))
-    assert_leaves_close(tripled, jax.tree.map(lambda x: 3 * x, plain), rtol=1e-5, atol=1e-6)
-
-
 def test_an_offset_of_some_features_costs_no_digits_where_others_are_wide():
     """`elliptical` hardly weighs the wide features, which would hide the offset of the others."""
     wide, params = np.arange(8) >= 4, {"log_m": np.where(np.arange(8) < 4, 0, -16)}
@@ -284,38 +247,6 @@ def test_an_offset_of_some_features_costs_no_digits_where_others_are_wide():
     got = weights(query, key)
     with jax.enable_x64(True):
         np.testing.assert_allclose(got, weights(np.float64(query), np.float64(key)), atol=2e-6)
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedProjection(L2):
-    """|W q - W k|^2, which is translation invariant as |q - k|^2 is."""
-
-    translation_invariant = True
-
-    def init(self, rng, query_dim, key_dim):
-        return {"kernel": jnp.eye(query_dim)}
-
-    def project_query(self, params, query):
-        return super().project_query(params, query @ params["kernel"])
-
-    def project_key(self, params, key):
-        return super().project_key(params, key @ params["kernel"])
-
-
-def test_translation_invariance_is_said_of_a_projection_and_a_pair():
-    query, key = (x + 100 for x in tokens())
-    params = numpy_params(SharedProjection(), DK, DK)
-    weights = attention_weights(query, key, score=SharedProjection(), params=params)
-    projected = [np.float64(x) @ np.float64(params["kernel"]) for x in (query, key)]
-    logits = -((projected[0][:, None] - projected[1]) ** 2).sum(-1) / DK**0.5
-    np.testing.assert_allclose(weights, softmax(logits), atol=3e-6)
-
-    moved = {"project_query": lambda self, params, query: query}
-    mixin = type("Mixin", (), moved)
-    for cls in (type("Moved", (L2,), moved), type("Mixed", (mixin, L2), {})):
-        assert not cls().translation_invariant
-    assert type("Same", (L2,), {})().translation_invariant
-    assert [SoftCap(score).translation_invariant for score in (L2(), Dot())] == [True, False]
 
 
 # --- of literature.py, where formulas are singular or cancel ---

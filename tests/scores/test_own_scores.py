@@ -1,0 +1,109 @@
+"""Classes of one's own: what a subclass says of its logits, and what it inherits."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conformance import quick_jit
+from oracles import assert_leaves_close, normal, softmax
+from score_cases import DK, A, numpy_params
+
+from attention_jax import attention, attention_weights
+from attention_jax.scores import Additive, Dot, Score, SoftCap, WrappedScore
+from attention_jax.scores.literature import L2
+
+T, S = 5, 7
+
+
+class Tripled(Score):
+    def pair(self, params, q_features, k_features):
+        return 3 * super().pair(params, q_features, k_features)
+
+
+class TripledAdditive(Tripled, Additive):
+    """Its `pair` is that of a mixin: the gradient of `Additive` is not its own."""
+
+
+class RootOfTripled(TripledAdditive):
+    finite_slopes, tile_params = False, Additive.tile_params
+
+    def pair(self, params, q_features, k_features):
+        return jnp.sqrt(jnp.abs(super().pair(params, q_features, k_features)))
+
+
+class RootOf(WrappedScore):
+    """Its slopes are infinite where those of the inner score are finite."""
+
+    def pair(self, params, q_features, k_features):
+        return -jnp.sqrt(jnp.abs(self.score.pair(params, q_features, k_features)))
+
+
+@pytest.mark.parametrize("score", [TripledAdditive(A), RootOfTripled(A), RootOf(L2())])
+def test_a_new_pair_starts_anew_with_what_describes_it(score):
+    """Inherited, `pair_vjp` would be the gradient of another function."""
+    params = jax.tree.map(np.float64, numpy_params(score, DK, DK))
+    tokens = np.round(4 * normal(S, DK, dtype=float)) / 4  # so that distances to itself are 0
+    mask = np.tri(S, k=-1, dtype=bool)
+
+    @quick_jit
+    def gradients(params, tokens):
+        def loss(implementation, params, tokens):
+            options = {"score": score, "params": params, "implementation": implementation}
+            return jnp.sum(jnp.sin(attention(*[tokens] * 3, mask=mask, **options)))
+
+        return [
+            jax.grad(functools.partial(loss, name), (0, 1))(params, tokens)
+            for name in ("tiled", "reference")
+        ]
+
+    with jax.enable_x64(True):
+        by_tiles, by_jax = gradients(params, tokens)
+    assert np.isfinite(by_jax[1]).all()
+    assert_leaves_close(by_tiles, by_jax, rtol=1e-10, atol=1e-12)
+
+
+def test_what_describes_a_pair_is_inherited_with_it():
+    describe = ("pair_vjp", "round", "tile_params", "finite_slopes", "translation_invariant")
+
+    def described(cls):
+        return [getattr(cls, name) for name in describe]
+
+    assert described(TripledAdditive) == described(RootOf) == described(Score)
+    assert described(RootOfTripled) == [*described(Score)[:2], Additive.tile_params, False, False]
+    assert described(type("Plain", (Additive,), {})) == described(Additive)
+    assert described(SoftCap)[1:] == described(WrappedScore)[1:]
+
+
+@dataclasses.dataclass(frozen=True)
+class SharedProjection(L2):
+    """|W q - W k|^2, which is translation invariant as |q - k|^2 is."""
+
+    translation_invariant = True
+
+    def init(self, rng, query_dim, key_dim):
+        return {"kernel": jnp.eye(query_dim)}
+
+    def project_query(self, params, query):
+        return super().project_query(params, query @ params["kernel"])
+
+    def project_key(self, params, key):
+        return super().project_key(params, key @ params["kernel"])
+
+
+def test_translation_invariance_is_said_of_a_projection_and_a_pair():
+    query, key = (100 + normal(length, DK) for length in (T, S))
+    params = numpy_params(SharedProjection(), DK, DK)
+    weights = attention_weights(query, key, score=SharedProjection(), params=params)
+    projected = [np.float64(x) @ np.float64(params["kernel"]) for x in (query, key)]
+    logits = -((projected[0][:, None] - projected[1]) ** 2).sum(-1) / DK**0.5
+    np.testing.assert_allclose(weights, softmax(logits), atol=3e-6)
+
+    moved = {"project_query": lambda self, params, query: query}
+    mixin = type("Mixin", (), moved)
+    for cls in (type("Moved", (L2,), moved), type("Mixed", (mixin, L2), {})):
+        assert not cls().translation_invariant
+    assert type("Same", (L2,), {})().translation_invariant
+    assert [SoftCap(score).translation_invariant for score in (L2(), Dot())] == [True, False]
