@@ -11,6 +11,7 @@ MOVED = {
     "pairwise.mask_algebra": "positions.mask_algebra",
     "pairwise.masks": "positions.masks",
     "pairwise.position_functions": "positions.position_functions",
+    "scores.soft_cap": "scores.wrapped",
 }
 for _before, _now in MOVED.items():
     sys.modules[f"attention_jax.{_before}"] = importlib.import_module(f"attention_jax.{_now}")

@@ -122,3 +122,38 @@ class Concat(Additive):
 
     def project_key(self, params: Params, key: Array) -> Array:
         return matmul(key, params["kernel"][-key.shape[-1] :]).astype(key.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Neural(Additive):
+    """e(q, k) = v . relu(Wq q + Wk k + b): `Additive` with another nonlinearity and a bias
+
+    Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]; "bias": b, [A]; "v": [A]},
+    initially those of `Additive`, with b = 0.
+
+    Attributes:
+        hidden_dim: A, at least 1. None takes A from the given parameters, or Dk in `init`.
+
+    Source: DiGiugno and Mahmood 2025, "Neural Attention", arXiv 2502.17206. They report a
+    perplexity that is 2 per cent lower than with dot products. Their code has one more hidden
+    layer, and keeps the hidden layers of all pairs in memory.
+
+    >>> params = {"query_kernel": jnp.eye(2), "key_kernel": jnp.eye(2)}
+    >>> params |= {"bias": jnp.array([0.0, -1.0]), "v": jnp.array([1.0, -1.0])}
+    >>> Neural()(params, jnp.array([[0.5, 0.0]]), jnp.array([[0.5, 3.0], [-2.0, 3.0]]))
+    Array([[-1., -2.]], dtype=float32)
+    """
+
+    tile_cost = "materialized"
+    finite_slopes = True
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        params = super().init(rng, query_dim, key_dim)
+        return {**params, "bias": jnp.zeros_like(params["v"])}
+
+    def project_query(self, params: Params, query: Array) -> Array:
+        return super().project_query(params, query) + params["bias"][None, :].astype(query.dtype)
+
+    def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
+        hidden = jax.nn.relu(q_features[:, None, :] + k_features[None, :, :])
+        return jnp.sum(params["v"][None, None, :].astype(hidden.dtype) * hidden, axis=-1)

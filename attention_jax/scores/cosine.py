@@ -1,4 +1,4 @@
-"""Cosine similarity of queries and keys."""
+"""Cosines of queries and keys: dot products of their directions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.scores.contract import Params
-from attention_jax.scores.dot import WithScale
+from attention_jax.scores.dot import Dot, WithScale
 
 Array = jax.Array
 
@@ -48,6 +48,33 @@ class Cosine(WithScale):
 
     def project_key(self, params: Params, key: Array) -> Array:
         return direction(key)
+
+
+@dataclasses.dataclass(frozen=True)
+class NGPT(Dot):
+    """e(q, k) = sqrt(Dk) (s * q / |q|) . (s * k / |k|): a cosine with a factor for each feature
+
+    A vector of zeros gives the logit 0 with derivatives 0, as in `Cosine`.
+
+    Params: {"s": [Dk]}, initially ones.
+
+    Source: Loshchilov et al. 2024, "nGPT", arXiv 2410.01131 (their s_qk is s). The paper
+    normalises all weights and hidden states as well, and reports 4 to 20 times fewer steps for the
+    whole.
+
+    >>> query, key = jnp.array([[3.0, 4.0]]), jnp.array([[8.0, 6.0]])
+    >>> NGPT()({"s": jnp.array([1.0, 2.0])}, query, key).round(4)  # sqrt(2) (0.48 + 1.92)
+    Array([[3.3941]], dtype=float32)
+    """
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return {"s": jnp.ones(key_dim)}
+
+    def project_query(self, params: Params, query: Array) -> Array:
+        return math.sqrt(query.shape[-1]) * self.project_key(params, query)
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        return direction(key) * params["s"][None, :].astype(key.dtype)
 
 
 def direction(x: Array) -> Array:

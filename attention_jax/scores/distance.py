@@ -1,4 +1,4 @@
-"""The negative squared distance of query and key, computed as a dot product."""
+"""Negative squared distances of query and key, computed as dot products."""
 
 from __future__ import annotations
 
@@ -104,35 +104,55 @@ def _bfloat16(x: Array) -> Array:
     return jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
 
 
-def hyperbolic_excess(queries: Array, keys: Array, differences: Array) -> Array:
-    """h(q) h(k) - q . k - 1 >= 0 with h(x) = sqrt(1 + |x|^2), see `Hyperbolic`: [t, s]
+@dataclasses.dataclass(frozen=True)
+class L2(NegativeSquaredDistance):
+    """e(q, k) = -|q - k|^2 / sqrt(Dk): `NegativeSquaredDistance` with the constant of the paper
 
-    Args:
-        queries: [t, F].
-        keys: [s, F].
-        differences: q - k, [t, s, F].
+    Attributes:
+        scale: a factor in place of 1 / sqrt(Dk), any finite float.
+
+    Source: Kim, Papamakarios and Mnih 2020, arXiv 2006.04710. They show that self attention with
+    dot products is not Lipschitz, and that it is with this score if queries and keys share one
+    projection.
+
+    >>> L2()({}, jnp.array([[1.0, 2.0, 0.0, 0.0]]), jnp.array([[4.0, 6.0, 0.0, 0.0]]))
+    Array([[-12.5]], dtype=float32)
     """
-    squares = jnp.square(differences).sum(-1)
-    products = (queries[:, None, :] * keys[None, :, :]).sum(-1)
-    q_square, k_square = jnp.square(queries).sum(-1)[:, None], jnp.square(keys).sum(-1)[None, :]
-    # G = |x|^2 |r|^2 with the longer token x, and r the part across x of the other token or, if it
-    # is shorter, of the difference. Where x is short, G is |x|^2 |y|^2 - (x . y)^2.
-    is_query, tokens = q_square >= k_square, (queries[:, None, :], keys[None, :, :])
-    square, other_square = jnp.where(is_query, q_square, k_square), jnp.minimum(q_square, k_square)
-    longer = jnp.where(is_query[:, :, None], *tokens)
-    other = jnp.where(is_query[:, :, None], *tokens[::-1])
-    is_near = jax.lax.stop_gradient(squares < other_square)
-    other = jnp.where(is_near[:, :, None], differences, other)
-    along = (longer * other).sum(-1)
-    is_long = square > 1
-    shares = along / jnp.where(is_long, square, 1)
-    rest = other - shares[:, :, None] * longer
-    # Once more: what the first step leaves along x is rounding, of which the gradient is not.
-    left = (longer * rest).sum(-1) / jnp.where(is_long, square, 1)
-    across = jnp.square(rest - left[:, :, None] * longer).sum(-1)
-    heights = jnp.sqrt(1 + q_square) * jnp.sqrt(1 + k_square)
-    opposite = products < -1  # then the formula of the first line loses nothing
-    divisor = 1 + heights + jnp.where(opposite, 0, products)
-    short = jnp.where(is_long, 0, square) * jnp.square(other).sum(-1) - along * shares
-    gram = jnp.where(is_long, square / divisor * across, short / divisor)  # G may overflow
-    return jnp.where(opposite, heights - products - 1, squares / divisor + gram)
+
+    def _scale(self, size: int) -> float:
+        return self.scale_or(1 / math.sqrt(size))
+
+
+@dataclasses.dataclass(frozen=True)
+class Elliptical(L2):
+    """e(q, k) = -sum_d m_d (q_d - k_d)^2 / sqrt(Dk): a distance with a weight for each feature
+
+    Params: {"log_m": [Dk]} with m = exp(log_m), initially zeros.
+
+    Attributes:
+        scale: a factor in place of 1 / sqrt(Dk), any finite float.
+
+    Source: Nielsen et al. 2024, "Elliptical Attention", arXiv 2406.13770. There m is not learned,
+    but estimated from the values of the layers before. They report robustness and less collapse of
+    representations.
+
+    >>> params = {"log_m": jnp.log(jnp.array([4.0, 1.0, 1.0, 1.0]))}
+    >>> query, key = jnp.array([[1.0, 2.0, 0.0, 0.0]]), jnp.array([[4.0, 6.0, 0.0, 0.0]])
+    >>> Elliptical()(params, query, key).round(4)  # (4 * 9 + 16) / 2
+    Array([[-26.]], dtype=float32)
+    """
+
+    translation_invariant: ClassVar[bool] = True
+
+    def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
+        return {"log_m": jnp.zeros(key_dim)}
+
+    def project_query(self, params: Params, query: Array) -> Array:
+        return super().project_query(params, _stretched(params, query))
+
+    def project_key(self, params: Params, key: Array) -> Array:
+        return super().project_key(params, _stretched(params, key))
+
+
+def _stretched(params: Params, tokens: Array) -> Array:
+    return tokens * jnp.exp(params["log_m"] / 2)[None, :].astype(tokens.dtype)

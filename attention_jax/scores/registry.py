@@ -22,7 +22,7 @@ from attention_jax.scores.function import (
     is_callable_pytree,
 )
 from attention_jax.scores.literature import LITERATURE
-from attention_jax.scores.soft_cap import SoftCap
+from attention_jax.scores.wrapped import SoftCap
 
 # What `get_score` accepts.
 ScoreLike = str | Score | type[Score] | Callable[..., jax.Array]

@@ -1,4 +1,4 @@
-"""The base classes of scores that change the logits of another score."""
+"""Scores that change the logits of another score."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from attention_jax.core.checks import check_real
 from attention_jax.scores.contract import Features, Params, Score
+from attention_jax.scores.dot import Dot, ScaledDot
 
 Array = jax.Array
 
@@ -78,3 +81,92 @@ class LogitMap(WrappedScore):
         logits, pull_back = jax.vjp(self.map_logits, inner)
         (dinner,) = pull_back(dlogits.astype(logits.dtype))
         return self.score.pair_vjp(params, q_features, k_features, dinner)
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftCap(LogitMap):
+    """e(q, k) = cap tanh(score(q, k) / cap): the logits of a score, bounded by cap in size
+
+    Logits much smaller than cap hardly change; the gradient of much larger logits vanishes.
+
+    Params: those of `score`.
+
+    Attributes:
+        score: the `Score` whose logits are bounded.
+        cap: the bound, a finite float above 0.
+
+    Source: Gemma Team 2024 ("Gemma 2"), section 2, logit soft-capping (their soft_cap is cap, 50
+    for attention).
+
+    >>> query, key = jnp.array([[1.0]]), jnp.array([[1.0], [100.0]])
+    >>> SoftCap(ScaledDot(1.0), cap=2.0)({}, query, key).round(4)
+    Array([[0.9242, 2.    ]], dtype=float32)
+    """
+
+    score: Score = ScaledDot()
+    cap: float = 50.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_real("cap", self.cap, above=0)
+
+    def map_logits(self, logits: Array) -> Array:
+        cap = float(self.cap)
+        return cap * jnp.tanh(logits / cap)
+
+
+@dataclasses.dataclass(frozen=True)
+class Power(LogitMap):
+    """e(q, k) = degree log |score(q, k)|: weights proportional to a power of another score
+
+    It is computed as degree / 2 log(score(q, k)^2 + 1e-12), so that logits and gradients are
+    finite.
+
+    Params: those of `score`.
+
+    Attributes:
+        score: the `Score` inside, by default q . k.
+        degree: any finite float.
+
+    Source: Buckman, Gelada and Zhang 2024, "Symmetric Power Transformers", where an even degree
+    makes the weights a kernel with finitely many features, and hence a recurrent network.
+
+    >>> Power()({}, jnp.array([[1.0, 2.0]]), jnp.array([[3.0, 1.0]])).round(4)  # log(25)
+    Array([[3.2189]], dtype=float32)
+    """
+
+    score: Score = Dot()
+    degree: float = 2.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_real("degree", self.degree)
+
+    def map_logits(self, logits: Array) -> Array:
+        return self.degree / 2 * jnp.log(logits * logits + 1e-12)
+
+
+@dataclasses.dataclass(frozen=True)
+class Softplus(LogitMap):
+    """e(q, k) = log softplus(score(q, k)): weights that grow linearly instead of exponentially
+
+    Params: those of `score`.
+
+    Attributes:
+        score: the `Score` inside, by default q . k / sqrt(Dk).
+
+    Source: Gao and Spratling 2025, "Softplus Attention", arXiv 2501.13428. With a factor that
+    depends on the length, and sharpened weights, they report extrapolation to 16 times the length
+    of training.
+
+    >>> query, key = jnp.array([[2.0, 0.0, 0.0, 0.0]]), jnp.array([[1.0, 0.0, 0.0, 0.0]])
+    >>> f"{Softplus()({}, query, key)[0, 0]:.4f}"  # log(log(1 + e))
+    '0.2725'
+    """
+
+    score: Score = ScaledDot()
+
+    def map_logits(self, logits: Array) -> Array:
+        # log softplus(x) = x to the last digit below -40, where softplus(x) may be 0 in float32.
+        small = logits < -40
+        return jnp.where(small, logits, jnp.log(jax.nn.softplus(jnp.where(small, 0, logits))))
