@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from attention_jax.core.serialization import exported
-from attention_jax.functional.attention import computed, logits_and_weights
+from attention_jax.functional.attention import compute_attention, logits_and_weights
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.scores import ProjectedKeys
@@ -57,15 +57,15 @@ class CapturePoint(NamedTuple):
     matrices: bool  # whether to capture logits, weights and mask, which take memory T S
     grouped_heads: int | None = None  # the number of axes *B if [*B, K, G] is to become [*B, N]
 
-    def attend(
+    def compute_attention(
         self, options: Options, inputs: Inputs, implementation: str | None
     ) -> tuple[Array, AttentionStatistics | None]:
-        """`functional.attention.computed`, with a capture point."""
+        """`functional.attention.compute_attention`, with a capture point."""
         is_softmax = options.normalizer.family.is_softmax
         # "cudnn" returns no statistics: another call computes them.
         if implementation != "cudnn":
             options = dataclasses.replace(options, return_statistics=is_softmax)
-        output, statistics = computed(options, inputs, implementation)
+        output, statistics = compute_attention(options, inputs, implementation)
         # The weights before dropout.
         options = dataclasses.replace(options, dropout_rate=0.0, return_statistics=True)
         without_dropout = inputs._replace(dropout_rng=None)
@@ -75,7 +75,7 @@ class CapturePoint(NamedTuple):
         if not is_softmax:
             logits = None  # `analysis` takes captured logits for those of a softmax
         elif statistics is None:
-            statistics = computed(options, without_dropout)[1]
+            statistics = compute_attention(options, without_dropout)[1]
         captured = {"logits": logits, "weights": weights, "statistics": statistics}
         return self.point(inputs, output, **captured), statistics
 

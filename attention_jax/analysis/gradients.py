@@ -32,7 +32,7 @@ from attention_jax.core.arrays import cast_floats, float_array
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention_of
-from attention_jax.functional.checks import check_axes, checked_call
+from attention_jax.functional.checks import checked_call, checked_floats
 from attention_jax.positions.biases import Bias
 from attention_jax.positions.masks import Mask
 from attention_jax.scores import Params, Score
@@ -323,8 +323,8 @@ def sweep_of_captured(logits: Array, mask: Array, dweights: Array, scales: Array
 def _gradients_of_call(options: Options, inputs: Inputs, doutput: Any) -> CapturedGradients:
     """<output, doutput> of each example and its gradients, by "reference"."""
     query, value = inputs.query, inputs.value
-    doutput = float_array("doutput", doutput)
-    check_axes("doutput", doutput, (query.shape[-2], value.shape[-1]), query.shape[:-2])
+    core = query.shape[-2], value.shape[-1]
+    doutput = checked_floats("doutput", doutput, core, query.shape[:-2])
     return _captured_by_reference(options, inputs, doutput)
 
 

@@ -137,9 +137,31 @@ def attention_of(options: Options, inputs: Inputs, implementation: str | None = 
     """The output of `attention`; or (output, statistics) if they are requested."""
     implementation = checked_implementation(implementation)
     capture = capturing.value
-    attend = computed if capture is None else capture.attend
-    output, statistics = attend(options, inputs, implementation)
+    compute = compute_attention if capture is None else capture.compute_attention
+    output, statistics = compute(options, inputs, implementation)
     return (output, statistics) if options.return_statistics else output
+
+
+# `analysis.capture` holds a `CapturePoint` in it while it traces a function. JAX includes it in the
+# cache key of compiled functions: those that were compiled without capture points are traced again.
+capturing: Any = jax.make_user_context(default_value=None)
+
+
+def compute_attention(
+    options: Options, inputs: Inputs, implementation: str | None = None
+) -> tuple[Array, AttentionStatistics | None]:
+    """(output [*B, T, Dv], statistics [*B, T] or None) by the implementation that is chosen."""
+    return _attention(*choose(implementation, options, inputs, current_backend()), inputs)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _attention(implementation: str, options: Options, inputs: Inputs):
+    attend = functools.partial(IMPLEMENTATIONS[implementation], options)
+    whole = implementation in OF_A_BATCH
+    return vmap_over_batch(options, attend, inputs, by_query=True, whole=whole)
+
+
+# --- the weights alone ---
 
 
 @hinted
@@ -177,28 +199,6 @@ def attention_weights(
         query, key, NO_VALUE, **pairs, normalizer=normalizer, normalizer_params=normalizer_params
     )
     return weights_of(options, inputs)
-
-
-# `analysis.capture` holds a `CapturePoint` in it while it traces a function. JAX includes it in the
-# cache key of compiled functions: those that were compiled without capture points are traced again.
-capturing: Any = jax.make_user_context(default_value=None)
-
-
-def computed(
-    options: Options, inputs: Inputs, implementation: str | None = None
-) -> tuple[Array, AttentionStatistics | None]:
-    """(output [*B, T, Dv], statistics [*B, T] or None) by the implementation that is chosen."""
-    return _attention(*choose(implementation, options, inputs, current_backend()), inputs)
-
-
-# --- the compiled functions ---
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _attention(implementation: str, options: Options, inputs: Inputs):
-    attend = functools.partial(IMPLEMENTATIONS[implementation], options)
-    whole = implementation in OF_A_BATCH
-    return vmap_over_batch(options, attend, inputs, by_query=True, whole=whole)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -91,27 +91,33 @@ def checked_call(
     Parts that a user wrote are traced here, and become `Known`. `value` may be `NO_VALUE`.
     """
     score, normalizer = get_score(score), get_normalizer(normalizer)
-    query = float_array("query", query)
+    query = checked_floats("query", query, ("T", "Dq"), None)
+    *batch_axes, target_length, query_dim = query.shape
+    batch = tuple(batch_axes)
     if isinstance(key, ProjectedKeys):
         key = jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
+        check_axes("key", key, ("S", "Dk"), batch)
     else:
-        key = float_array("key", key)
-    value = jnp.zeros((*key.shape[:-1], 1), query.dtype) if value is NO_VALUE else value
-    value = float_array("value", value)
-    *batch_axes, target_length, query_dim = check_axes("query", query, ("T", "Dq"), None).shape
-    batch = tuple(batch_axes)
-    source_length, key_dim = check_axes("key", key, ("S", "Dk"), batch).shape[-2:]
-    check_axes("value", value, (source_length, "Dv"), batch, f" to match key {list(key.shape)}")
+        key = checked_floats("key", key, ("S", "Dk"), batch)
+    source_length, key_dim = key.shape[-2:]
+    if value is NO_VALUE:
+        value = jnp.zeros((*key.shape[:-1], 1), query.dtype)
+    matching = f" to match key {list(key.shape)}"
+    value = checked_floats("value", value, (source_length, "Dv"), batch, matching)
     for name, size in (("query", query_dim), ("key", key_dim)):
         if size == 0:
             raise ValueError(f"{name} must have at least one feature; got [..., 0]")
     check_equal_dims(score, query, key)
+
+    # What a user wrote is traced for the lengths and the compute dtype of the call.
     floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
     dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
     lengths = target_length, source_length
     score = known_score(score, params, query_dim, key_dim, dtype, lengths)
-    normalizer = known_normalizer(normalizer, dtype, lengths)
     params = checked_params(score, params, query_dim, key_dim, batch)
+    if isinstance(key, ProjectedKeys):
+        _check_features(score, params, key, query_dim)
+    normalizer = known_normalizer(normalizer, dtype, lengths)
     normalizer_params = _checked_tree(
         "normalizer_params",
         {} if normalizer_params is None else normalizer_params,
@@ -120,24 +126,27 @@ def checked_call(
         "normalizer_params=normalizer.init(rng)",
         batch,
     )
-    if isinstance(key, ProjectedKeys):
-        _check_features(score, params, key, query_dim)
 
-    positions: dict[str, Any] = {
-        "mask": None if mask is None else as_mask(mask),
-        # A user-defined bias may hold Python numbers.
-        "bias": None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)),
-    }
-    for name, function in positions.items():
-        if function is not None:
-            function.check(batch, target_length, source_length)
-            function = jax.tree.map(_with_unknown_rows, function, is_leaf=_is_mask_of_user)
-            positions[name] = known_positions(function, lengths, dtype)
-    for unknown in () if mask is None else positions["mask"].unknown_rows():
-        # A NaN query makes its row NaN, unless another mask hides all of it.
-        nan = jnp.where(unknown, jnp.nan, 0).astype(query.dtype)
-        query = query + pad_rank(nan[..., None], query.ndim)
-    rate, rng = _checked_dropout(dropout_rate, dropout_rng, batch)
+    def checked_positions(function: Any) -> Any:
+        function.check(batch, *lengths)
+        function = jax.tree.map(_with_unknown_rows, function, is_leaf=_is_mask_of_user)
+        return known_positions(function, lengths, dtype)
+
+    if bias is not None:  # a user's bias may hold Python numbers
+        bias = checked_positions(jax.tree.map(jnp.asarray, as_bias(bias)))
+    if mask is not None:
+        mask = checked_positions(as_mask(mask))
+        for unknown in mask.unknown_rows():
+            # A NaN query makes its row NaN, unless another mask hides all of it.
+            nan = jnp.where(unknown, jnp.nan, 0).astype(query.dtype)
+            query = query + pad_rank(nan[..., None], query.ndim)
+
+    dropout_rate = checked_fraction("dropout_rate", dropout_rate)
+    if dropout_rate and dropout_rng is None:
+        raise ValueError(
+            f"dropout_rng must be a PRNG key when dropout_rate is {dropout_rate}; got None"
+        )
+    dropout_rng = checked_rng(dropout_rng, batch_shape=batch) if dropout_rate else None
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
     if return_statistics and not normalizer.family.is_softmax:
@@ -145,9 +154,8 @@ def checked_call(
             f"return_statistics must be False with normalizer {normalizer}, which has no logsumexp;"
             " attention_weights returns the weights themselves"
         )
-    options = Options(score, block_sizes, rate, return_statistics, normalizer)
-    arrays = {"query": query, "key": key, "value": value, "dropout_rng": rng}
-    inputs = Inputs(**arrays, params=params, normalizer_params=normalizer_params, **positions)
+    options = Options(score, block_sizes, dropout_rate, return_statistics, normalizer)
+    inputs = Inputs(query, key, value, params, mask, bias, dropout_rng, normalizer_params)
     return options, inputs
 
 
@@ -241,10 +249,20 @@ def _checked_tree(
 
     def check(path, leaf, expected_leaf):
         name = f"{argument}{jax.tree_util.keystr(path)}"
-        array = float_array(name, leaf)
-        return check_axes(name, array, expected_leaf.shape, batch_shape, f" for {owner}")
+        return checked_floats(name, leaf, expected_leaf.shape, batch_shape, f" for {owner}")
 
     return jax.tree_util.tree_map_with_path(check, params, expected)
+
+
+def checked_floats(
+    name: str,
+    value: Any,
+    core: tuple[int | str, ...],
+    batch_shape: tuple[int, ...] | None,
+    owner: str = "",
+) -> Array:
+    """`value` as a JAX array of floats; ValueError for another dtype, or as in `check_axes`."""
+    return check_axes(name, float_array(name, value), core, batch_shape, owner)
 
 
 def check_axes(
@@ -284,15 +302,3 @@ def checked_implementation(name: Any) -> str | None:
     raise ValueError(
         f"implementation must be None or one of {', '.join(IMPLEMENTATIONS)}; got {name!r}"
     )
-
-
-def _checked_dropout(
-    rate: Any, rng: Any, batch_shape: tuple[int, ...]
-) -> tuple[float, Array | None]:
-    """(rate, rng), the rng None at rate 0; ValueError without an rng at another rate."""
-    rate = checked_fraction("dropout_rate", rate)
-    if rate == 0:
-        return rate, None
-    if rng is None:
-        raise ValueError(f"dropout_rng must be a PRNG key when dropout_rate is {rate}; got None")
-    return rate, checked_rng(rng, batch_shape=batch_shape)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
+from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import capturing
-from attention_jax.functional.checks import check_axes, checked_call, hinted
+from attention_jax.functional.checks import checked_call, checked_floats, hinted
 from attention_jax.positions.biases import Bias
 from attention_jax.positions.masks import Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
@@ -114,15 +113,16 @@ def coverage_attention(
     """
     pairs = {"score": score, "params": params, "mask": mask, "bias": bias}
     options, inputs = checked_call(query, key, value, **pairs)
-    *batch_shape, _, query_dim = inputs.query.shape
     source_length, key_dim = inputs.key.shape[-2:]
-    feature_dim = coverage_kernel_size(options.score, query_dim, key_dim, inputs.params)
-    coverage_kernel = float_array("coverage_kernel", coverage_kernel)
-    check_axes("coverage_kernel", coverage_kernel, (feature_dim,), tuple(batch_shape))
+    feature_dim = coverage_kernel_size(
+        options.score, inputs.query.shape[-1], key_dim, inputs.params
+    )
+    batch_shape = inputs.query.shape[:-2]
+    kernel = checked_floats("coverage_kernel", coverage_kernel, (feature_dim,), batch_shape)
     coverage = _checked_coverage(coverage, source_length, batch_shape)
     capture = capturing.value
     all_weights = return_weights or (capture is not None and capture.matrices)
-    result = _coverage_attention(options, all_weights, inputs, coverage_kernel, coverage)
+    result = _coverage_attention(options, all_weights, inputs, kernel, coverage)
     if capture is not None:
         output = capture.point(inputs, result.output, weights=result.weights)
         result = result._replace(output=output)
@@ -153,8 +153,8 @@ def coverage_loss(weights: Array, coverage: Array | None = None) -> Array:
 
     Source: See, Liu and Manning 2017, equation 12 (their a^t, c^t are weights_t and the sum).
     """
-    weights = check_axes("weights", float_array("weights", weights), ("T", "S"), None)
-    *batch_shape, _, source_length = weights.shape
+    weights = checked_floats("weights", weights, ("T", "S"), None)
+    batch_shape, source_length = weights.shape[:-2], weights.shape[-1]
     coverage = _checked_coverage(coverage, source_length, batch_shape)
     dtype = accumulator_dtype(weights, coverage)
     weights = weights.astype(dtype)
@@ -200,14 +200,12 @@ def coverage_kernel_size(
 
 
 def _checked_coverage(
-    coverage: Array | None, source_length: int, batch_shape: Sequence[int]
+    coverage: Array | None, source_length: int, batch_shape: tuple[int, ...]
 ) -> Array:
     """The coverage [..., S] before the first query, zeros for None; ValueError for other shapes."""
     if coverage is None:
         return jnp.zeros(source_length, jnp.float32)
-    return check_axes(
-        "coverage", float_array("coverage", coverage), (source_length,), tuple(batch_shape)
-    )
+    return checked_floats("coverage", coverage, (source_length,), batch_shape)
 
 
 # --- the compiled function ---

@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
+from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
-from attention_jax.functional.checks import check_axes, checked_params
+from attention_jax.functional.checks import checked_floats, checked_params
 from attention_jax.scores import KeyLike, Params, ProjectedKeys, ScoreLike, get_score
 from attention_jax.tiles.features import round_features
 from attention_jax.tiles.options import core_ndims_of_params, map_over_batch, narrow_or
@@ -62,10 +62,10 @@ def remember(
     (7, 4)
     """
     score = get_score(score)
-    key = float_array("key", key)
-    value = key if value is None else float_array("value", value)
-    check_axes("key", key, ("S", "Dk"), None)
-    check_axes("value", value, (key.shape[-2], "Dv"), None, f" to match key {list(key.shape)}")
+    key = checked_floats("key", key, ("S", "Dk"), None)
+    matching = f" to match key {list(key.shape)}"
+    value = key if value is None else value
+    value = checked_floats("value", value, (key.shape[-2], "Dv"), None, matching)
     params = checked_params(score, params, query_dim, key.shape[-1], batch_shape=None)
     if score.translation_invariant:
         return Memory(key, value)  # the keys that a mask leaves decide about the origin

@@ -12,10 +12,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import float_array
 from attention_jax.core.checks import checked_rng
 from attention_jax.functional.attention import capturing
-from attention_jax.functional.checks import check_axes, checked_call, hinted
+from attention_jax.functional.checks import checked_call, checked_floats, hinted
 from attention_jax.functional.monotonic_walks import (
     checked_initial,
     expected_weights,
@@ -191,5 +190,5 @@ def _start(initial: Array) -> Array:
 
 def _number_of_batch(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:
     """A float array that broadcasts to *B; ValueError if it does not."""
-    number = float_array(name, float(number) if isinstance(number, numbers.Integral) else number)
-    return check_axes(name, number, (), batch_shape)
+    number = float(number) if isinstance(number, numbers.Integral) else number
+    return checked_floats(name, number, (), batch_shape)

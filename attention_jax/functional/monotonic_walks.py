@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
+from attention_jax.core.arrays import accumulator_dtype, any_array, integer_array
 from attention_jax.core.meshes import varying_as
-from attention_jax.functional.checks import check_axes
+from attention_jax.functional.checks import check_axes, checked_floats
 from attention_jax.positions.position_functions import pad_rank
 
 Array = jax.Array
@@ -187,8 +187,7 @@ def _reached(p: Array, previous: Array) -> Array:
 
 def _checked_probabilities(probabilities: Any) -> Array:
     """Float [*B, T, S]; ValueError for another shape or dtype, or values outside [0, 1]."""
-    probabilities = float_array("probabilities", probabilities)
-    check_axes("probabilities", probabilities, ("T", "S"), None)
+    probabilities = checked_floats("probabilities", probabilities, ("T", "S"), None)
     # A traced array has no values yet, and a process may hold only a part of a distributed array.
     if not isinstance(probabilities, jax.core.Tracer) and probabilities.is_fully_addressable:
         numbers = np.asarray(probabilities)
@@ -206,4 +205,4 @@ def checked_initial(initial: Any, batch_shape: tuple[int, ...], source_length: i
     """Initial weights [..., S], with axes that broadcast to *B; None: all on the first key."""
     if initial is None:
         return jnp.asarray(jnp.arange(source_length) == 0, jnp.float32)
-    return check_axes("initial", float_array("initial", initial), (source_length,), batch_shape)
+    return checked_floats("initial", initial, (source_length,), batch_shape)
