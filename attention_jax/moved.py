@@ -6,6 +6,7 @@ import sys
 MOVED = {
     "functional.capture_point": "analysis.capture_point",
     "implementations.contract": "tiles.options",
+    "normalizers.rows": "normalizers.softmax_rows",
     "pairwise.biases": "positions.biases",
     "pairwise.dropout": "positions.dropout",
     "pairwise.mask_algebra": "positions.mask_algebra",

@@ -61,7 +61,7 @@ class CapturePoint(NamedTuple):
         self, options: Options, inputs: Inputs, implementation: str | None
     ) -> tuple[Array, AttentionStatistics | None]:
         """`functional.attention.compute_attention`, with a capture point."""
-        is_softmax = options.normalizer.family.is_softmax
+        is_softmax = options.normalizer.is_softmax
         # "cudnn" returns no statistics: another call computes them.
         if implementation != "cudnn":
             options = dataclasses.replace(options, return_statistics=is_softmax)

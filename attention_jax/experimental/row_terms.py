@@ -12,8 +12,8 @@ w, output O = sum_j w_j v_j and cotangents dO, dZ and dH,
 since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H), and log w_j + H = x_j - M - moment / total. A
 tile has exp(x_j - M) = w_j total, so the cotangents are divided by the total once.
 
-The sums, and the step from tile to tile, are those of `normalizers/rows.py`. The cotangents are not
-those of `tiled`, which serves every normaliser: it divides by the divisor of a row, and JAX
+The sums, and the step from tile to tile, are those of `normalizers/softmax_rows.py`. The cotangents
+are not those of `tiled`, which serves every normaliser: it divides by the divisor of a row, and JAX
 differentiates the weights. A kernel knows softmax alone, and multiplies by 1 / total.
 """
 
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers.rows import SoftmaxSums, where_positive
+from attention_jax.normalizers.softmax_rows import SoftmaxSums, where_positive
 
 Array = jax.Array
 

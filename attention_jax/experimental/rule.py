@@ -18,7 +18,7 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.experimental.row_terms import RowTerms, row_terms
 from attention_jax.kernels.preparation import operands_of, refuse, twin
 from attention_jax.kernels.windows import Windows, padded_windows
-from attention_jax.normalizers.rows import RowSummary, SoftmaxSums
+from attention_jax.normalizers.softmax_rows import RowSummary, SoftmaxSums
 from attention_jax.tiles import tiled
 from attention_jax.tiles.features import Operands
 from attention_jax.tiles.options import Inputs, Options

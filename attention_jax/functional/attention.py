@@ -19,7 +19,7 @@ from attention_jax.functional.checks import (
 from attention_jax.kernels import IMPLEMENTATIONS, OF_A_BATCH
 from attention_jax.kernels.choice import choose
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
-from attention_jax.normalizers.contract import transformed_rows
+from attention_jax.normalizers.contract import BoundNormalizer
 from attention_jax.positions.biases import Bias
 from attention_jax.positions.masks import Mask
 from attention_jax.positions.position_functions import pad_rank
@@ -223,6 +223,6 @@ def logits_and_weights(options: Options, inputs: Inputs) -> tuple[Array, Array]:
         logits, mask, _ = logits_mask_and_values(options, inputs)
         params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
         weights = normalizer(params, logits, mask)
-        return transformed_rows(normalizer, params, logits, mask), weights
+        return BoundNormalizer(normalizer, params).transform_rows(logits, mask), weights
 
     return vmap_over_batch(options, one_example, inputs, by_query=True)

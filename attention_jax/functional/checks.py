@@ -149,7 +149,7 @@ def checked_call(
     dropout_rng = checked_rng(dropout_rng, batch_shape=batch) if dropout_rate else None
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
         raise ValueError(f"block_sizes must be a BlockSizes or None; got {block_sizes!r}")
-    if return_statistics and not normalizer.family.is_softmax:
+    if return_statistics and not normalizer.is_softmax:
         raise ValueError(
             f"return_statistics must be False with normalizer {normalizer}, which has no logsumexp;"
             " attention_weights returns the weights themselves"

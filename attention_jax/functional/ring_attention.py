@@ -7,14 +7,12 @@ import functools
 from typing import Any, Unpack
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from attention_jax.core.meshes import on_automatic_axes
 from attention_jax.core.products import current_backend
 from attention_jax.functional.checks import AttentionArguments, checked_call, hinted
 from attention_jax.kernels.choice import chosen_block_sizes
-from attention_jax.normalizers.threshold import num_visits
 from attention_jax.scores import ProjectedKeys
 from attention_jax.tiles import Inputs, Options, ring
 from attention_jax.tiles.options import explicit_batch_spec, vmap_over_batch
@@ -100,7 +98,7 @@ def ring_attention(
     options, inputs = checked_call(
         query, key, value, return_statistics=return_statistics, **arguments
     )
-    if num_visits(options.normalizer, jnp.float32):
+    if options.normalizer.searches:
         raise NotImplementedError(
             f"ring_attention with normalizer {options.normalizer} would send the keys round the"
             " ring for each visit of the search for its threshold: use attention"

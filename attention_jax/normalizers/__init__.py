@@ -13,9 +13,9 @@ from attention_jax.normalizers.registry import (
     NormalizerLike,
     get_normalizer,
 )
-from attention_jax.normalizers.rows import AttentionStatistics
 from attention_jax.normalizers.sigmoid import Sigmoid
 from attention_jax.normalizers.softmax import Softmax
+from attention_jax.normalizers.softmax_rows import AttentionStatistics
 
 __all__ = [
     "DEFAULT_NORMALIZER",

@@ -12,20 +12,20 @@ gradients of one form. With s_j = weight'(x_j - tau) and a cotangent dw,
     dx_j = s_j (dw_j - c),    c = sum_j s_j dw_j / sum_j s_j,  or 0 without a threshold.
 
 For output O = sum_j w_j v_j, dw_j = dO . v_j, so c = dO . (sum_j s_j v_j / sum_j s_j). That vector,
-here called the *mean*, is the output itself for softmax (s = w).
+the *mean by slopes*, is the output itself for softmax (s = w).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.meshes import varying_as
-from attention_jax.normalizers.rows import BoundFamily, softmax_of_rows, summary_of_rows
-from attention_jax.normalizers.threshold import find_shift
+from attention_jax.core.names import is_of_library
+from attention_jax.normalizers.softmax_rows import softmax_of_rows, summary_of_rows
+from attention_jax.normalizers.threshold import shifted_rows
 from attention_jax.scores.contract import init_shapes
 
 Array = jax.Array
@@ -38,9 +38,8 @@ class Normalizer:
 
         w_j = weight(x_j - tau),    x_j = transform(logits_j)
 
-    A normaliser is two things: a `transform` of the logits, and a *family* of weights, which are
-    `weight` and `inverse`. All three are elementwise. Masked logits are -inf, before and after
-    `transform`.
+    `transform`, `weight` and its `inverse` are elementwise. Masked logits are -inf, before and
+    after `transform`.
 
     A subclass may define class variables, or properties where they depend on its fields.
 
@@ -67,7 +66,7 @@ class Normalizer:
     convex: ClassVar[bool] = False
     steep: ClassVar[bool] = False
     uses_num_keys: ClassVar[bool] = False
-    # Whether the family is softmax, whose rows have a logsumexp and an entropy and may have a sink.
+    # Whether the weights are a softmax, whose rows have a logsumexp and an entropy, or a sink.
     is_softmax: ClassVar[bool] = False
 
     # --- what a subclass defines ---
@@ -102,15 +101,6 @@ class Normalizer:
 
     # --- what follows ---
 
-    @property
-    def family(self) -> Normalizer:
-        """The normaliser whose `weight` and `inverse` are used: itself, except in `LogScaled`."""
-        return self
-
-    def family_params(self, params: Params) -> Params:
-        """The parameters of the family among those of the normaliser."""
-        return params
-
     def __call__(self, params: Params, logits: Array, mask: Array | None = None) -> Array:
         """The weights [T, S] of logits [T, S], materialised and differentiable by JAX.
 
@@ -119,9 +109,10 @@ class Normalizer:
             logits: float [T, S]; masked entries may hold anything.
             mask: bool [T, S], True = may attend; None for all.
         """
-        logits = transformed_rows(self, params, logits, mask)
-        weights = weights_of_rows(self, params, logits)
-        sink = sink_logit(self, params)
+        bound = BoundNormalizer(self, params)
+        logits = bound.transform_rows(logits, mask)
+        weights = bound.weights_of_rows(logits)
+        sink = self.sink_logit(params)
         if sink is not None:
             share, _ = summary_of_rows(logits).with_sink(sink)
             weights = weights * share[:, None]
@@ -131,72 +122,80 @@ class Normalizer:
         """The shapes of the parameters, as a pytree of `jax.ShapeDtypeStruct`."""
         return {} if type(self).init is Normalizer.init else init_shapes(self)
 
+    @property
+    def searches(self) -> bool:
+        """Whether a search finds tau, which visits all keys several times.
 
-def family_of(normalizer: Normalizer, params: Params) -> BoundFamily:
-    """The family of a normaliser with its parameters."""
-    return BoundFamily(normalizer.family, normalizer.family_params(params))
+        The tau of softmax, the logsumexp, needs no search.
+        """
+        return self.sums_to_one and not self.is_softmax
 
-
-def sink_logit(normalizer: Normalizer, params: Params) -> Array | None:
-    """The logit [] of a softmax's sink, see `rows.py`; None for no sink."""
-    family: Any = normalizer.family
-    has_sink = family.is_softmax and family.sink
-    return normalizer.family_params(params)["sink"] if has_sink else None
-
-
-def transformed(
-    normalizer: Normalizer, params: Params, logits: Array, num_keys: Array | None
-) -> Array:
-    """`transform` of logits [t, s], with -inf kept, and num_keys [t].
-
-    Without a mask, too, a bias or the score of a user may be -inf.
-    """
-    if normalizer.__class__.transform is Normalizer.transform:
-        return logits
-    if num_keys is not None:
-        num_keys = jnp.maximum(num_keys, 1)[:, None]
-    masked = logits == -jnp.inf
-    result = normalizer.transform(params, jnp.where(masked, 0, logits), num_keys)
-    return jnp.where(masked, -jnp.inf, result.astype(logits.dtype))
+    def sink_logit(self, params: Params) -> Array | None:
+        """The logit [] of a softmax's sink, see `softmax_rows.py`; None for no sink."""
+        del params
+        return None
 
 
-# --- rows that are materialised ---
+class BoundNormalizer(NamedTuple):
+    """A normaliser with its parameters, in the dtype that it computes in."""
 
+    normalizer: Normalizer
+    params: Params
 
-def transformed_rows(
-    normalizer: Normalizer, params: Params, logits: Array, mask: Array | None
-) -> Array:
-    """The transformed logits [T, S], -inf where masked."""
-    num_keys = None
-    if normalizer.uses_num_keys:
-        allowed = jnp.ones((), bool) if mask is None else mask
-        num_keys = jnp.sum(jnp.broadcast_to(allowed, logits.shape), axis=1).astype(logits.dtype)
-    if mask is not None:
-        logits = jnp.where(mask, logits, -jnp.inf)
-    return transformed(normalizer, params, logits, num_keys)
+    def transform(self, logits: Array, num_keys: Array | None) -> Array:
+        """The transformed logits [t, s], with -inf kept, of rows with num_keys [t] keys.
 
+        Without a mask, too, a bias or the score of a user may be -inf.
+        """
+        if self.normalizer.__class__.transform is Normalizer.transform:
+            return logits
+        if num_keys is not None:
+            num_keys = jnp.maximum(num_keys, 1)[:, None]
+        masked = logits == -jnp.inf
+        result = self.normalizer.transform(self.params, jnp.where(masked, 0, logits), num_keys)
+        return jnp.where(masked, -jnp.inf, result.astype(logits.dtype))
 
-def weights_of_rows(normalizer: Normalizer, params: Params, logits: Array) -> Array:
-    """The weights [T, S] of transformed logits, as if there was no sink."""
-    if normalizer.family.is_softmax:
-        return softmax_of_rows(logits, -1)
-    weights = undivided_weights_of_rows(normalizer, params, logits)
-    if not normalizer.family.sums_to_one:
-        return weights
-    total = jax.lax.stop_gradient(jnp.sum(weights, axis=1, keepdims=True))
-    return weights / jnp.where(total == 0, 1, total)
+    def weight(self, shifted: Array) -> Array:
+        """The weights of shifted logits; the `weight` of a user does not see -inf.
 
+        Its derivative with respect to a parameter could be 0 * -inf, NaN, there.
+        """
+        if is_of_library(self.normalizer):
+            return self.normalizer.weight(self.params, shifted)
+        masked = shifted == -jnp.inf
+        weights = self.normalizer.weight(self.params, jnp.where(masked, 0, shifted))
+        return jnp.where(masked, 0, weights.astype(shifted.dtype))
 
-def undivided_weights_of_rows(normalizer: Normalizer, params: Params, logits: Array) -> Array:
-    """The weights of a family other than softmax, before the division by their sum."""
-    family, shifted = family_of(normalizer, params), logits
-    if family.normalizer.sums_to_one:
-        zeros = varying_as(jnp.zeros(logits.shape[0], logits.dtype), logits, params)
-        shift = find_shift(
-            family, lambda update, carry: update(carry, logits), zeros, logits.shape[1]
-        )
-        shifted = shift.shifted(logits)
-    # A masked entry reads no cotangent: 0 times NaN would be NaN.
-    allowed = logits > -jnp.inf
-    weights = family.weight(jnp.where(allowed, shifted, 0))
-    return jnp.where(allowed | jnp.isnan(logits), weights, 0)
+    def inverse(self, weight: Array) -> Array:
+        """The shifted logits with these weights."""
+        return self.normalizer.inverse(self.params, weight).astype(weight.dtype)
+
+    def weights_and_slopes(self, shifted: Array) -> tuple[Array, Array]:
+        """The weights of shifted logits, and their derivatives."""
+        return jax.jvp(self.weight, (shifted,), (jnp.ones_like(shifted),))
+
+    # --- rows that are materialised ---
+
+    def transform_rows(self, logits: Array, mask: Array | None) -> Array:
+        """The transformed logits [T, S], -inf where masked."""
+        num_keys = None
+        if self.normalizer.uses_num_keys:
+            allowed = jnp.ones((), bool) if mask is None else mask
+            num_keys = jnp.sum(jnp.broadcast_to(allowed, logits.shape), axis=1).astype(logits.dtype)
+        if mask is not None:
+            logits = jnp.where(mask, logits, -jnp.inf)
+        return self.transform(logits, num_keys)
+
+    def weights_of_rows(self, logits: Array) -> Array:
+        """The weights [T, S] of transformed logits, as if there was no sink."""
+        if self.normalizer.is_softmax:
+            return softmax_of_rows(logits, -1)
+        shifted = shifted_rows(self, logits) if self.normalizer.searches else logits
+        # A masked entry reads no cotangent: 0 times NaN would be NaN.
+        allowed = logits > -jnp.inf
+        weights = self.weight(jnp.where(allowed, shifted, 0))
+        weights = jnp.where(allowed | jnp.isnan(logits), weights, 0)
+        if not self.normalizer.searches:
+            return weights
+        total = jax.lax.stop_gradient(jnp.sum(weights, axis=1, keepdims=True))
+        return weights / jnp.where(total == 0, 1, total)

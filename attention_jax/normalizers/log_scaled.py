@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,10 @@ from attention_jax.normalizers.contract import Normalizer, Params
 from attention_jax.normalizers.softmax import Softmax
 
 Array = jax.Array
+
+
+def _of_inner(name: str) -> Any:
+    return property(lambda self: getattr(self.normalizer, name), doc="That of `normalizer`.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,11 @@ class LogScaled(Normalizer):
     scale: float = 1.0
     learned: bool = False
     start: int | None = None
+    uses_num_keys: ClassVar[bool] = True
+    sums_to_one = _of_inner("sums_to_one")
+    convex = _of_inner("convex")
+    steep = _of_inner("steep")
+    is_softmax = _of_inner("is_softmax")
 
     def __post_init__(self) -> None:
         if not isinstance(self.normalizer, Normalizer):
@@ -68,16 +77,14 @@ class LogScaled(Normalizer):
         scaled = scale * factor * logits
         return self.normalizer.transform(self._inner(params), scaled, num_keys)
 
-    @property
-    def uses_num_keys(self) -> bool:  # type: ignore[override]
-        return True
+    def weight(self, params: Params, shifted: Array) -> Array:
+        return self.normalizer.weight(self._inner(params), shifted)
 
-    @property
-    def family(self) -> Normalizer:
-        return self.normalizer.family
+    def inverse(self, params: Params, weight: Array) -> Array:
+        return self.normalizer.inverse(self._inner(params), weight)
 
-    def family_params(self, params: Params) -> Params:
-        return self.normalizer.family_params(self._inner(params))
+    def sink_logit(self, params: Params) -> Array | None:
+        return self.normalizer.sink_logit(self._inner(params))
 
     def _inner(self, params: Params) -> Params:
         """The parameters of the inner normaliser."""

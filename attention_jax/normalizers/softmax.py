@@ -52,3 +52,6 @@ class Softmax(Normalizer):
     def weight(self, params: Params, shifted: Array) -> Array:
         del params
         return jnp.exp(shifted)
+
+    def sink_logit(self, params: Params) -> Array | None:
+        return params["sink"] if self.sink and self.is_softmax else None

@@ -33,45 +33,31 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.normalizers.rows import BoundFamily, RowShift, RowSums
+from attention_jax.core.meshes import varying_as
 
 Array = jax.Array
-# fold(update, carry): the last carry after `carry = update(carry, logits, ...)` for every tile of
-# keys. What follows the logits is for the sums of a row; the search leaves it alone.
-Fold = Callable[[Callable[..., Any], Any], Any]
+# over_keys(update, carry): the last carry after `carry = update(carry, logits, ...)` for every tile
+# of keys. What follows the logits is for the sums of a row; the search leaves it alone.
+OverKeys = Callable[[Callable[..., Any], Any], Any]
 
 
-def num_visits(normalizer: Any, dtype: Any) -> int:
-    """How often the search for the thresholds visits all keys; 0 where there is no search.
-
-    The threshold of softmax, the logsumexp, needs none.
-    """
-    family = normalizer.family
-    if family.is_softmax or not family.sums_to_one:
-        return 0
-    double = jnp.dtype(dtype) == jnp.float64
-    if family.convex:
-        return 16 if double else 12
-    return (64 if double else 32) * (2 if family.steep else 1)
+def shifted_rows(bound: Any, logits: Array) -> Array:
+    """Logits [T, S] after the shift by the largest of each row and by its threshold."""
+    zeros = varying_as(jnp.zeros(logits.shape[0], logits.dtype), logits, bound.params)
+    shift = find_threshold(
+        bound, lambda update, carry: update(carry, logits), zeros, logits.shape[1]
+    )
+    return _shifted(logits, *shift)
 
 
-def with_threshold(sums: RowSums, family: BoundFamily, fold: Fold, num_keys: int) -> RowSums:
-    """The sums before the first key, with the shift that a search found, where there is a search.
-
-    The arguments are those of `find_shift`.
-    """
-    zeros = sums.shift.reference
-    if not num_visits(family.normalizer, zeros.dtype):
-        return sums
-    return sums._replace(shift=find_shift(family, fold, zeros, num_keys))
-
-
-def find_shift(family: BoundFamily, fold: Fold, zeros: Array, num_keys: int) -> RowShift:
+def find_threshold(
+    bound: Any, over_keys: OverKeys, zeros: Array, num_keys: int
+) -> tuple[Array, Array]:
     """The largest logit of each of t rows, and the threshold after it, differentiable by JAX.
 
     Args:
-        family: makes the weights, which sum to one.
-        fold: visits all keys of the rows.
+        bound: a `BoundNormalizer` whose weights sum to one.
+        over_keys: visits all keys of the rows.
         zeros: [t], of the compute dtype.
         num_keys: an upper bound on the keys of a row.
     """
@@ -79,40 +65,40 @@ def find_shift(family: BoundFamily, fold: Fold, zeros: Array, num_keys: int) -> 
     def larger(largest: Array, logits: Array, *_: Any) -> Array:
         return jnp.maximum(largest, jax.lax.stop_gradient(jnp.max(logits, 1, initial=-jnp.inf)))
 
-    reference = fold(larger, zeros - jnp.inf)
+    reference = over_keys(larger, zeros - jnp.inf)
     reference = jnp.where(reference == -jnp.inf, 0, reference)
 
     def sum_of_weights(reference: Array, tau: Array) -> Array:
         def add(total: Array, logits: Array, *_: Any) -> Array:
-            return total + jnp.sum(family.weight(RowShift(reference, tau).shifted(logits)), axis=1)
+            return total + jnp.sum(bound.weight(_shifted(logits, reference, tau)), axis=1)
 
-        return fold(add, zeros)
+        return over_keys(add, zeros)
 
-    lower = zeros - family.inverse(jnp.ones_like(zeros))
+    lower = zeros - bound.inverse(jnp.ones_like(zeros))
     most_keys = jnp.maximum(jnp.asarray(num_keys, zeros.dtype), 1)  # `jax.export` may not know it
-    upper = zeros - family.inverse(jnp.ones_like(zeros) / most_keys)
-    if family.normalizer.steep:
+    upper = zeros - bound.inverse(jnp.ones_like(zeros) / most_keys)
+    if bound.normalizer.steep:
         tau = _halve(functools.partial(sum_of_weights, reference), lower, upper)
-        first = RowShift(reference, jax.lax.stop_gradient(tau))
+        first = reference, jax.lax.stop_gradient(tau)
 
         def smaller(smallest: Array, logits: Array, *_: Any) -> Array:
             logits = jax.lax.stop_gradient(logits)
-            weighted = jnp.where(first.shifted(logits) > 0, logits, jnp.inf)
+            weighted = jnp.where(_shifted(logits, *first) > 0, logits, jnp.inf)
             return jnp.minimum(smallest, jnp.min(weighted, 1, initial=jnp.inf))
 
-        smallest = fold(smaller, zeros + jnp.inf)
+        smallest = over_keys(smaller, zeros + jnp.inf)
         reference, upper = jnp.where(smallest == jnp.inf, reference, smallest), zeros
 
     def newton(_: Any, tau: Array) -> Array:
         def add(sums: tuple[Array, Array], logits: Array, *_: Any) -> Any:
-            tile = family.weights_and_slopes(RowShift(reference, tau).shifted(logits))
+            tile = bound.weights_and_slopes(_shifted(logits, reference, tau))
             return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=1), sums, tile)
 
-        return jnp.clip(tau + _newton_step(family, *fold(add, (zeros, zeros))), lower, upper)
+        return jnp.clip(tau + _newton_step(bound, *over_keys(add, (zeros, zeros))), lower, upper)
 
     def search(excess: Callable[[Array], Array], lower: Array) -> Array:
-        if family.normalizer.convex:
-            return jax.lax.fori_loop(0, num_visits(family.normalizer, zeros.dtype), newton, lower)
+        if bound.normalizer.convex:
+            return jax.lax.fori_loop(0, 16 if zeros.dtype == jnp.float64 else 12, newton, lower)
         return _halve(lambda tau: excess(tau) + 1, lower, upper)
 
     def divide(slope_times: Callable[[Array], Array], numerator: Array) -> Array:
@@ -122,16 +108,20 @@ def find_shift(family: BoundFamily, fold: Fold, zeros: Array, num_keys: int) -> 
     def excess(tau: Array) -> Array:
         return sum_of_weights(reference, tau) - 1
 
-    return RowShift(reference, jax.lax.custom_root(excess, lower, search, divide))
+    return reference, jax.lax.custom_root(excess, lower, search, divide)
 
 
-def _newton_step(family: BoundFamily, total: Array, slope: Array) -> Array:
+def _shifted(logits: Array, reference: Array, threshold: Array) -> Array:
+    return logits - reference[:, None] - threshold[:, None]
+
+
+def _newton_step(bound: Any, total: Array, slope: Array) -> Array:
     """The step of tau, from the sums of weights and of slopes at tau; 0 where they are 0."""
     valid = (total > 0) & (slope > 0)
     total, slope = jnp.where(valid, total, 1), jnp.where(valid, slope, 1)
     one = jnp.ones_like(total)
-    inverse, steepness = jax.jvp(family.inverse, (total,), (one,))
-    return jnp.where(valid, (inverse - family.inverse(one)) / (steepness * slope), 0)
+    inverse, steepness = jax.jvp(bound.inverse, (total,), (one,))
+    return jnp.where(valid, (inverse - bound.inverse(one)) / (steepness * slope), 0)
 
 
 def _halve(falling: Callable[[Array], Array], lower: Array, upper: Array) -> Array:

@@ -10,13 +10,9 @@ import numpy as np
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.names import is_of_library
-from attention_jax.normalizers.contract import (
-    Normalizer,
-    family_of,
-    transformed,
-    undivided_weights_of_rows,
-)
-from attention_jax.normalizers.threshold import num_visits
+from attention_jax.normalizers import LogScaled
+from attention_jax.normalizers.contract import BoundNormalizer, Normalizer
+from attention_jax.normalizers.threshold import shifted_rows
 from attention_jax.parts.programs import Known, Part, is_array, is_users, is_wide
 from attention_jax.parts.samples import close, on_numbers
 
@@ -45,9 +41,8 @@ def known_normalizer(
     if type(normalizer) is Known or is_of_library(normalizer):
         return normalizer
     part = Part("normalizer", normalizer, "return it from init, and give normalizer_params=")
-    part.check_signatures(normalizer)
-    family = normalizer.family
-    part.check_signatures(family)
+    for each in _with_inner(normalizer):
+        part.check_signatures(each)
 
     def elementwise(name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:
         contract = (
@@ -64,10 +59,9 @@ def known_normalizer(
     def program(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
         counts = num_keys if normalizer.uses_num_keys else None
         transformed = elementwise("transform", normalizer.transform, params, logits, counts)
-        params = normalizer.family_params(params)
-        results = [transformed, elementwise("weight", family.weight, params, logits)]
-        if num_visits(family, dtype):
-            results.append(elementwise("inverse", family.inverse, params, weights))
+        results = [transformed, elementwise("weight", normalizer.weight, params, logits)]
+        if normalizer.searches:
+            results.append(elementwise("inverse", normalizer.inverse, params, weights))
         return results
 
     init_shapes = part.call("init", normalizer.param_shapes)
@@ -84,39 +78,44 @@ def known_normalizer(
         lambda: _check_weights(part, normalizer, dtype),
         normalizer.init,
         ((3, 4),),
-        alone=is_users(normalizer, "init") or is_users(family, "init"),
+        alone=any(is_users(each, "init") for each in _with_inner(normalizer)),
         tile_of=lambda _, size, params, rows, *__: (*rows.shape, size[1])[:2],
-        facts=tuple(getattr(each, name) for each in (normalizer, family) for name in _FACTS),
+        facts=tuple(getattr(normalizer, name) for name in _FACTS),
     )
+
+
+def _with_inner(normalizer: Normalizer) -> list[Normalizer]:
+    """A normaliser, and the one inside of it."""
+    inner = _with_inner(normalizer.normalizer) if isinstance(normalizer, LogScaled) else []
+    return [normalizer, *inner]
 
 
 def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
     """Raises ValueError unless the weights of a few rows are as `Normalizer` says."""
     params = on_numbers(lambda: cast_floats(normalizer.init(jax.random.key(0)), dtype))
-    family = family_of(normalizer, params)
+    bound = BoundNormalizer(normalizer, params)
     logits = np.random.default_rng(0).standard_normal((4, 6)).astype(dtype) * 4
     logits[0] = 0  # equal logits, whose threshold comes from `inverse` alone
 
     def transform(logits: Array) -> Array:
         num_keys = jnp.full(len(logits), 6, dtype) if normalizer.uses_num_keys else None
-        return transformed(normalizer, params, logits, num_keys)
+        return bound.transform(logits, num_keys)
 
-    for name, method in (("transform", transform), ("weight", family.weight)):
+    for name, method in (("transform", transform), ("weight", bound.weight)):
         part.require(
             close(on_numbers(method, logits)[:, 3:], on_numbers(method, logits[:, 3:])),
             f"it must have a {name} that is elementwise; it depends on other logits of the row",
         )
     # Where the weights of a row sum to 1, no shifted logit exceeds inverse(1).
-    searches = num_visits(normalizer, dtype) > 0
-    top = float(on_numbers(family.inverse, dtype(1.0))) if searches else 20.0
+    top = float(on_numbers(bound.inverse, dtype(1.0))) if normalizer.searches else 20.0
     part.require(
         bool(np.isfinite(top)),
         f"it must have a finite inverse(1), the shifted logit of a single key; got {top}: set"
         " sums_to_one = False if no weight reaches 1",
     )
     shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
-    # The user's own method: `BoundFamily.weight` gives a masked key the weight 0 without asking it.
-    weights = on_numbers(lambda x: family.normalizer.weight(family.params, x), shifted)
+    # The user's own method: `BoundNormalizer.weight` gives a masked key the weight 0 without it.
+    weights = on_numbers(lambda x: normalizer.weight(params, x), shifted)
     for wrong, problem in (
         (np.isnan(weights), "must be numbers"),
         (weights < 0, "must not be negative"),
@@ -128,11 +127,11 @@ def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
             not wrong.any(),
             f"weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}",
         )
-    if not searches:
+    if not normalizer.searches:
         return
 
     def sums_of(logits: Array) -> Array:
-        return undivided_weights_of_rows(normalizer, params, transform(logits)).sum(1)
+        return bound.weight(shifted_rows(bound, transform(logits))).sum(1)
 
     sums = on_numbers(sums_of, logits)
     worst = np.argmax(np.abs(sums - 1))

@@ -20,7 +20,6 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.checks import check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes, varying_as
 from attention_jax.normalizers import AttentionStatistics, Normalizer, Softmax
-from attention_jax.normalizers.contract import sink_logit
 from attention_jax.positions.biases import Bias
 from attention_jax.positions.masks import Mask
 from attention_jax.scores import Params, ProjectedKeys, Score
@@ -116,7 +115,7 @@ def results(
         summary: of rows [T]; None unless the weights are a softmax.
     """
     params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
-    sink = sink_logit(options.normalizer, params)
+    sink = options.normalizer.sink_logit(params)
     if sink is not None:
         share, summary = summary.with_sink(sink)
         output = output.astype(share.dtype) * share[:, None]

@@ -13,8 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.meshes import varying_as
-from attention_jax.normalizers.contract import transformed
-from attention_jax.normalizers.rows import RowSums
+from attention_jax.normalizers.fold import RowSums
 from attention_jax.positions.dropout import drop
 from attention_jax.positions.masks import Mask
 from attention_jax.tiles.features import pair_logits
@@ -66,11 +65,10 @@ class Tile:
             logits = logits + bias.astype(logits.dtype)
         return logits if allowed is None else jnp.where(allowed, logits, -jnp.inf)
 
-    def transformed(self, params: Any, logits: Array) -> Array:
-        """The logits [t, s] as the normaliser transforms them with its parameters."""
-        num_keys = self.arrays.num_keys
-        num_keys = None if num_keys is None else num_keys[self.i]
-        return transformed(self.plan.options.normalizer, params, logits, num_keys)
+    @property
+    def num_keys(self) -> Array | None:
+        """The keys [t] that each query may attend to, if the normaliser reads their number."""
+        return None if self.arrays.num_keys is None else self.arrays.num_keys[self.i]
 
     def factors_of_values(self, weights: Array) -> Array:
         """The weights [t, s] after dropout and damping, as they multiply the values."""

@@ -27,9 +27,9 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
 from attention_jax.normalizers import AttentionStatistics
-from attention_jax.normalizers.contract import family_of
-from attention_jax.normalizers.rows import FinalRows, RowShift, RowSummary, RowSums
-from attention_jax.normalizers.threshold import with_threshold
+from attention_jax.normalizers.contract import BoundNormalizer
+from attention_jax.normalizers.fold import FinalRows, RowShift, RowSums, sums_over_keys
+from attention_jax.normalizers.softmax_rows import RowSummary
 from attention_jax.tiles import twin
 from attention_jax.tiles.features import pair_vjp
 from attention_jax.tiles.options import Inputs, Options, results
@@ -92,8 +92,8 @@ def _attend_fwd(plan, arrays):
 @functools.partial(jax.jit, static_argnums=0, inline=True)  # traced once for value and gradient
 def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
     """The results of all rows: one tile of queries after the other, each over its tiles of keys."""
-    normalizer, params = plan.options.normalizer, arrays.shared.normalizer_params
-    family = family_of(normalizer, params)
+    normalizer = plan.options.normalizer
+    bound = BoundNormalizer(normalizer, arrays.shared.normalizer_params)
 
     def add_keys(arrays: Arrays, i: Array, queries: Any, sums: RowSums) -> RowSums:
         """The sums of the i-th tile of queries after the keys of `arrays`."""
@@ -102,14 +102,12 @@ def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
             def visit(j: Array, masked: bool, carry: Any) -> Any:
                 tile = Tile(plan, arrays, i, j, masked)
                 keys, values = tile.keys_and_values
-                logits = tile.transformed(params, tile.logits(queries, keys))
+                logits = bound.transform(tile.logits(queries, keys), tile.num_keys)
                 return update(carry, logits, values, tile.factors_of_values)
 
             return over_key_tiles(plan, arrays.schedule, i, visit, carry)
 
-        # A normaliser with a threshold first searches for it, and visits the keys several times.
-        sums = with_threshold(sums, family, over_keys, plan.padded_lengths[1])
-        return over_keys(functools.partial(RowSums.update, family=family), sums)
+        return sums_over_keys(sums, bound, over_keys, plan.padded_lengths[1])
 
     def visit_queries(arrays: Arrays, dkeys: None, sums: RowSums) -> tuple[None, RowSums]:
         tiles = jnp.arange(plan.query_tiles), arrays.queries, sums
@@ -145,10 +143,10 @@ class RowCotangents(NamedTuple):
 # softmax), a damping d (0 without one), u = dropout(w) exp(d) and O = sum_j u_j value_j,
 #     dvalue_j = u_j dO,    dd_j = u_j dO . value_j,
 #     dx_j = w'_j (dropout(dO . value_j) exp(d_j) - dO . mean),
-# with the mean of `normalizers.contract`: O for softmax, 0 for weights that do not sum to 1. The
-# parameters of the normaliser and of its transform get what the same cotangent of the weights,
-# the bracket, gives them. For softmax with the sum n of exponentials and the entropy H, and the
-# cotangents dn' of log n and dH, the bracket also has the terms
+# with the mean by slopes of `normalizers.contract`: O for softmax, 0 for weights that do not sum to
+# 1. The parameters of the normaliser and of its transform get what the same cotangent of the
+# weights, the bracket, gives them. For softmax with the sum n of exponentials and the entropy H,
+# and the cotangents dn' of log n and dH, the bracket also has the terms
 #     dn' - dH (log w_j + H),
 # since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). No tile forms w = exp(x - M) / n: it
 # has exp(x - M), and the cotangents of each row are divided by its divisor n once.
@@ -218,8 +216,8 @@ def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCot
     shift = rows.shift._replace(reference=jnp.where(rows.empty, jnp.inf, rows.shift.reference))
     doffset: Any = None
     dentropy = None
-    if plan.options.normalizer.family.sums_to_one:
-        mean = rows.output if rows.mean is None else rows.mean
+    if plan.options.normalizer.sums_to_one:
+        mean = rows.output if rows.mean_by_slopes is None else rows.mean_by_slopes
         doffset = -jnp.sum(doutput * mean, axis=-1)
     if rows.summary is not None:
         doffset = doffset + jnp.where(rows.empty, 0, dsummary.log_sum)
@@ -258,13 +256,14 @@ def _tile_gradients(
         and of the score's parameters, the logits [t, s], the normaliser's parameters, and the
         damping [t, s].
     """
-    arrays, normalizer = tile.arrays, tile.plan.options.normalizer
+    arrays = tile.arrays
     keys, values = tile.keys_and_values
     logits = tile.logits(queries, keys)
 
     def undivided_weights(params: Any, logits: Array) -> tuple[Array, Array]:
-        shifted = rows.shift.shifted(tile.transformed(params, logits))
-        return family_of(normalizer, params).weight(shifted), shifted
+        bound = BoundNormalizer(tile.plan.options.normalizer, params)
+        shifted = rows.shift.shifted(bound.transform(logits, tile.num_keys))
+        return bound.weight(shifted), shifted
 
     undivided, pull_back, shifted = jax.vjp(
         undivided_weights, arrays.shared.normalizer_params, logits, has_aux=True

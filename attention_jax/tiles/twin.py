@@ -11,7 +11,6 @@ Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.normalizers.contract import family_of
-from attention_jax.normalizers.rows import RowSummary, RowSums
-from attention_jax.normalizers.threshold import with_threshold
+from attention_jax.normalizers.contract import BoundNormalizer
+from attention_jax.normalizers.fold import RowSums, sums_over_keys
+from attention_jax.normalizers.softmax_rows import RowSummary
 from attention_jax.tiles.prepare import Arrays, Plan, repeated, visits
 from attention_jax.tiles.tile import Tile, empty_sums
 
@@ -56,8 +55,7 @@ def _add_keys(
     plan: Plan, arrays: Arrays, i: Array, queries: Any, tables: list[Array], sums: RowSums
 ) -> RowSums:
     """The sums of the i-th tile of queries after the keys of `arrays`, as in `tiled`."""
-    params = arrays.shared.normalizer_params
-    family = family_of(plan.options.normalizer, params)
+    bound = BoundNormalizer(plan.options.normalizer, arrays.shared.normalizer_params)
     order, loops = visits(plan, arrays.schedule, i)
     *_, (*_, visited) = loops
     # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
@@ -78,10 +76,10 @@ def _add_keys(
             biases = shared.biases._replace(tables=tuple(table[None, None] for table in tables))
             of_tile = arrays._replace(shared=shared._replace(biases=biases))
             tile = Tile(plan, of_tile, i, j, arrays.mask is not None)
-            logits = tile.transformed(params, tile.logits(queries, keys, differentiable=True))
+            logits = tile.logits(queries, keys, differentiable=True)
+            logits = bound.transform(logits, tile.num_keys)
             return update(carry, logits, values, tile.factors_of_values)
 
         return jax.lax.scan(visit_key_tile, carry, key_tiles)[0]
 
-    sums = with_threshold(sums, family, over_keys, plan.padded_lengths[1])
-    return over_keys(functools.partial(RowSums.update, family=family), sums)
+    return sums_over_keys(sums, bound, over_keys, plan.padded_lengths[1])

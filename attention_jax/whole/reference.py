@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.products import weighted_sum
 from attention_jax.normalizers import AttentionStatistics
-from attention_jax.normalizers.contract import transformed_rows, weights_of_rows
-from attention_jax.normalizers.rows import summary_of_rows
+from attention_jax.normalizers.contract import BoundNormalizer
+from attention_jax.normalizers.softmax_rows import summary_of_rows
 from attention_jax.positions import dropout
 from attention_jax.tiles.features import pair_logits, project_tokens, stand_in_features
 from attention_jax.tiles.options import Inputs, Options, results
@@ -34,8 +34,9 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     """One example: output [T, Dv] in the query's dtype, and statistics in the compute dtype."""
     logits, mask, values = logits_mask_and_values(options, inputs)
     params = cast_floats(inputs.normalizer_params, inputs.compute_dtype)
-    logits = transformed_rows(options.normalizer, params, logits, mask)
-    weights = weights_of_rows(options.normalizer, params, logits)
+    bound = BoundNormalizer(options.normalizer, params)
+    logits = bound.transform_rows(logits, mask)
+    weights = bound.weights_of_rows(logits)
     # Whether any weight is not 0, NaN included; `any(weights != 0)` would store a second [T, S].
     any_allowed = jnp.max(jax.lax.stop_gradient(weights), axis=1, initial=0) != 0
     if options.dropout_rate > 0:
@@ -48,7 +49,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     output = weighted_sum(weights, values)
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
-    summary = summary_of_rows(logits) if options.normalizer.family.is_softmax else None
+    summary = summary_of_rows(logits) if options.normalizer.is_softmax else None
     return results(options, inputs, output, summary)
 
 

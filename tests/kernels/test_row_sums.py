@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.normalizers.rows import LOWEST, SoftmaxSums
+from attention_jax.normalizers.softmax_rows import LOWEST, SoftmaxSums
 
 
 def test_tiles_one_after_another_are_one_row():

@@ -34,7 +34,7 @@ from attention_jax.experimental.score_forms import form_of
 from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.preparation import reason_against_call
 from attention_jax.kernels.windows import Windows, ranges, tile_visits, windows_of
-from attention_jax.normalizers.rows import SoftmaxSums
+from attention_jax.normalizers.softmax_rows import SoftmaxSums
 from attention_jax.scores import Additive, Params, Score
 from attention_jax.tiles.features import Operands
 from attention_jax.tiles.options import Inputs, Options

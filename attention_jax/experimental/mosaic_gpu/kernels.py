@@ -28,7 +28,7 @@ from attention_jax.experimental.mosaic_gpu.tanh_quotients import (
     two_quotients,
 )
 from attention_jax.experimental.row_terms import RowTerms, inverse_totals, tile_cotangents
-from attention_jax.normalizers.rows import LOWEST, SoftmaxSums
+from attention_jax.normalizers.softmax_rows import LOWEST, SoftmaxSums
 
 Array = jax.Array
 

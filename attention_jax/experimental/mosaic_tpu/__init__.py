@@ -30,7 +30,7 @@ from attention_jax.experimental.row_terms import RowTerms
 from attention_jax.experimental.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.preparation import reason_against_call
 from attention_jax.kernels.windows import Windows
-from attention_jax.normalizers.rows import SoftmaxSums
+from attention_jax.normalizers.softmax_rows import SoftmaxSums
 from attention_jax.tiles.features import Operands, may_have_infinite_slopes
 from attention_jax.tiles.options import Inputs, Options
 from attention_jax.tiles.prepare import cut

@@ -20,7 +20,7 @@ from attention_jax.experimental.devices import interpret_params, only_on
 from attention_jax.experimental.mosaic_tpu import kernels, operands
 from attention_jax.experimental.mosaic_tpu.operands import LANES, Blocks, TileProgram
 from attention_jax.kernels.preparation import refuse
-from attention_jax.normalizers.rows import SoftmaxSums
+from attention_jax.normalizers.softmax_rows import SoftmaxSums
 
 Array = jax.Array
 

@@ -1,0 +1,157 @@
+"""The sums of attention over keys that arrive in tiles, for every normaliser.
+
+The weights of a row are functions of its logits after a shift by two numbers of the row. Where a
+search has found the threshold, or where it is 0, the shift is known before the first key, and the
+sums of tiles add up. For softmax the shift is the largest logit so far: when it rises, the sums
+shrink, see `softmax_rows.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.products import weighted_sum
+from attention_jax.normalizers.contract import BoundNormalizer, Normalizer
+from attention_jax.normalizers.softmax_rows import RowSummary, SoftmaxSums
+from attention_jax.normalizers.threshold import OverKeys, find_threshold
+
+Array = jax.Array
+
+
+def sums_over_keys(
+    sums: RowSums, bound: BoundNormalizer, over_keys: OverKeys, num_keys: int
+) -> RowSums:
+    """The sums of t rows after the keys that `over_keys` visits.
+
+    A normaliser with a threshold first searches for it, and visits the keys several times.
+
+    Args:
+        sums: those before.
+        bound: makes the weights.
+        over_keys: visits the keys tile by tile; it gives `RowSums.with_tile` its arguments.
+        num_keys: an upper bound on the keys of a row.
+    """
+    if bound.normalizer.searches:
+        shift = RowShift(*find_threshold(bound, over_keys, sums.shift.reference, num_keys))
+        sums = sums._replace(shift=shift)
+    return over_keys(functools.partial(RowSums.with_tile, bound=bound), sums)
+
+
+class RowShift(NamedTuple):
+    """The two numbers that are subtracted from the logits of each row, one after the other."""
+
+    reference: Array  # [t] near the largest logit
+    threshold: Array | None = None  # [t] None for 0
+
+    def shifted(self, logits: Array) -> Array:
+        """The logits [t, s] after the shift."""
+        shifted = logits - self.reference[:, None]
+        return shifted if self.threshold is None else shifted - self.threshold[:, None]
+
+
+class WeightedSum(NamedTuple):
+    """A sum of factors, and that of the values times the factors."""
+
+    total: Array  # [t]
+    weighted: Array  # [t, Dv]
+
+
+class RowSums(NamedTuple):
+    """The sums over the keys so far, for t rows (queries)."""
+
+    shift: RowShift  # [t]; of softmax the largest logit
+    weights: WeightedSum  # of the undivided weights
+    slopes: WeightedSum | None = None  # of their derivatives; None without a search
+    moment: Array | None = None  # [t] for the entropy of a softmax
+
+    @classmethod
+    def empty(cls, normalizer: Normalizer, zeros: Array, *, entropy: bool) -> RowSums:
+        """The sums before the first key.
+
+        Args:
+            normalizer: the `Normalizer`.
+            zeros: [t, Dv].
+            entropy: whether a softmax sums what its entropy needs.
+        """
+        sums = WeightedSum(jnp.zeros(zeros.shape[:1], zeros.dtype), zeros)
+        if normalizer.is_softmax:
+            lowest = jnp.finfo(zeros.dtype).min
+            return cls(RowShift(sums.total + lowest), sums, None, sums.total if entropy else None)
+        if normalizer.searches:
+            return cls(RowShift(sums.total, sums.total), sums, sums)
+        return cls(RowShift(sums.total), sums)
+
+    def with_tile(
+        self,
+        logits: Array,
+        values: Array,
+        factors_of_values: Callable[[Array], Array],
+        bound: BoundNormalizer,
+    ) -> RowSums:
+        """The sums after s more keys.
+
+        Args:
+            logits: transformed logits [t, s], -inf where masked.
+            values: [s, Dv].
+            factors_of_values: takes weights [t, s] and returns them after dropout and damping, as
+                they multiply the values.
+            bound: makes the weights of shifted logits.
+        """
+        if bound.normalizer.is_softmax:
+            before = SoftmaxSums(self.shift.reference, self.weights.total, self.moment)
+            sums, exponentials, shrink = before.with_tile(
+                logits,
+                jax.lax.stop_gradient(jnp.max(logits, axis=1)),
+                lambda rows: rows[:, None],
+                functools.partial(jnp.sum, axis=1),
+            )
+            added = weighted_sum(factors_of_values(exponentials), values)
+            weighted = WeightedSum(sums.total, shrink[:, None] * self.weights.weighted + added)
+            return RowSums(RowShift(sums.largest), weighted, None, sums.moment)
+
+        def add(before: WeightedSum, factors: Array) -> WeightedSum:
+            weighted = weighted_sum(factors_of_values(factors), values)
+            return WeightedSum(before.total + jnp.sum(factors, axis=1), before.weighted + weighted)
+
+        shifted = self.shift.shifted(logits)
+        if self.slopes is None:
+            return self._replace(weights=add(self.weights, bound.weight(shifted)))
+        weights, slopes = bound.weights_and_slopes(shifted)
+        return self._replace(weights=add(self.weights, weights), slopes=add(self.slopes, slopes))
+
+    def finalize(self, normalizer: Normalizer) -> FinalRows:
+        """The results after the last key."""
+        total, output = self.weights
+        empty = total == 0
+        summary, mean = None, None
+        divisor = jnp.where(empty | (not normalizer.sums_to_one), 1, total)
+        if normalizer.is_softmax:
+            summary = RowSummary.of_sums(self.shift.reference, total, self.moment)
+        else:  # see `threshold.py`
+            divisor = jax.lax.stop_gradient(divisor)
+        output = output / divisor[:, None]
+        if self.slopes is not None:
+            slope, sloped = self.slopes
+            flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0
+            mean = jnp.where(flat[:, None], 0, sloped / jnp.where(flat, 1, slope)[:, None])
+        # The weighted sum of a row without keys is 0 * NaN if a value is NaN: replace it by 0.
+        output = jnp.where(empty[:, None], 0, output)
+        shift = self.shift._replace(reference=jnp.where(empty, 0, self.shift.reference))
+        return FinalRows(output, summary, shift, empty, divisor, mean)
+
+
+class FinalRows(NamedTuple):
+    """The results of t rows, and the numbers from which their weights are recomputed."""
+
+    output: Array  # [t, Dv]
+    summary: RowSummary | None  # [t]; None unless the weights are a softmax
+    shift: RowShift
+    empty: Array  # bool [t], whether all weights are 0: the row then sends no gradient
+    divisor: Array  # [t] divides the weights of shifted logits
+    # [t, Dv] sum_j s_j v_j / sum_j s_j with the slopes s of the weights; None without a search.
+    mean_by_slopes: Array | None
