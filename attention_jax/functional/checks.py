@@ -110,8 +110,7 @@ def checked_call(
     check_equal_dims(score, query, key)
 
     # What a user wrote is traced for the lengths and the compute dtype of the call.
-    floats = jax.tree.leaves((query, key, value, params, bias, normalizer_params))
-    dtype = accumulator_dtype(*(leaf for leaf in floats if hasattr(leaf, "dtype"))).type
+    dtype = compute_dtype(query, key, value, params, bias, normalizer_params)
     lengths = target_length, source_length
     score = known_score(score, params, query_dim, key_dim, dtype, lengths)
     params = checked_params(score, params, query_dim, key_dim, batch)
@@ -157,6 +156,12 @@ def checked_call(
     options = Options(score, block_sizes, dropout_rate, return_statistics, normalizer)
     inputs = Inputs(query, key, value, params, mask, bias, dropout_rng, normalizer_params)
     return options, inputs
+
+
+def compute_dtype(*arguments: Any) -> Any:
+    """The type in which attention computes: float64 if any array of these pytrees is."""
+    arrays = (leaf for leaf in jax.tree.leaves(arguments) if hasattr(leaf, "dtype"))
+    return accumulator_dtype(*arrays).type
 
 
 def _is_mask_of_user(part: Any) -> bool:

@@ -143,18 +143,22 @@ def _monotonic_attention(
 
     def one_example(inputs: Inputs, offset: Array, noise_scale: Array, initial: Array) -> Any:
         dtype, target_length = inputs.compute_dtype, inputs.query.shape[0]
-        first = initial.astype(dtype)
 
         def compute_weights(chunk: Chunk, previous: Array) -> tuple[Array, Array, None]:
             allowed = chunk.allowed
             logits = chunk.logits() + offset.astype(dtype)
             if inputs.dropout_rng is not None:
-                noise = _noise(inputs.dropout_rng, chunk.positions, logits.shape[1], dtype)
-                logits = logits + noise_scale.astype(dtype) * noise
+                # The noise of a query depends on its position, not on its chunk.
+                rngs = jax.vmap(jax.random.fold_in, (None, 0))(inputs.dropout_rng, chunk.positions)
+                draw = functools.partial(jax.random.normal, shape=logits.shape[1:], dtype=dtype)
+                logits = logits + noise_scale.astype(dtype) * jax.vmap(draw)(rngs)
             # Mask before the sigmoid too: its slope at a NaN logit would give NaN gradients.
             probabilities = allowed_only(allowed, jax.nn.sigmoid(allowed_only(allowed, logits)))
             if hard:
-                weights = hard_monotonic_weights(probabilities, _start(previous))
+                length = previous.size
+                keys = jnp.where(previous > 0, jnp.arange(length), length)
+                start = jnp.min(keys, initial=length)  # no key if all weights are 0
+                weights = hard_monotonic_weights(probabilities, start)
                 weights = jnp.where(jnp.isnan(previous).any(), jnp.nan, weights)
             else:
                 weights = expected_weights(probabilities, previous)
@@ -165,27 +169,16 @@ def _monotonic_attention(
             return last, weights, None
 
         output, weights, _, last = attend_in_order(
-            options.score, inputs, compute_weights, first, return_weights=all_weights
+            options.score,
+            inputs,
+            compute_weights,
+            initial.astype(dtype),
+            return_weights=all_weights,
         )
         return output, last, weights
 
     numbers = (offset, 0), (noise_scale, 0), (initial, 1)
     return vmap_over_batch(options, one_example, inputs, *numbers)
-
-
-def _noise(rng: Array, query_positions: Array, source_length: int, dtype: jnp.dtype) -> Array:
-    """Normal noise [t, S] that depends on the position of each query, not on its chunk."""
-
-    def query_noise(position: Array) -> Array:
-        return jax.random.normal(jax.random.fold_in(rng, position), (source_length,), dtype)
-
-    return jax.vmap(query_noise)(query_positions)
-
-
-def _start(initial: Array) -> Array:
-    """The start of the hard form after weights [S]: the first key with weight, S if all are 0."""
-    length = initial.shape[0]
-    return jnp.min(jnp.where(initial > 0, jnp.arange(length), length), initial=length)
 
 
 def _number_of_batch(name: str, number: Any, batch_shape: tuple[int, ...]) -> Array:

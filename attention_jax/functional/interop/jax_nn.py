@@ -104,14 +104,15 @@ def dot_product_attention(
     masks = mask, causal_mask() if is_causal else None, _mask_of_window(local_window_size)
     # What a user wrote is traced here, outside of the program below.
     score, inputs = checked_heads(score, params, (query, key, value), masks, bias, ndim=4)
-    batch_size = query.shape[0] if query.ndim > 3 else 1
-    names = "query_seq_lengths", "key_value_seq_lengths"
-    lengths = {
-        name: check_axes(name, integer_array(name, array), (batch_size,), ())
-        for name, array in zip(names, (query_seq_lengths, key_value_seq_lengths), strict=True)
-        if array is not None
-    }
-    return _dot_product_attention(score, implementation, bool(return_residual), inputs, **lengths)
+    core = (query.shape[0] if query.ndim > 3 else 1,)
+    lengths = (
+        None if array is None else check_axes(name, integer_array(name, array), core, ())
+        for name, array in (
+            ("query_seq_lengths", query_seq_lengths),
+            ("key_value_seq_lengths", key_value_seq_lengths),
+        )
+    )
+    return _dot_product_attention(score, implementation, bool(return_residual), inputs, *lengths)
 
 
 # One compiled program, checks included: op by op, the layout costs ten times the attention.
@@ -121,18 +122,18 @@ def _dot_product_attention(
     implementation: str | None,
     return_residual: bool,
     inputs: Inputs,
-    query_seq_lengths: Array | None = None,
-    key_value_seq_lengths: Array | None = None,
+    query_lengths: Array | None,
+    key_lengths: Array | None,
 ) -> Any:
     tokens, masks = inputs[:3], [inputs.mask]
     unbatched = inputs.query.ndim == 3
     if unbatched:
         tokens = tuple(array[None] for array in tokens)
-    if key_value_seq_lengths is not None:  # [B, 1]: the second axis broadcasts to the heads
-        masks.append(padding_mask(key_value_seq_lengths[:, None]))
-    if query_seq_lengths is not None:
-        every_key = jnp.full_like(query_seq_lengths, tokens[1].shape[1])
-        masks.append(padding_mask(every_key[:, None], query_seq_lengths[:, None]))
+    if key_lengths is not None:  # [B, 1]: the second axis broadcasts to the heads
+        masks.append(padding_mask(key_lengths[:, None]))
+    if query_lengths is not None:
+        every_key = jnp.full_like(query_lengths, tokens[1].shape[1])
+        masks.append(padding_mask(every_key[:, None], query_lengths[:, None]))
     inputs = Inputs(*tokens, inputs.params, joined_masks(masks), inputs.bias, None)
     call = grouped(score, inputs, return_statistics=return_residual)
     results = attention_by_head(*call, implementation)

@@ -10,9 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype, any_array
+from attention_jax.core.arrays import any_array
 from attention_jax.functional.attention import attention_of
-from attention_jax.functional.checks import check_equal_dims, checked_call, checked_params
+from attention_jax.functional.checks import (
+    check_equal_dims,
+    checked_call,
+    checked_params,
+    compute_dtype,
+)
 from attention_jax.functional.heads import (
     group_heads,
     group_positions,
@@ -71,9 +76,7 @@ def checked_heads(
             f" {list(key.shape)}; got {list(query.shape)}"
         )
     check_equal_dims(score, query, key)
-    arrays = (leaf for leaf in jax.tree.leaves(params) if hasattr(leaf, "dtype"))
-    dtype = accumulator_dtype(*tokens, *arrays).type
-    lengths = length, key.shape[-3]
+    dtype, lengths = compute_dtype(tokens, params, bias), (length, key.shape[-3])
     score = known_score(score, params, query_dim, key_dim, dtype, lengths)
     params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
     mask, bias = (
