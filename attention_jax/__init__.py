@@ -58,12 +58,7 @@ from attention_jax.functional.coverage import (
     coverage_kernel_size,
     coverage_loss,
 )
-from attention_jax.functional.local import (
-    gaussian_bias,
-    local_attention,
-    local_attention_weights,
-    window_mask,
-)
+from attention_jax.functional.local import local_attention, local_attention_weights
 from attention_jax.functional.memory import Memory, remember
 from attention_jax.functional.monotonic import monotonic_attention
 from attention_jax.functional.monotonic_walks import (
@@ -85,24 +80,24 @@ from attention_jax.normalizers import (
     get_normalizer,
 )
 from attention_jax.positions.biases import (
-    Bias,
     alibi_bias,
     alibi_slopes,
-    bias_dataclass,
     forgetting_bias,
     relative_bias,
     t5_bias,
 )
+from attention_jax.positions.contract import Bias, Mask
+from attention_jax.positions.function import array_field
+from attention_jax.positions.function import position_dataclass as bias_dataclass
+from attention_jax.positions.function import position_dataclass as mask_dataclass
 from attention_jax.positions.masks import (
-    Mask,
     causal_mask,
     local_mask,
-    mask_dataclass,
     padding_mask,
     segment_mask,
     token_mask,
 )
-from attention_jax.positions.position_functions import array_field
+from attention_jax.positions.window import gaussian_bias, window_mask
 from attention_jax.scores import (
     SCORES,
     Additive,

@@ -2,17 +2,26 @@
 
 import importlib
 import sys
+import types
 
 MOVED = {
     "functional.capture_point": "analysis.capture_point",
+    "functional.local": "positions.window",
     "implementations.contract": "tiles.options",
     "normalizers.rows": "normalizers.softmax_rows",
-    "pairwise.biases": "positions.biases",
+    "pairwise.biases": "positions.biases positions.contract",
     "pairwise.dropout": "positions.dropout",
-    "pairwise.mask_algebra": "positions.mask_algebra",
+    "pairwise.mask_algebra": "positions.contract",
     "pairwise.masks": "positions.masks",
-    "pairwise.position_functions": "positions.position_functions",
+    "pairwise.position_functions": "positions.contract",
     "scores.soft_cap": "scores.wrapped",
 }
 for _before, _now in MOVED.items():
-    sys.modules[f"attention_jax.{_before}"] = importlib.import_module(f"attention_jax.{_now}")
+    _name = f"attention_jax.{_before}"
+    try:  # a module that remains, without some of its classes
+        _module = importlib.import_module(_name)
+    except ModuleNotFoundError:
+        _module = sys.modules[_name] = types.ModuleType(_name)
+    for _new in _now.split():
+        for _key, _value in vars(importlib.import_module(f"attention_jax.{_new}")).items():
+            vars(_module).setdefault(_key, _value)

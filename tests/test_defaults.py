@@ -67,7 +67,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "BlockSizes": dict(query=512, key=512),
     # masks and biases
     "causal_mask": dict(offset=0),
-    "Shifts": dict(parts=(1, 1)),
+    "Shifts": dict(piece_lengths=(1, 1)),
     "t5_bias": dict(bidirectional=True, max_distance=128),
     "relative_position_bucket": dict(buckets=32, max_distance=128, bidirectional=True),
     # scores and normalisers

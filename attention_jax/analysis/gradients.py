@@ -33,8 +33,7 @@ from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention_of
 from attention_jax.functional.checks import checked_call, checked_floats
-from attention_jax.positions.biases import Bias
-from attention_jax.positions.masks import Mask
+from attention_jax.positions.contract import Bias, Mask
 from attention_jax.scores import Params, Score
 from attention_jax.tiles import Inputs, Options
 from attention_jax.tiles.options import vmap_over_batch

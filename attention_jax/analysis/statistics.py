@@ -19,7 +19,7 @@ from attention_jax.core.arrays import accumulator_dtype, bool_array, float_array
 from attention_jax.core.checks import checked_fraction
 from attention_jax.core.serialization import exported
 from attention_jax.functional.checks import check_axes
-from attention_jax.positions.masks import Mask, as_mask
+from attention_jax.positions.contract import Mask, as_mask
 
 Array = jax.Array
 

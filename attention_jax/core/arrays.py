@@ -1,4 +1,4 @@
-"""Conversion of arguments to arrays of floats, integers or booleans, and casts of floats."""
+"""Conversion of arguments to arrays, casts of floats, and numbers of axes."""
 
 from __future__ import annotations
 
@@ -71,3 +71,25 @@ def cast_floats(tree: Tree, dtype: jnp.dtype) -> Tree:
         return leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
 
     return jax.tree.map(cast, tree)
+
+
+def broadcasts(shape: tuple[int, ...], full: tuple[int, ...]) -> bool:
+    """Whether an array of `shape` broadcasts to `full` without enlarging `full`."""
+    aligned = zip(reversed(shape), reversed(full), strict=False)
+    return len(shape) <= len(full) and all(size in (1, to) for size, to in aligned)
+
+
+# The functions below make ranks equal by hand, because users may forbid implicit rank promotion.
+
+
+def pad_rank(array: Array, ndim: int) -> Array:
+    """`array` with `ndim` axes; the added axes are in front and have size 1."""
+    if array.ndim >= ndim:  # outside of `jit`, even a reshape to the same shape takes time
+        return array
+    return array.reshape((1,) * (ndim - array.ndim) + array.shape)
+
+
+def same_rank(left: Array, right: Array) -> tuple[Array, Array]:
+    """Both arrays, padded to the larger number of axes."""
+    ndim = max(left.ndim, right.ndim)
+    return pad_rank(left, ndim), pad_rank(right, ndim)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import cast_floats
+from attention_jax.core.arrays import cast_floats, pad_rank
 from attention_jax.core.products import current_backend
 from attention_jax.functional.checks import (
     NO_VALUE,
@@ -20,9 +20,7 @@ from attention_jax.kernels import IMPLEMENTATIONS, OF_A_BATCH
 from attention_jax.kernels.choice import choose
 from attention_jax.normalizers import DEFAULT_NORMALIZER, AttentionStatistics, NormalizerLike
 from attention_jax.normalizers.contract import BoundNormalizer
-from attention_jax.positions.biases import Bias
-from attention_jax.positions.masks import Mask
-from attention_jax.positions.position_functions import pad_rank
+from attention_jax.positions.contract import Bias, Mask
 from attention_jax.scores import DEFAULT_SCORE, KeyLike, Params, ScoreLike
 from attention_jax.tiles import BlockSizes, Inputs, Options
 from attention_jax.tiles.options import vmap_over_batch

@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype, integer_array
+from attention_jax.core.arrays import accumulator_dtype, integer_array, same_rank
 from attention_jax.core.checks import check_integer
 from attention_jax.functional.checks import check_axes
-from attention_jax.positions.position_functions import check_batch_axes, same_rank
+from attention_jax.positions.function import check_batch_axes
 from attention_jax.scores import Params
 
 Array = jax.Array

@@ -11,15 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.arrays import accumulator_dtype, any_array, float_array
+from attention_jax.core.arrays import (
+    accumulator_dtype,
+    any_array,
+    broadcasts,
+    float_array,
+    pad_rank,
+)
 from attention_jax.core.checks import check_integer, checked_fraction, checked_rng, with_hints
 from attention_jax.core.names import is_of_this_package
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.parts import known_normalizer, known_positions, known_score
-from attention_jax.positions.biases import Bias, as_bias
-from attention_jax.positions.masks import Mask, TokenMask, as_mask
-from attention_jax.positions.position_functions import broadcasts, pad_rank
+from attention_jax.positions.contract import Bias, Mask, as_bias, as_mask
+from attention_jax.positions.masks import TokenMask
 from attention_jax.scores import (
     DEFAULT_SCORE,
     KeyLike,

@@ -12,8 +12,7 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import capturing
 from attention_jax.functional.checks import checked_call, checked_floats, hinted
-from attention_jax.positions.biases import Bias
-from attention_jax.positions.masks import Mask
+from attention_jax.positions.contract import Bias, Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, Score, ScoreLike, get_score
 from attention_jax.scores.projected_keys import key_feature_shapes
 from attention_jax.scores.wrapped import LogitMap

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.functional.attention import capturing
-from attention_jax.positions.biases import Bias, DenseBias, as_bias
-from attention_jax.positions.masks import Mask, as_mask
-from attention_jax.positions.position_functions import check_batch_axes
+from attention_jax.positions.contract import Bias, DenseBias, Mask, as_bias, as_mask
+from attention_jax.positions.function import check_batch_axes
 
 Array = jax.Array
 

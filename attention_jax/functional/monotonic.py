@@ -20,8 +20,7 @@ from attention_jax.functional.monotonic_walks import (
     expected_weights,
     hard_monotonic_weights,
 )
-from attention_jax.positions.biases import Bias
-from attention_jax.positions.masks import Mask
+from attention_jax.positions.contract import Bias, Mask
 from attention_jax.scores import DEFAULT_SCORE, Params, ScoreLike
 from attention_jax.tiles import Inputs, Options
 from attention_jax.tiles.options import vmap_over_batch

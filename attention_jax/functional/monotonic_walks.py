@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.arrays import accumulator_dtype, any_array, integer_array
+from attention_jax.core.arrays import accumulator_dtype, any_array, integer_array, pad_rank
 from attention_jax.core.meshes import varying_as
 from attention_jax.functional.checks import check_axes, checked_floats
-from attention_jax.positions.position_functions import pad_rank
 
 Array = jax.Array
 

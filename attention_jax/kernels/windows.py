@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.positions.mask_algebra import AndMask
-from attention_jax.positions.masks import LocalMask, Mask, PaddingMask, SegmentMask, TracedLocalMask
+from attention_jax.positions.contract import AndMask, Mask
+from attention_jax.positions.masks import LocalMask, PaddingMask, SegmentMask, TracedLocalMask
 
 Array = jax.Array
 

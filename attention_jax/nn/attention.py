@@ -26,8 +26,7 @@ from attention_jax.nn.parameters import (
     values_of,
 )
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
-from attention_jax.positions.biases import Bias
-from attention_jax.positions.masks import Mask
+from attention_jax.positions.contract import Bias, Mask
 from attention_jax.scores import Additive, ScaledDot, Score
 
 Array = jax.Array

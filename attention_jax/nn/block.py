@@ -19,9 +19,8 @@ from attention_jax.nn.dropout import RandomModule
 from attention_jax.nn.feed_forward import FeedForward
 from attention_jax.nn.multi_head import KeyValueCache
 from attention_jax.nn.parameters import Dtype, check_rngs, checked_tokens, layer_norm
-from attention_jax.positions.biases import Bias
+from attention_jax.positions.contract import Bias, Mask
 from attention_jax.positions.dropout import drop_features
-from attention_jax.positions.masks import Mask
 
 Array = jax.Array
 

@@ -23,8 +23,9 @@ from attention_jax.nn.inputs import checked_ids, checked_inputs, checked_source
 from attention_jax.nn.parameters import check_rngs, layer_norm
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import rows_of
+from attention_jax.positions.contract import Mask
 from attention_jax.positions.dropout import drop_features
-from attention_jax.positions.masks import Mask, causal_mask, padding_mask, token_mask
+from attention_jax.positions.masks import causal_mask, padding_mask, token_mask
 
 Array = jax.Array
 
@@ -351,9 +352,8 @@ class Model(Generator):
         rng: Array | None = None,
     ) -> Array:
         """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
-        count = max(source_length, target_length)
-        if not self.has_encoder:
-            count = source_length + target_length
+        lengths = source_length, target_length
+        count = max(lengths) if self.has_encoder else sum(lengths)
         if position_ids is None:
             return self.placement.ids(count, rng)
         position_ids = any_array("position_ids", position_ids)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.core.arrays import pad_rank
 from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
@@ -17,10 +18,8 @@ from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.attention import Attended
 from attention_jax.nn.heads import Heads
 from attention_jax.nn.parameters import Dtype, check_dtypes, checked_tokens
-from attention_jax.positions.biases import Bias, ShiftedBias
-from attention_jax.positions.mask_algebra import ShiftedMask
-from attention_jax.positions.masks import Mask, causal_mask
-from attention_jax.positions.position_functions import Shifts, pad_rank
+from attention_jax.positions.contract import Bias, Mask, ShiftedBias, ShiftedMask, Shifts
+from attention_jax.positions.masks import causal_mask
 
 Array = jax.Array
 

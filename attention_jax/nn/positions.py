@@ -15,11 +15,16 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype, any_array, float_array, integer_array
+from attention_jax.core.arrays import (
+    accumulator_dtype,
+    any_array,
+    float_array,
+    integer_array,
+    pad_rank,
+)
 from attention_jax.core.checks import check_choice, check_integer, check_real, checked_rng
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.functional.checks import check_axes
-from attention_jax.positions.position_functions import pad_rank
 
 Array = jax.Array
 Anchor = Literal["start", "end", "both"]

@@ -9,17 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from attention_jax.core.arrays import broadcasts
 from attention_jax.core.names import is_of_this_package
 from attention_jax.parts.programs import Part, Program, is_array, is_wide
 from attention_jax.parts.samples import on_numbers
-from attention_jax.positions.biases import Bias, bias_dataclass
-from attention_jax.positions.mask_algebra import Mask, TileStatus, mask_dataclass
-from attention_jax.positions.position_functions import (
-    PositionFunction,
-    broadcasts,
-    part_field,
-    position_dataclass,
-)
+from attention_jax.positions.contract import Bias, Mask, TileStatus
+from attention_jax.positions.function import PositionFunction, function_field, position_dataclass
 
 Array = jax.Array
 
@@ -34,7 +29,7 @@ class _KnownPart(PositionFunction):
     """
 
     program: Program
-    part: Any = part_field()
+    part: Any = function_field()
 
     def on_tile(self, *positions: Array) -> Any:
         """The part, for a tile of these positions."""
@@ -48,11 +43,9 @@ class _KnownPart(PositionFunction):
         return self.on_tile(query_positions, key_positions).at(query_positions, key_positions)
 
 
-@mask_dataclass
+@position_dataclass
 class KnownMask(_KnownPart, Mask):
     """A user's mask with its digest."""
-
-    allowed = _KnownPart.at
 
     def tile_status(self, query_positions: Array, key_positions: Array) -> TileStatus:
         positions = query_positions, key_positions
@@ -62,11 +55,9 @@ class KnownMask(_KnownPart, Mask):
         return self.part.most_keys()
 
 
-@bias_dataclass
+@position_dataclass
 class KnownBias(_KnownPart, Bias):
     """A user's bias with its digest."""
-
-    values = _KnownPart.at
 
 
 def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
@@ -163,7 +154,7 @@ def _check_status(part: Part, mask: Mask, lengths: tuple[int, int]) -> None:
 
         def contents(mask: Any, tile: Array, sizes: Any = sizes) -> Any:
             positions = [start + jnp.arange(size) for start, size in zip(tile, sizes, strict=True)]
-            allowed = jnp.broadcast_to(mask.allowed(*positions), sizes)
+            allowed = jnp.broadcast_to(mask.at(*positions), sizes)
             return TileStatus(~allowed.any(), allowed.all()), mask.tile_status(*positions)
 
         actual, status = on_numbers(jax.vmap(contents, (None, 0)), example, tiles)

@@ -1,4 +1,4 @@
-"""Biases of the logits as functions of position: ALiBi, T5's buckets, tables, forget gates.
+"""Biases of the logits as functions of position: ALiBi, tables of distances, forget gates.
 
 A `Bias` never stores its [T, S] table: it computes the values of a tile from the tile's positions,
 forward and backward, and its arrays are differentiable. Biases add up with `+`, are pytrees, and
@@ -7,91 +7,17 @@ can replace a float array [*B, T, S] with every score. Your own is a class with 
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from attention_jax.core.arrays import accumulator_dtype, float_array, integer_array
+from attention_jax.core.arrays import accumulator_dtype, float_array, pad_rank, same_rank
 from attention_jax.core.checks import check_integer
-from attention_jax.positions.position_functions import (
-    Joined,
-    PositionFunction,
-    Shifted,
-    Stored,
-    array_field,
-    check_decorated,
-    pad_rank,
-    same_rank,
-    take,
-)
-from attention_jax.positions.position_functions import position_dataclass as bias_dataclass
+from attention_jax.positions.buckets import check_buckets, relative_position_bucket
+from attention_jax.positions.contract import Bias
+from attention_jax.positions.function import array_field, position_dataclass, take
 
 Array = jax.Array
-
-
-class Bias(PositionFunction):
-    """Base of all biases: a float function of (query position, key position).
-
-    A subclass, decorated with `bias_dataclass`, defines `values`. Its fields made by `array_field`
-    are differentiable. Biases add: `alibi_bias(slopes) + bias`, with arrays [*B, T, S] too.
-
-    >>> @bias_dataclass
-    ... class Late(Bias):
-    ...     rate: Array = array_field()
-    ...     def values(self, query_positions, key_positions):
-    ...         return self.rate * key_positions[None, :].astype(float)
-    >>> Late(jnp.array(0.5)).materialize(2, 3).tolist()
-    [[0.0, 0.5, 1.0], [0.0, 0.5, 1.0]]
-    >>> float(jax.grad(lambda rate: Late(rate).materialize(2, 3).sum())(0.5))
-    6.0
-    """
-
-    kind = "bias"
-    __array_ufunc__ = None  # so that `numpy_array + bias` calls `__radd__`
-
-    def values(self, query_positions: Array, key_positions: Array) -> Array:
-        """The bias of the logit of query i and key j.
-
-        Args:
-            query_positions: int [t], i >= 0, consecutive; T or larger in a padded tile.
-            key_positions: int [s], j >= 0, consecutive.
-
-        Returns:
-            float, broadcastable to [..., t, s]; its leading axes are those of the bias's arrays.
-        """
-        raise NotImplementedError(f"{type(self).__name__} must define values(query, key)")
-
-    def at(self, query_positions: Array, key_positions: Array) -> Array:
-        return self.values(query_positions, key_positions)
-
-    def __add__(self, other: Bias | Array) -> Bias:
-        return SumBias(self, as_bias(other))
-
-    def __radd__(self, other: Array) -> Bias:
-        return SumBias(as_bias(other), self)
-
-
-@bias_dataclass
-class DenseBias(Stored, Bias):
-    """A stored table; axes T and S may have size 1."""
-
-    values = Stored.at
-
-
-@bias_dataclass
-class SumBias(Joined, Bias):
-    """The sum of two biases."""
-
-    values, join = Joined.at, staticmethod(jnp.add)
-
-
-@bias_dataclass
-class ShiftedBias(Shifted, Bias):
-    """A bias of longer sequences, at the positions of `shifts`."""
-
-    values = Shifted.at
 
 
 class RelativeBias(Bias):
@@ -105,7 +31,7 @@ class RelativeBias(Bias):
         """The bias at each distance j - i, int [n] -> float [..., n]."""
         raise NotImplementedError(f"{type(self).__name__} must define of_distance(distances)")
 
-    def values(self, query_positions: Array, key_positions: Array) -> Array:
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
         t, s = query_positions.size, key_positions.size
         if 0 in (t, s):
             return jnp.zeros((t, s))
@@ -135,13 +61,13 @@ def _from_diagonals(diagonals: Array, t: int, s: int) -> Array:
     return rows.reshape(*batch, t, t + s - 1)[..., t - 1 :]
 
 
-@bias_dataclass
+@position_dataclass
 class AlibiBias(Bias):
     """b_ij = -slope |i - j|"""
 
     slopes: Array = array_field()
 
-    def values(self, query_positions: Array, key_positions: Array) -> Array:
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
         # Not a `RelativeBias`: a value for each pair costs no more than its distance.
         dtype = accumulator_dtype(self.slopes)  # 16-bit floats do not hold every distance
         distances = jnp.abs(query_positions[:, None] - key_positions[None, :]).astype(dtype)
@@ -149,7 +75,7 @@ class AlibiBias(Bias):
         return -slopes * distances
 
 
-@bias_dataclass
+@position_dataclass
 class TableBias(RelativeBias):
     """b_ij = table[clip(j - i, -R, R) + R], a table of 2 R + 1 entries"""
 
@@ -160,7 +86,7 @@ class TableBias(RelativeBias):
         return take(self.table, jnp.clip(distances, -radius, radius) + radius, axis=-1)
 
 
-@bias_dataclass
+@position_dataclass
 class BucketBias(RelativeBias):
     """b_ij = table[bucket(j - i)], with wider buckets for larger distances"""
 
@@ -178,7 +104,7 @@ class BucketBias(RelativeBias):
         return take(self.table, buckets, axis=-1)
 
 
-@bias_dataclass
+@position_dataclass
 class ForgettingBias(Bias):
     """b_ij = c_i - c_j"""
 
@@ -189,7 +115,7 @@ class ForgettingBias(Bias):
             raise ValueError(f"log_gates must be [*B, T] with T = S; got different sizes {sizes}")
         super().check(batch_shape, target_length, source_length)
 
-    def values(self, query_positions: Array, key_positions: Array) -> Array:
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
         queries = take(self.sums, query_positions, axis=-1)[..., :, None]
         return queries - take(self.sums, key_positions, axis=-1)[..., None, :]
 
@@ -292,58 +218,8 @@ def t5_bias(table: Array, *, bidirectional: bool = True, max_distance: int = 128
     Source: Raffel et al. 2020, section 2.1.
     """
     table = float_array("table", table)
-    _check_buckets(table.shape[-1] if table.ndim else 0, max_distance, bidirectional)
+    check_buckets(table.shape[-1] if table.ndim else 0, max_distance, bidirectional)
     return BucketBias(bool(bidirectional), int(max_distance), table)
-
-
-def relative_position_bucket(
-    distances: Array, *, buckets: int = 32, max_distance: int = 128, bidirectional: bool = True
-) -> Array:
-    """T5's buckets: a bucket for each of the shortest distances, then logarithmically wider ones.
-
-    With n buckets per side and m = n // 2, distance d >= 0 has, in exact arithmetic, the bucket
-
-        d                                                                   for d < m,
-        min(m + floor(log(d / m) / log(max_distance / m) (n - m)), n - 1)   for d >= m.
-
-    Args:
-        distances: int, j - i.
-        buckets: number of buckets, both sides together; those for j > i are the last.
-        max_distance, bidirectional: as in `t5_bias`.
-
-    Returns:
-        int32, 0 <= bucket < `buckets`, same shape.
-
-    Raises:
-        ValueError: distances are not integers, there are fewer than 2 buckets per side, or
-            `max_distance` is not greater than the distances that have their own bucket.
-
-    >>> relative_position_bucket(jnp.array([0, -1, -9, -500, 1])).tolist()
-    [0, 1, 8, 15, 17]
-
-    Source: Raffel et al. 2020, section 2.1, and their published code.
-    """
-    side, max_distance = _check_buckets(buckets, max_distance, bidirectional), int(max_distance)
-    distances = integer_array("distances", distances)  # the least integer has no negative
-    distances = jnp.clip(distances, -max_distance, max_distance).astype(jnp.int32)
-    sizes = jnp.abs(distances) if bidirectional else jnp.maximum(-distances, 0)
-    starts = jnp.array(_bucket_starts(side, max_distance), jnp.int32)
-    bucket = jnp.searchsorted(starts, sizes, side="right", method="compare_all")
-    return bucket + jnp.where(distances > 0, side, 0) if bidirectional else bucket
-
-
-@functools.lru_cache(maxsize=64)
-def _bucket_starts(side: int, max_distance: int) -> list[int]:
-    """The smallest distance in each bucket of one direction after the first, in integers.
-
-    Bucket m + i starts at the smallest d with (d / m)^(n - m) >= (max_distance / m)^i.
-    """
-    exact = side // 2
-    wide, starts = side - exact, list(range(1, exact + 1))
-    for i in range(1, wide):
-        start = round(exact * (max_distance / exact) ** (i / wide))  # or one too small
-        starts.append(start + (start**wide * exact**i < max_distance**i * exact**wide))
-    return starts
 
 
 def forgetting_bias(log_gates: Array) -> Bias:
@@ -370,29 +246,3 @@ def forgetting_bias(log_gates: Array) -> Bias:
     """
     log_gates = pad_rank(float_array("log_gates", log_gates), 1)
     return ForgettingBias(jnp.cumsum(log_gates, axis=-1, dtype=accumulator_dtype(log_gates)))
-
-
-def as_bias(bias: Bias | Array) -> Bias:
-    """A `Bias` unchanged; a float array broadcastable to [*B, T, S] as a `DenseBias`."""
-    if isinstance(bias, Bias):
-        check_decorated(bias)
-        return bias
-    return DenseBias(pad_rank(float_array("bias", bias), 2))
-
-
-def _check_buckets(buckets: int, max_distance: int, bidirectional: bool) -> int:
-    """The number of buckets for each direction."""
-    buckets = check_integer("buckets", buckets, least=0)
-    max_distance = check_integer("max_distance", max_distance, most=2**31 - 1)
-    side = buckets // 2 if bidirectional else buckets
-    if side < 2 or (bidirectional and buckets % 2):
-        raise ValueError(
-            "buckets must be at least 2 per side, and even if bidirectional; got"
-            f" {buckets} with bidirectional={bidirectional}"
-        )
-    if max_distance <= side // 2:
-        raise ValueError(
-            f"max_distance must be greater than {side // 2}, the number of distances with their own"
-            f" bucket; got {max_distance}"
-        )
-    return side

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.checks import counter_based
-from attention_jax.positions.mask_algebra import Mask, mask_dataclass
-from attention_jax.positions.position_functions import array_field
+from attention_jax.positions.contract import Mask
+from attention_jax.positions.function import array_field, position_dataclass
 
 Array = jax.Array
 
@@ -49,14 +49,14 @@ def _mix(bits: Array) -> Array:
     return bits ^ (bits >> 16)
 
 
-@mask_dataclass
+@position_dataclass
 class DropoutMask(Mask):
     """True for the weights that dropout keeps: a function of positions, like every mask."""
 
     rate: float
     rng: Array = array_field()
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
         return keep_mask(self.rng, self.rate, query_positions, key_positions)
 
 

@@ -25,27 +25,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.arrays import bool_array, integer_array
+from attention_jax.core.arrays import bool_array, integer_array, same_rank
 from attention_jax.core.checks import check_entries, check_integer
-from attention_jax.positions.mask_algebra import Mask as Mask
-from attention_jax.positions.mask_algebra import TileStatus
-from attention_jax.positions.mask_algebra import as_mask as as_mask
-from attention_jax.positions.mask_algebra import mask_dataclass as mask_dataclass
-from attention_jax.positions.position_functions import array_field, same_rank, take
+from attention_jax.positions.contract import Mask, TileStatus
+from attention_jax.positions.function import array_field, position_dataclass, take
 
 Array = jax.Array
 
 _MAX_INT32 = 2**31 - 1  # positions are int32
 
 
-@mask_dataclass
+@position_dataclass
 class LocalMask(Mask):
     """Query i sees keys i - left <= j <= i + right; `None` means no bound on that side."""
 
     left: int | None
     right: int | None
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
         # The difference of two positions never overflows; position + right could.
         distances = key_positions[None, :] - query_positions[:, None]
         return self._within(distances, distances)
@@ -69,7 +66,7 @@ class LocalMask(Mask):
         return self.left + self.right + 1
 
 
-@mask_dataclass
+@position_dataclass
 class TracedLocalMask(LocalMask):
     """A `LocalMask` whose bounds are int32 arrays, or None: they may differ between examples."""
 
@@ -98,7 +95,7 @@ class _ExistingTokens(Mask):
         """Which queries and which keys exist, bool [..., t] and [..., s]."""
         raise NotImplementedError
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
         queries, keys = self.existing(query_positions, key_positions)
         return jnp.logical_and(*same_rank(queries[..., :, None], keys[..., None, :]))
 
@@ -107,7 +104,7 @@ class _ExistingTokens(Mask):
         return TileStatus(empty=~(queries.any() & keys.any()), full=queries.all() & keys.all())
 
 
-@mask_dataclass
+@position_dataclass
 class PaddingMask(_ExistingTokens):
     """Only the first `key_lengths` keys exist, and only the first `query_lengths` queries."""
 
@@ -130,7 +127,7 @@ class PaddingMask(_ExistingTokens):
         return below(query_positions, self.query_lengths), below(key_positions, self.key_lengths)
 
 
-@mask_dataclass
+@position_dataclass
 class TokenMask(_ExistingTokens):
     """Only the keys marked in `key_tokens` exist, and only the queries marked in `query_tokens`."""
 
@@ -144,14 +141,14 @@ class TokenMask(_ExistingTokens):
         return take(self.query_tokens, query_positions, axis=-1), keys
 
 
-@mask_dataclass
+@position_dataclass
 class SegmentMask(Mask):
     """Query i sees key j when both carry the same segment number (packed sequences)."""
 
     query_segments: Array = array_field("T")
     key_segments: Array = array_field("S")
 
-    def allowed(self, query_positions: Array, key_positions: Array) -> Array:
+    def at(self, query_positions: Array, key_positions: Array) -> Array:
         queries = take(self.query_segments, query_positions, axis=-1)[..., :, None]
         keys = take(self.key_segments, key_positions, axis=-1)[..., None, :]
         with jax.numpy_dtype_promotion("standard"):  # the two may be integers of different widths

@@ -20,8 +20,7 @@ from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.checks import check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes, varying_as
 from attention_jax.normalizers import AttentionStatistics, Normalizer, Softmax
-from attention_jax.positions.biases import Bias
-from attention_jax.positions.masks import Mask
+from attention_jax.positions.contract import Bias, Mask
 from attention_jax.scores import Params, ProjectedKeys, Score
 
 Array = jax.Array

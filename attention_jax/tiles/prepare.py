@@ -21,10 +21,9 @@ from jax.export import is_symbolic_dim
 from attention_jax.core.arrays import accumulator_dtype, cast_floats
 from attention_jax.core.batches import all_over_batch
 from attention_jax.core.meshes import varying_as
-from attention_jax.positions.biases import Bias, DenseBias, SumBias
+from attention_jax.positions.contract import Bias, DenseBias, Mask, SumBias, TileStatus
 from attention_jax.positions.dropout import DropoutMask
-from attention_jax.positions.mask_algebra import TileStatus
-from attention_jax.positions.masks import Mask, padding_mask
+from attention_jax.positions.masks import padding_mask
 from attention_jax.tiles.features import project_tokens, stand_in_features
 from attention_jax.tiles.options import Inputs, Options
 
@@ -236,7 +235,7 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
             counts, used_keys = carry
             if not masked:
                 return counts + s, used_keys.at[j].set(True)
-            allowed = jnp.broadcast_to(mask.allowed(*plan.positions(i, j)), (t, s))
+            allowed = jnp.broadcast_to(mask.at(*plan.positions(i, j)), (t, s))
             return counts + allowed.sum(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
 
         carry = varying_as((jnp.zeros(t, int), used_keys), mask)

@@ -28,10 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.normalizers import AttentionStatistics
-from attention_jax.positions.biases import ShiftedBias
-from attention_jax.positions.mask_algebra import ShiftedMask
-from attention_jax.positions.masks import Mask
-from attention_jax.positions.position_functions import Shifts
+from attention_jax.positions.contract import Mask, ShiftedBias, ShiftedMask, Shifts
 from attention_jax.tiles import prepare as tiling
 from attention_jax.tiles import tiled
 from attention_jax.tiles.options import Inputs, Options, results

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 
 from attention_jax.core.meshes import varying_as
 from attention_jax.normalizers.fold import RowSums
+from attention_jax.positions.contract import Mask
 from attention_jax.positions.dropout import drop
-from attention_jax.positions.masks import Mask
 from attention_jax.tiles.features import pair_logits
 from attention_jax.tiles.prepare import Arrays, BiasTiles, Plan
 
@@ -83,7 +83,7 @@ class Tile:
         return self._values_of(self.arrays.dropout_mask)
 
     def _values_of(self, mask: Mask) -> Array:
-        return jnp.broadcast_to(mask.allowed(*self.positions), self.plan.tile)
+        return jnp.broadcast_to(mask.at(*self.positions), self.plan.tile)
 
     # --- biases ---
 
@@ -96,7 +96,7 @@ class Tile:
     def _values_of_functions(self, functions: Any) -> list[Array]:
         """The values [t, s] of each function of position."""
         positions, shape = self.positions if functions else (), self.plan.tile
-        return [jnp.broadcast_to(function.values(*positions), shape) for function in functions]
+        return [jnp.broadcast_to(function.at(*positions), shape) for function in functions]
 
     def add_bias_gradient(self, dbiases: BiasTiles, biases: BiasTiles, dlogits: Array) -> BiasTiles:
         """Adds the gradients that `dlogits` [t, s] send to the biases to `dbiases`."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from attention_jax.core.arrays import accumulator_dtype, bool_array, float_array
 from attention_jax.normalizers.softmax_rows import softmax_of_rows
-from attention_jax.positions.masks import Mask
-from attention_jax.positions.position_functions import check_batch_axes
+from attention_jax.positions.contract import Mask
+from attention_jax.positions.function import check_batch_axes
 
 Array = jax.Array
 

@@ -11,7 +11,7 @@ from conformance import ALL_IMPLEMENTATIONS, DK, DQ, DV, S, T, assert_close, qui
 from oracles import softmax
 
 import attention_jax as aj
-from attention_jax.positions.biases import as_bias
+from attention_jax.positions.contract import as_bias
 
 B, N = 2, 3
 RNG = np.random.default_rng(8)

@@ -28,7 +28,7 @@ from attention_jax import (
 from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
 from attention_jax.kernels.windows import windows_of
 from attention_jax.nn.inputs import checked_source
-from attention_jax.positions.biases import relative_position_bucket
+from attention_jax.positions.buckets import relative_position_bucket
 
 B, T, S, N, K, D, DV = 2, 5, 7, 6, 3, 11, 13
 MASK = np.random.default_rng(5).random((B, N, T, S)) < 0.6

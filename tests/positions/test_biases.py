@@ -15,8 +15,9 @@ from score_cases import slow_unless
 from strategies import bucket_of
 
 import attention_jax as aj
-from attention_jax.positions.biases import relative_position_bucket
-from attention_jax.positions.position_functions import array_field, same_rank
+from attention_jax.core.arrays import same_rank
+from attention_jax.positions.buckets import relative_position_bucket
+from attention_jax.positions.function import array_field
 
 B, N, T, S, D = 2, 3, 5, 7, 4
 

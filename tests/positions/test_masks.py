@@ -20,8 +20,8 @@ from attention_jax import (
     segment_mask,
     token_mask,
 )
-from attention_jax.positions.mask_algebra import ShiftedMask, TileStatus, as_mask
-from attention_jax.positions.position_functions import Shifts, array_field
+from attention_jax.positions.contract import ShiftedMask, Shifts, TileStatus, as_mask
+from attention_jax.positions.function import array_field
 
 NAMED_MASKS = {name: as_mask(MASK_CASES[name].build()) for name in MASK_CASES if name != "none"}
 KEYS, QUERIES = (np.random.default_rng(4).random((B, n)) < 0.6 for n in (S, T))

@@ -8,7 +8,7 @@ from conformance import SCORE_CASES, quick_jit
 import attention_jax as aj
 from attention_jax.functional.centers import predicted_centers
 from attention_jax.functional.local import local_attention
-from attention_jax.positions.mask_algebra import TileStatus
+from attention_jax.positions.contract import TileStatus
 from attention_jax.tiles import BlockSizes
 
 LENGTH, DIM = 4096, 4

@@ -9,7 +9,8 @@ import numpy as np
 from conformance import quick_jit
 
 import attention_jax as aj
-from attention_jax.positions.mask_algebra import Mask, mask_dataclass, submask_field
+from attention_jax.positions.contract import Mask
+from attention_jax.positions.function import function_field, position_dataclass
 from attention_jax.tiles import BlockSizes, Inputs, Options
 from attention_jax.tiles import prepare as tiling
 
@@ -71,9 +72,9 @@ class Watched(aj.Dot):
         return jnp.zeros((len(q_features), len(k_features))) * first[0]
 
 
-@mask_dataclass
+@position_dataclass
 class WatchedMask(Mask):
-    mask: Mask = submask_field()
+    mask: Mask = function_field()
 
     def allowed(self, query_positions, key_positions):
         first = query_positions[0], key_positions[0]

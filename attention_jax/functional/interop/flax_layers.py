@@ -15,7 +15,8 @@ from attention_jax.functional.attention import weights_of
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import ungroup_heads
 from attention_jax.functional.interop.layout import attention_by_head, checked_heads, grouped
-from attention_jax.positions.masks import Mask, causal_mask
+from attention_jax.positions.contract import Mask
+from attention_jax.positions.masks import causal_mask
 from attention_jax.scores import Params, ScoreLike, get_score
 from attention_jax.tiles import BlockSizes
 

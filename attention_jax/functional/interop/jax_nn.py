@@ -20,8 +20,8 @@ from attention_jax.functional.interop.layout import (
     grouped,
     joined_masks,
 )
-from attention_jax.positions.biases import Bias
-from attention_jax.positions.masks import Mask, causal_mask, local_mask, padding_mask
+from attention_jax.positions.contract import Bias, Mask
+from attention_jax.positions.masks import causal_mask, local_mask, padding_mask
 from attention_jax.scores import Dot, Params, ScaledDot, Score, ScoreLike, get_score
 from attention_jax.tiles import Inputs
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import any_array
+from attention_jax.core.arrays import any_array, pad_rank
 from attention_jax.functional.attention import attention_of
 from attention_jax.functional.checks import (
     check_equal_dims,
@@ -25,9 +25,7 @@ from attention_jax.functional.heads import (
     ungroup_heads,
 )
 from attention_jax.parts import known_positions, known_score
-from attention_jax.positions.biases import Bias, as_bias
-from attention_jax.positions.masks import Mask, as_mask
-from attention_jax.positions.position_functions import pad_rank
+from attention_jax.positions.contract import Bias, Mask, as_bias, as_mask
 from attention_jax.scores import Params, Score
 from attention_jax.tiles import Inputs, Options
 from attention_jax.tiles.options import core_ndims_of_params
