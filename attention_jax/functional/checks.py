@@ -64,10 +64,8 @@ hinted = with_hints(
     {
         "is_causal": "mask=causal_mask(), or call interop.dot_product_attention",
         "scale": "score=ScaledDot(scale=...), or call interop.dot_product_attention",
-        **dict.fromkeys(
-            ("query_seq_lengths", "key_value_seq_lengths"),
-            "mask=padding_mask(key_lengths, query_lengths)",
-        ),
+        "query_seq_lengths": "mask=padding_mask(key_lengths, query_lengths)",
+        "key_value_seq_lengths": "mask=padding_mask(key_lengths)",
         "local_window_size": "mask=local_mask(left, right)",
         "broadcast_dropout": "Flax attention_fn=interop.flax_attention_fn(score, params)",
     }
@@ -97,8 +95,7 @@ def checked_call(
     """
     score, normalizer = get_score(score), get_normalizer(normalizer)
     query = checked_floats("query", query, ("T", "Dq"), None)
-    *batch_axes, target_length, query_dim = query.shape
-    batch = tuple(batch_axes)
+    batch, (target_length, query_dim) = query.shape[:-2], query.shape[-2:]
     if isinstance(key, ProjectedKeys):
         key = jax.tree.map(lambda leaf: any_array("key.features", leaf), key)
         check_axes("key", key, ("S", "Dk"), batch)

@@ -73,16 +73,10 @@ def coverage_attention(
 
     Args:
         query: float [*B, T, Dq], in the order in which the queries attend.
-        key: float [*B, S, Dk]; batch axes that are missing or of size 1 are shared, not copied.
-        value: float [*B, S, Dv]; missing batch axes as for `key`.
-        score: a name in `SCORES`, "module:Name", a `Score` or a function, whose features of keys
-            are one array [S, Fk].
-        params: the score's parameters, as its `init` makes them; leaves may have leading axes that
-            broadcast to *B. Optional for a score without parameters.
+        key, value, params, mask, bias: as in `attention`; the key is an array.
+        score: as in `attention`; its features of keys are one array [S, Fk].
         coverage_kernel: float [Fk], with Fk = `coverage_kernel_size(...)`; may have leading axes
             that broadcast to *B. Zeros give the result of `attention`.
-        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-        bias: a `Bias`, or float broadcastable to [*B, T, S], added to the logits.
         coverage: float [*B, S], at least 0: the coverage after earlier queries, from which to
             continue; may lack batch axes. None for zeros.
         return_weights: whether to return the weights [*B, T, S] too.

@@ -63,17 +63,10 @@ def monotonic_attention(
     included.
 
     Args:
-        query: float [*B, T, Dq].
-        key: float [*B, S, Dk].
-        value: float [*B, S, Dv].
-        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k) or
-            (params, q, k), see `scores.FunctionScore`.
-        params: the score's parameters, as its `init` makes them.
+        query, key, value, score, params, mask, bias: as in `attention`; the key is an array.
         offset: float broadcastable to *B (for instance one per head), added to the logits;
             differentiable. A walk of constant p = sigmoid(offset) passes exp(-offset) keys per
             query.
-        mask: a `Mask`, or bool [*B, T, S] (sizes may be 1) or [T, S]; True = may attend.
-        bias: a `Bias`, or float broadcastable to [*B, T, S]; added to the logits.
         noise_rng: one PRNG key for normal noise on the logits during training. The noise makes the
             model learn large logits, whose p are nearly 0 or 1, as the hard form assumes. None for
             no noise.

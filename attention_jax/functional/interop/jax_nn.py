@@ -104,13 +104,10 @@ def dot_product_attention(
     masks = mask, causal_mask() if is_causal else None, _mask_of_window(local_window_size)
     # What a user wrote is traced here, outside of the program below.
     score, inputs = checked_heads(score, params, (query, key, value), masks, bias, ndim=4)
-    core = (query.shape[0] if query.ndim > 3 else 1,)
+    batch_size = query.shape[0] if query.ndim > 3 else 1
     lengths = (
-        None if array is None else check_axes(name, integer_array(name, array), core, ())
-        for name, array in (
-            ("query_seq_lengths", query_seq_lengths),
-            ("key_value_seq_lengths", key_value_seq_lengths),
-        )
+        _checked_lengths("query_seq_lengths", query_seq_lengths, batch_size),
+        _checked_lengths("key_value_seq_lengths", key_value_seq_lengths, batch_size),
     )
     return _dot_product_attention(score, implementation, bool(return_residual), inputs, *lengths)
 
@@ -167,3 +164,9 @@ def _mask_of_window(size: int | tuple[int, int] | None) -> Mask | None:
         raise ValueError(
             f"local_window_size must be an int or (left, right), each at least 0; got {size!r}"
         ) from error
+
+
+def _checked_lengths(name: str, lengths: Any, batch_size: int) -> Array | None:
+    if lengths is None:
+        return None
+    return check_axes(name, integer_array(name, lengths), (batch_size,), ())

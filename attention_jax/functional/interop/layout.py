@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from attention_jax.core.arrays import any_array, pad_rank
 from attention_jax.functional.attention import attention_of
 from attention_jax.functional.checks import (
+    check_axes,
     check_equal_dims,
     checked_call,
     checked_params,
@@ -58,23 +59,18 @@ def checked_heads(
     masks = [as_mask(_padded("mask", mask, ndim)) for mask in masks if mask is not None]
     bias = None if bias is None else as_bias(_padded("bias", bias, ndim))
     query, key, value = tokens
-    if query.ndim < 3 or key.ndim != query.ndim or key.shape[:-3] != query.shape[:-3]:
-        raise ValueError(
-            "query and key must be [*B, T, N, Dq] and [*B, S, K, Dk]; got"
-            f" {list(query.shape)} and {list(key.shape)}"
-        )
-    if value.shape[:-1] != key.shape[:-1]:
-        raise ValueError(
-            f"value must be [*B, S, K, Dv] to match key {list(key.shape)}; got {list(value.shape)}"
-        )
-    (*batch, length, num_heads, query_dim), (num_key_heads, key_dim) = query.shape, key.shape[-2:]
+    check_axes("query", query, ("T", "N", "Dq"), None)
+    *batch, length, num_heads, query_dim = query.shape
+    check_axes("key", key, (*batch, "S", "K", "Dk"), (), f" to match query {list(query.shape)}")
+    *_, source_length, num_key_heads, key_dim = key.shape
+    check_axes("value", value, (*key.shape[:-1], "Dv"), (), f" to match key {list(key.shape)}")
     if num_heads % max(num_key_heads, 1) != 0:
         raise ValueError(
             f"query must be [*B, T, N, Dq], N a multiple of the {num_key_heads} heads of key"
             f" {list(key.shape)}; got {list(query.shape)}"
         )
     check_equal_dims(score, query, key)
-    dtype, lengths = compute_dtype(tokens, params, bias), (length, key.shape[-3])
+    dtype, lengths = compute_dtype(tokens, params, bias), (length, source_length)
     score = known_score(score, params, query_dim, key_dim, dtype, lengths)
     params = checked_params(score, params, query_dim, key_dim, (*batch, num_heads))
     mask, bias = (
