@@ -243,7 +243,7 @@ CONSTANTS = {  # defaults in disguise, by their place in attention_jax
         (2**26, 2**26, 2**26), (), (1024, 512, 512), 2**20, 1)._asdict(),
     "kernels.choice.SMALLEST_BLOCK": {"elementwise": 64, "matmul": 64, "materialized": 16},
     "kernels.choice.KEYS_PER_QUERY": 64,
-    "kernels.choice.TPU_BLOCKS": {
+    "experimental.mosaic_tpu.TILES": {
         "matmul": aj.BlockSizes(512, 512), "elementwise": aj.BlockSizes(256, 512),
         "materialized": aj.BlockSizes(128, 128)},
     "kernels.cudnn.CUDNN_GENERATION": 8.0,

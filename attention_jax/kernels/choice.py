@@ -23,6 +23,7 @@ from jax.export import is_symbolic_dim
 
 from attention_jax.core.meshes import explicit_spec
 from attention_jax.core.names import is_of_library
+from attention_jax.kernels import CHOOSE_TILES, cudnn
 from attention_jax.parts import Known
 from attention_jax.scores import Score, TileCost
 from attention_jax.scores.projected_keys import key_feature_shapes
@@ -79,28 +80,6 @@ MOST_TILES = 64
 # The size assumed for a symbolic batch axis, when `jax.export` compiles for any batch size.
 EXAMPLES_OF_ANY_BATCH = 8
 
-# Queries and keys of a tile in the kernels for a TPU, whose tiles are not shared by a batch; by the
-# compiler's count of their instructions (`benchmarks/compilation/README.md`).
-TPU_BLOCKS: dict[TileCost, BlockSizes] = {
-    "matmul": BlockSizes(512, 512),
-    "elementwise": BlockSizes(256, 512),
-    "materialized": BlockSizes(128, 128),
-}
-
-
-def nvidia_generation() -> float | None:
-    """The compute capability of the first GPU: 9.0 for Hopper, and 0 for another maker's GPU.
-
-    None if JAX sees no GPU: a program is then compiled for one that is not there.
-    """
-    gpus = [device for device in jax.devices() if device.platform == "gpu"]
-    if jax.default_backend() != "gpu" or not gpus:
-        return None
-    try:
-        return float(gpus[0].compute_capability)
-    except (AttributeError, ValueError):  # AMD's are names, such as gfx942
-        return 0.0
-
 
 def choose(
     implementation: str | None, options: Options, inputs: Inputs, backend: str
@@ -113,18 +92,14 @@ def choose(
         inputs: with batch axes.
         backend: as `core.products.current_backend` returns it.
     """
-    score = options.score
     if implementation is None and backend == "gpu":
-        from attention_jax.kernels import cudnn
-
         served = not _divides_sharers(inputs) and cudnn.reason_against(options, inputs) is None
         implementation = "cudnn" if served else None
     if implementation is None:
-        implementation = _portable_implementation(score, inputs, backend)
-    if options.block_sizes is not None:
+        implementation = _portable_implementation(options.score, inputs, backend)
+    if options.block_sizes is not None or implementation in CHOOSE_TILES:
         return implementation, options
-    on_tpu = implementation == "mosaic_tpu"
-    sizes = TPU_BLOCKS[score.tile_cost] if on_tpu else chosen_block_sizes(score, inputs, backend)
+    sizes = chosen_block_sizes(options.score, inputs, backend)
     return implementation, dataclasses.replace(options, block_sizes=sizes)
 
 
@@ -159,11 +134,7 @@ def _portable_implementation(score: Score, inputs: Inputs, backend: str) -> str:
 
 def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes:
     """The tile sizes for these inputs; a large batch gets small tiles."""
-    table, cost = TABLES.get(backend, Table()), score.tile_cost
-    if cost != "materialized" and inputs.mask is not None:
-        sizes = inputs.query.shape[-1], inputs.key.shape[-1]
-        if may_have_infinite_slopes(score, inputs.params, *sizes):
-            cost = "materialized"  # stand-ins are chosen per pair and feature
+    table, cost = TABLES.get(backend, Table()), _cost_under_the_mask(score, inputs)
     numbers = _numbers_of_a_pair(cost, score, inputs)
     # Most of a tile that is much wider than a sliding window is masked.
     window = sys.maxsize if inputs.mask is None else inputs.mask.most_keys()
@@ -179,6 +150,14 @@ def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes
     # Few queries get few tiles: the sum over tiles is a running sum, whose error grows with them.
     most_keys = size * query // min(query, max(target_length, 1))
     return BlockSizes(query, max(size, min(most_keys, -(-source_length // MOST_TILES))))
+
+
+def _cost_under_the_mask(score: Score, inputs: Inputs) -> TileCost:
+    """The cost of a tile that may hide pairs."""
+    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+    if inputs.mask is not None and may_have_infinite_slopes(score, inputs.params, *sizes):
+        return "materialized"  # tokens of hidden pairs are replaced for each pair and feature
+    return score.tile_cost
 
 
 def _numbers_of_a_pair(cost: TileCost, score: Score, inputs: Inputs) -> int:

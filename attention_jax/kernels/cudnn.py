@@ -31,7 +31,6 @@ import numpy as np
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.errors import one_line
 from attention_jax.kernels import preparation
-from attention_jax.kernels.choice import nvidia_generation
 from attention_jax.kernels.windows import bounds_of, parts_of
 from attention_jax.positions.masks import TracedLocalMask
 from attention_jax.scores import Dot, ScaledDot, Score, is_dot_product
@@ -44,6 +43,20 @@ LIBRARY = "cudnn"  # the implementation of `jax.nn.dot_product_attention`; tests
 LARGEST_HEAD = 256  # features or values, on the newest GPUs; `_refusal` asks the one at hand
 _HEAD_MULTIPLE = 8
 CUDNN_GENERATION = 8.0  # the compute capability from which cuDNN has fused attention: Ampere
+
+
+def nvidia_generation() -> float | None:
+    """The compute capability of the first GPU: 9.0 for Hopper, and 0 for another maker's GPU.
+
+    None if JAX sees no GPU: a program is then compiled for one that is not there.
+    """
+    gpus = [device for device in jax.devices() if device.platform == "gpu"]
+    if jax.default_backend() != "gpu" or not gpus:
+        return None
+    try:
+        return float(gpus[0].compute_capability)
+    except (AttributeError, ValueError):  # AMD's are names, such as gfx942
+        return 0.0
 
 
 def attend(options: Options, inputs: Inputs) -> tuple[Array, None]:

@@ -31,7 +31,7 @@ from attention_jax.experimental.mosaic_gpu.registers import ROWS
 from attention_jax.experimental.row_terms import RowTerms
 from attention_jax.experimental.rule import KernelCall, Kernels, attention_by
 from attention_jax.experimental.score_forms import form_of
-from attention_jax.kernels.choice import nvidia_generation
+from attention_jax.kernels.cudnn import nvidia_generation
 from attention_jax.kernels.preparation import reason_against_call
 from attention_jax.kernels.windows import Windows, ranges, tile_visits, windows_of
 from attention_jax.normalizers.softmax_rows import SoftmaxSums

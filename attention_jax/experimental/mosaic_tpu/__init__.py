@@ -12,8 +12,10 @@ Source: Dao et al. 2022, algorithms 1 and 4.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,11 +33,27 @@ from attention_jax.experimental.rule import KernelCall, Kernels, attention_by
 from attention_jax.kernels.preparation import reason_against_call
 from attention_jax.kernels.windows import Windows
 from attention_jax.normalizers.softmax_rows import SoftmaxSums
+from attention_jax.scores import TileCost
 from attention_jax.tiles.features import Operands, may_have_infinite_slopes
-from attention_jax.tiles.options import Inputs, Options
+from attention_jax.tiles.options import BlockSizes, Inputs, Options
 from attention_jax.tiles.prepare import cut
 
 Array = jax.Array
+
+# Queries and keys of a tile, by the compiler's count of their instructions
+# (`benchmarks/compilation/README.md`).
+TILES: dict[TileCost, BlockSizes] = {
+    "matmul": BlockSizes(512, 512),
+    "elementwise": BlockSizes(256, 512),
+    "materialized": BlockSizes(128, 128),
+}
+
+
+def attend(options: Options, inputs: Inputs) -> Any:
+    """One example; see `attention_by`."""
+    if options.block_sizes is None:
+        options = dataclasses.replace(options, block_sizes=TILES[options.score.tile_cost])
+    return attention_by(_KERNELS, options, inputs)
 
 
 def _reason_against(options: Options, inputs: Inputs) -> str | None:
@@ -96,4 +114,3 @@ def _backward(
 
 
 _KERNELS = Kernels("mosaic_tpu", _reason_against, _tile_lengths, _forward, _backward)
-attend = functools.partial(attention_by, _KERNELS)
