@@ -125,7 +125,7 @@ class RowSums(NamedTuple):
         return self._replace(weights=add(self.weights, weights), slopes=add(self.slopes, slopes))
 
     def finalize(self, normalizer: Normalizer) -> FinalRows:
-        """The results after the last key."""
+        """The results after the last key; the rows may have further axes in front."""
         total, output = self.weights
         empty = total == 0
         summary, mean = None, None
@@ -134,13 +134,13 @@ class RowSums(NamedTuple):
             summary = RowSummary.of_sums(self.shift.reference, total, self.moment)
         else:  # see `threshold.py`
             divisor = jax.lax.stop_gradient(divisor)
-        output = output / divisor[:, None]
+        output = output / divisor[..., None]
         if self.slopes is not None:
             slope, sloped = self.slopes
             flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0
-            mean = jnp.where(flat[:, None], 0, sloped / jnp.where(flat, 1, slope)[:, None])
+            mean = jnp.where(flat[..., None], 0, sloped / jnp.where(flat, 1, slope)[..., None])
         # The weighted sum of a row without keys is 0 * NaN if a value is NaN: replace it by 0.
-        output = jnp.where(empty[:, None], 0, output)
+        output = jnp.where(empty[..., None], 0, output)
         shift = self.shift._replace(reference=jnp.where(empty, 0, self.shift.reference))
         return FinalRows(output, summary, shift, empty, divisor, mean)
 

@@ -114,7 +114,7 @@ def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
         return dkeys, jax.lax.map(lambda tile: add_keys(arrays, *tile), tiles)
 
     _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), visit_queries)
-    return jax.vmap(lambda sums: sums.finalize(normalizer))(sums)
+    return sums.finalize(normalizer)
 
 
 # --- backward ---

@@ -47,7 +47,7 @@ def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     if plan.ring is not None:
         visit_queries = jax.checkpoint(visit_queries)
     _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), visit_queries)
-    rows = jax.vmap(lambda sums: sums.finalize(plan.options.normalizer))(sums)
+    rows = sums.finalize(plan.options.normalizer)
     return rows.output, rows.summary
 
 
