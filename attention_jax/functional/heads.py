@@ -10,11 +10,8 @@ import contextlib
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from attention_jax.functional.attention import capturing
-from attention_jax.positions.contract import Bias, DenseBias, Mask, as_bias, as_mask
-from attention_jax.positions.function import check_batch_axes
 
 Array = jax.Array
 
@@ -74,40 +71,3 @@ def group_positions(function: Any, shape: tuple[int, ...], num_key_heads: int) -
     # Check before grouping: a wrong number of heads might broadcast to the groups.
     function.check(shape[:-2], *shape[-2:])
     return group_heads(function, function.core_ndims(), num_key_heads)
-
-
-def pairs_for_heads(
-    mask: Mask | Array | None, bias: Bias | Array | None, shape: tuple[int, ...], num_key_heads: int
-) -> tuple[Mask | None, Bias | None]:
-    """A mask and a bias with the head axis N split into the groups [K, G].
-
-    Args:
-        mask: one mask for all heads: [*B, T, S], or a `Mask` whose arrays have the batch axes *B.
-            Or masks of each head: [*B, N, T, S], or the batch axes [*B, N].
-        bias: a `Bias` whose arrays' leading axes broadcast to [*B, N]; or an array [T, S] or
-            [*B, N, T, S] (sizes may be 1).
-        shape: (*B, N, T, S).
-        num_key_heads: K.
-
-    Raises:
-        ValueError: the mask or the bias does not broadcast.
-    """
-    batch_ndim = len(shape) - 3
-
-    def with_head_axis(leaf: Array, core_ndim: int) -> Array:
-        axis = jnp.ndim(leaf) - core_ndim
-        return jnp.expand_dims(leaf, axis) if axis == batch_ndim > 0 else leaf
-
-    if mask is not None:
-        mask = as_mask(mask)
-        mask = jax.tree.map(with_head_axis, mask, mask.core_ndims())
-    if bias is not None:
-        bias = jax.tree.map(jnp.asarray, as_bias(bias))
-        # [N, T, S] as NumPy has it, and [*B, T, S] as masks have it, would look alike.
-        for part in jax.tree.leaves(bias, is_leaf=lambda part: isinstance(part, DenseBias)):
-            if isinstance(part, DenseBias):
-                check_batch_axes("bias", part.table.shape, 2, shape[:-2])
-    return (
-        group_positions(mask, shape, num_key_heads),
-        group_positions(bias, shape, num_key_heads),
-    )

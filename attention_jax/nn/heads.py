@@ -13,7 +13,7 @@ from flax import nnx
 
 from attention_jax.core.checks import check_integer, check_real
 from attention_jax.functional.checks import checked_implementation
-from attention_jax.functional.heads import group_heads, pairs_for_heads, ungroup_heads
+from attention_jax.functional.heads import group_heads, group_positions, ungroup_heads
 from attention_jax.nn.dropout import DropoutModule
 from attention_jax.nn.empty_rows import gated_rows, modified_rows, project_rows
 from attention_jax.nn.parameters import (
@@ -32,6 +32,8 @@ from attention_jax.nn.parameters import (
 from attention_jax.nn.positions import rotary
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.parts.programs import Part
+from attention_jax.positions.contract import Bias, DenseBias, Mask, as_bias, as_mask
+from attention_jax.positions.function import check_batch_axes
 from attention_jax.scores import Score, get_score
 
 Array = jax.Array
@@ -178,7 +180,7 @@ class Heads(DropoutModule):
     ) -> dict[str, Any]:
         """All that `attention` takes besides the heads and dropout."""
         full = (*batch, self.num_heads, target, source)
-        mask, bias = pairs_for_heads(mask, bias, full, self.num_key_heads)
+        mask, bias = _grouped_pairs(mask, bias, full, self.num_key_heads)
         return {
             "score": self.score,
             "params": self._grouped(self.params_of_score),
@@ -193,6 +195,43 @@ class Heads(DropoutModule):
             return group_heads(leaf, leaf.ndim - 1, self.num_key_heads)
 
         return jax.tree.map(grouped, values_of(params, self.dtype))
+
+
+def _grouped_pairs(
+    mask: Mask | Array | None, bias: Bias | Array | None, shape: tuple[int, ...], num_key_heads: int
+) -> tuple[Mask | None, Bias | None]:
+    """A mask and a bias with the head axis N split into the groups [K, G].
+
+    Args:
+        mask: one mask for all heads: [*B, T, S], or a `Mask` whose arrays have the batch axes *B.
+            Or masks of each head: [*B, N, T, S], or the batch axes [*B, N].
+        bias: a `Bias` whose arrays' leading axes broadcast to [*B, N]; or an array [T, S] or
+            [*B, N, T, S] (sizes may be 1).
+        shape: (*B, N, T, S).
+        num_key_heads: K.
+
+    Raises:
+        ValueError: the mask or the bias does not broadcast.
+    """
+    batch_ndim = len(shape) - 3
+
+    def with_head_axis(leaf: Array, core_ndim: int) -> Array:
+        axis = jnp.ndim(leaf) - core_ndim
+        return jnp.expand_dims(leaf, axis) if axis == batch_ndim > 0 else leaf
+
+    if mask is not None:
+        mask = as_mask(mask)
+        mask = jax.tree.map(with_head_axis, mask, mask.core_ndims())
+    if bias is not None:
+        bias = jax.tree.map(jnp.asarray, as_bias(bias))
+        # [N, T, S] as NumPy has it, and [*B, T, S] as masks have it, would look alike.
+        for part in jax.tree.leaves(bias, is_leaf=lambda part: isinstance(part, DenseBias)):
+            if isinstance(part, DenseBias):
+                check_batch_axes("bias", part.table.shape, 2, shape[:-2])
+    return (
+        group_positions(mask, shape, num_key_heads),
+        group_positions(bias, shape, num_key_heads),
+    )
 
 
 def _check_output_mod(output_mod: Any, token: jax.ShapeDtypeStruct) -> None:
