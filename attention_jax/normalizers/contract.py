@@ -87,7 +87,7 @@ class Normalizer:
             " sums_to_one = False"
         )
 
-    def transform(self, params: Params, logits: Array, num_keys: Array | None) -> Array:
+    def transform(self, params: Params, logits: Array, num_keys: Any) -> Array:
         """The logits x that are normalised, an elementwise function of the given logits.
 
         Args:

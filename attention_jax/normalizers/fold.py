@@ -54,19 +54,13 @@ class RowShift(NamedTuple):
         return shifted if self.threshold is None else shifted - self.threshold[:, None]
 
 
-class WeightedSum(NamedTuple):
-    """A sum of factors, and that of the values times the factors."""
-
-    total: Array  # [t]
-    weighted: Array  # [t, Dv]
-
-
 class RowSums(NamedTuple):
     """The sums over the keys so far, for t rows (queries)."""
 
     shift: RowShift  # [t]; of softmax the largest logit
-    weights: WeightedSum  # of the undivided weights
-    slopes: WeightedSum | None = None  # of their derivatives; None without a search
+    # (sum_j w_j [t], sum_j w_j v_j [t, Dv]) with the undivided weights w and the values v.
+    weights: tuple[Array, Array]
+    slopes: tuple[Array, Array] | None = None  # with the derivatives of w; None without a search
     moment: Array | None = None  # [t] for the entropy of a softmax
 
     @classmethod
@@ -78,13 +72,14 @@ class RowSums(NamedTuple):
             zeros: [t, Dv].
             entropy: whether a softmax sums what its entropy needs.
         """
-        sums = WeightedSum(jnp.zeros(zeros.shape[:1], zeros.dtype), zeros)
+        zero = jnp.zeros(zeros.shape[:1], zeros.dtype)
+        sums = zero, zeros
         if normalizer.is_softmax:
-            lowest = jnp.finfo(zeros.dtype).min
-            return cls(RowShift(sums.total + lowest), sums, None, sums.total if entropy else None)
+            lowest = zero + jnp.finfo(zeros.dtype).min
+            return cls(RowShift(lowest), sums, moment=zero if entropy else None)
         if normalizer.searches:
-            return cls(RowShift(sums.total, sums.total), sums, sums)
-        return cls(RowShift(sums.total), sums)
+            return cls(RowShift(zero, zero), sums, slopes=sums)
+        return cls(RowShift(zero), sums)
 
     def with_tile(
         self,
@@ -103,20 +98,18 @@ class RowSums(NamedTuple):
             bound: makes the weights of shifted logits.
         """
         if bound.normalizer.is_softmax:
-            before = SoftmaxSums(self.shift.reference, self.weights.total, self.moment)
-            sums, exponentials, shrink = before.with_tile(
-                logits,
-                jax.lax.stop_gradient(jnp.max(logits, axis=1)),
-                lambda rows: rows[:, None],
-                functools.partial(jnp.sum, axis=1),
-            )
+            total, weighted = self.weights
+            before = SoftmaxSums(self.shift.reference, total, self.moment)
+            largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
+            sums, exponentials, shrink = before.with_tile(logits, largest)
             added = weighted_sum(factors_of_values(exponentials), values)
-            weighted = WeightedSum(sums.total, shrink[:, None] * self.weights.weighted + added)
-            return RowSums(RowShift(sums.largest), weighted, None, sums.moment)
+            weighted = shrink[:, None] * weighted + added
+            return RowSums(RowShift(sums.largest), (sums.total, weighted), moment=sums.moment)
 
-        def add(before: WeightedSum, factors: Array) -> WeightedSum:
-            weighted = weighted_sum(factors_of_values(factors), values)
-            return WeightedSum(before.total + jnp.sum(factors, axis=1), before.weighted + weighted)
+        def add(sums: tuple[Array, Array], weights: Array) -> tuple[Array, Array]:
+            total, weighted = sums
+            added = weighted_sum(factors_of_values(weights), values)
+            return total + jnp.sum(weights, axis=1), weighted + added
 
         shifted = self.shift.shifted(logits)
         if self.slopes is None:

@@ -67,8 +67,7 @@ class LogScaled(Normalizer):
         params = self.normalizer.init(rng)
         return {"scale": jnp.array(self.scale), "normalizer": params} if self.learned else params
 
-    def transform(self, params: Params, logits: Array, num_keys: Array | None) -> Array:
-        assert num_keys is not None  # `uses_num_keys`
+    def transform(self, params: Params, logits: Array, num_keys: Any) -> Array:
         scale: Any = params["scale"] if self.learned else self.scale
         if self.start is None:
             factor = jnp.log(num_keys)

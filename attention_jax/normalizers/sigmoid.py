@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -53,12 +53,8 @@ class Sigmoid(Normalizer):
         del rng
         return {"bias": jnp.zeros(())} if self.learned else {}
 
-    def transform(self, params: Params, logits: Array, num_keys: Array | None) -> Array:
-        if self.bias is not None:
-            logits = logits + self.bias
-        else:
-            assert num_keys is not None  # `uses_num_keys`
-            logits = logits - jnp.log(num_keys)
+    def transform(self, params: Params, logits: Array, num_keys: Any) -> Array:
+        logits = logits - jnp.log(num_keys) if self.bias is None else logits + self.bias
         return logits + params["bias"] if self.learned else logits
 
     def weight(self, params: Params, shifted: Array) -> Array:

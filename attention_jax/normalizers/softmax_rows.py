@@ -53,15 +53,15 @@ class SoftmaxSums(NamedTuple):
         self,
         logits: Array,
         largest: Array,
-        spread: Callable[[Array], Array],
-        sum_of_rows: Callable[[Array], Array],
+        spread: Callable[[Array], Array] = lambda rows: rows[:, None],
+        sum_of_rows: Callable[[Array], Array] = lambda tile: jnp.sum(tile, axis=1),
     ) -> tuple[SoftmaxSums, Array, Array]:
         """(the sums with a tile of keys, its exp(x - M), the factor of what was summed before).
 
         Args:
             logits: [t, s]; -inf where masked.
             largest: rows of the largest logits of this tile, in the form of the sums' rows.
-            spread: rows -> tile.
+            spread: rows -> tile; a kernel has rows of another form.
             sum_of_rows: tile -> rows.
         """
         largest = jnp.maximum(self.largest, largest)

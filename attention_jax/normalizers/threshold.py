@@ -74,10 +74,10 @@ def find_threshold(
 
         return over_keys(add, zeros)
 
-    lower = zeros - bound.inverse(jnp.ones_like(zeros))
+    ones, normalizer = jnp.ones_like(zeros), bound.normalizer
     most_keys = jnp.maximum(jnp.asarray(num_keys, zeros.dtype), 1)  # `jax.export` may not know it
-    upper = zeros - bound.inverse(jnp.ones_like(zeros) / most_keys)
-    if bound.normalizer.steep:
+    lower, upper = zeros - bound.inverse(ones), zeros - bound.inverse(ones / most_keys)
+    if normalizer.steep:
         tau = _halve(functools.partial(sum_of_weights, reference), lower, upper)
         first = reference, jax.lax.stop_gradient(tau)
 
@@ -94,34 +94,29 @@ def find_threshold(
             tile = bound.weights_and_slopes(_shifted(logits, reference, tau))
             return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=1), sums, tile)
 
-        return jnp.clip(tau + _newton_step(bound, *over_keys(add, (zeros, zeros))), lower, upper)
+        total, slope = over_keys(add, (zeros, zeros))
+        valid = (total > 0) & (slope > 0)
+        total, slope = jnp.where(valid, total, 1), jnp.where(valid, slope, 1)
+        inverse, steepness = jax.jvp(bound.inverse, (total,), (ones,))
+        step = (inverse - bound.inverse(ones)) / (steepness * slope)
+        return jnp.clip(tau + jnp.where(valid, step, 0), lower, upper)
 
-    def search(excess: Callable[[Array], Array], lower: Array) -> Array:
-        if bound.normalizer.convex:
+    total_at = functools.partial(sum_of_weights, reference)
+
+    def search(_: Any, lower: Array) -> Array:
+        if normalizer.convex:
             return jax.lax.fori_loop(0, 16 if zeros.dtype == jnp.float64 else 12, newton, lower)
-        return _halve(lambda tau: excess(tau) + 1, lower, upper)
+        return _halve(total_at, lower, upper)
 
     def divide(slope_times: Callable[[Array], Array], numerator: Array) -> Array:
-        slope = slope_times(jnp.ones_like(numerator))
+        slope = slope_times(ones)
         return jnp.where(slope != 0, numerator / jnp.where(slope != 0, slope, 1), 0)
 
-    def excess(tau: Array) -> Array:
-        return sum_of_weights(reference, tau) - 1
-
-    return reference, jax.lax.custom_root(excess, lower, search, divide)
+    return reference, jax.lax.custom_root(lambda tau: total_at(tau) - 1, lower, search, divide)
 
 
 def _shifted(logits: Array, reference: Array, threshold: Array) -> Array:
     return logits - reference[:, None] - threshold[:, None]
-
-
-def _newton_step(bound: Any, total: Array, slope: Array) -> Array:
-    """The step of tau, from the sums of weights and of slopes at tau; 0 where they are 0."""
-    valid = (total > 0) & (slope > 0)
-    total, slope = jnp.where(valid, total, 1), jnp.where(valid, slope, 1)
-    one = jnp.ones_like(total)
-    inverse, steepness = jax.jvp(bound.inverse, (total,), (one,))
-    return jnp.where(valid, (inverse - bound.inverse(one)) / (steepness * slope), 0)
 
 
 def _halve(falling: Callable[[Array], Array], lower: Array, upper: Array) -> Array:
