@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from attention_jax.core.arrays import accumulator_dtype, cast_floats
+from attention_jax.core.arrays import cast_floats
 from attention_jax.core.batches import all_over_batch
 from attention_jax.core.meshes import varying_as
 from attention_jax.positions.contract import Bias, DenseBias, Mask, SumBias, TileStatus
@@ -39,6 +39,7 @@ class Plan:
     options: Options
     tile: tuple[int, int]  # t and s
     lengths: tuple[int, int]  # T and S
+    dtype: Any  # float64 or float32, of logits, weights, sums and gradients
     ring: Any = None  # the `Ring` of devices that share the keys; None for a single device
 
     @property
@@ -110,16 +111,11 @@ class Arrays(NamedTuple):
     stand_ins: tuple[Any, Any] | None = None  # features that replace those of masked pairs
     num_keys: Array | None = None  # [query_tiles, t] if the normaliser reads it
 
-    @property
-    def compute_dtype(self) -> jnp.dtype:
-        """float64 or float32: the dtype of logits, weights, sums and gradients."""
-        return accumulator_dtype(self.values)
-
 
 def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    plan = make_plan(options, *lengths)
+    plan = make_plan(options, *lengths, inputs.compute_dtype)
     mask = mask_with_padding(plan, inputs.mask)
     schedule, used = None, None
     if mask is not None:
@@ -128,7 +124,7 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     return plan, cut_inputs(plan, inputs, mask, schedule, used or (None, None), lengths[1])
 
 
-def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
+def make_plan(options: Options, query_length: int, key_length: int, dtype: Any) -> Plan:
     """Cuts T and S into tiles of equal size, no larger than `options.block_sizes`."""
     if is_symbolic_dim(query_length) or is_symbolic_dim(key_length):
         raise NotImplementedError(
@@ -145,7 +141,7 @@ def make_plan(options: Options, query_length: int, key_length: int) -> Plan:
 
     blocks = options.block_sizes
     tile = even_size(query_length, blocks.query), even_size(key_length, blocks.key)
-    return Plan(options, tile, (query_length, key_length))
+    return Plan(options, tile, (query_length, key_length), dtype)
 
 
 def mask_with_padding(plan: Plan, mask: Mask | None) -> Mask | None:
@@ -268,7 +264,7 @@ def cut_inputs(
         used: see `used_tokens`; None if every query has all keys, and None if all keys are used.
         source_length: the number of all keys, those of other devices included.
     """
-    options, dtype = plan.options, inputs.compute_dtype
+    options = plan.options
     keys_per_query, used_keys = used
     queries, keys, values, params = project_tokens(
         options.score,
@@ -283,16 +279,16 @@ def cut_inputs(
     if options.normalizer.uses_num_keys:
         counts = jnp.asarray(source_length) if keys_per_query is None else keys_per_query
         num_keys = cut(jnp.broadcast_to(counts, plan.padded_lengths[:1]), plan.query_tiles)
-        num_keys = num_keys.astype(dtype)
+        num_keys = num_keys.astype(plan.dtype)
     return Arrays(
         queries=jax.tree.map(functools.partial(cut, count=plan.query_tiles), queries),
         keys=jax.tree.map(functools.partial(cut, count=plan.key_tiles), keys),
         values=cut(values, plan.key_tiles),
         shared=Shared(
             params=options.score.tile_params(params, queries),
-            biases=_cut_bias(plan, inputs.bias, dtype),
-            normalizer_params=cast_floats(inputs.normalizer_params, dtype),
-            damping=_cut_bias(plan, inputs.damping, dtype),
+            biases=_cut_bias(plan, inputs.bias),
+            normalizer_params=cast_floats(inputs.normalizer_params, plan.dtype),
+            damping=_cut_bias(plan, inputs.damping),
         ),
         mask=mask,
         schedule=schedule,
@@ -318,7 +314,7 @@ def repeated(tiles: Array, count: int) -> Array:
     return jnp.broadcast_to(tiles, (count, *tiles.shape[1:]))
 
 
-def _cut_bias(plan: Plan, bias: Bias | None, dtype: jnp.dtype) -> BiasTiles:
+def _cut_bias(plan: Plan, bias: Bias | None) -> BiasTiles:
     def summands(bias: Any) -> list[Any]:
         """The summands of a sum of biases, of any depth."""
         if isinstance(bias, SumBias):
@@ -336,6 +332,6 @@ def _cut_bias(plan: Plan, bias: Bias | None, dtype: jnp.dtype) -> BiasTiles:
         table = jnp.pad(table, ((0, query_padding), (0, key_padding)))
         return table.reshape(query_tiles, t, key_tiles, s).swapaxes(1, 2)
 
-    parts = [] if bias is None else summands(cast_floats(bias, dtype))
+    parts = [] if bias is None else summands(cast_floats(bias, plan.dtype))
     tables = tuple(cut_table(part.table) for part in parts if isinstance(part, DenseBias))
     return BiasTiles(tables, tuple(part for part in parts if not isinstance(part, DenseBias)))

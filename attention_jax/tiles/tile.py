@@ -59,7 +59,7 @@ class Tile:
         arrays, allowed, score = self.arrays, self.allowed, self.plan.options.score
         stand_ins = arrays.stand_ins if differentiable else None
         logits = pair_logits(score, arrays.shared.params, queries, keys, allowed, stand_ins)
-        logits = logits.astype(arrays.compute_dtype)
+        logits = logits.astype(self.plan.dtype)
         bias = self.bias_of(arrays.shared.biases)
         if bias is not None:
             logits = logits + bias.astype(logits.dtype)
@@ -122,8 +122,7 @@ class Tile:
 
 def empty_sums(plan: Plan, arrays: Arrays) -> RowSums:
     """The sums of all tiles of queries before their first key, [query_tiles, t, ...]."""
-    options, zeros = plan.options, jnp.zeros((plan.tile[0], arrays.values.shape[-1]))
-    zeros = zeros.astype(arrays.compute_dtype)
+    options, zeros = plan.options, jnp.zeros((plan.tile[0], arrays.values.shape[-1]), plan.dtype)
     sums = RowSums.empty(options.normalizer, zeros, entropy=options.return_statistics)
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (plan.query_tiles, *leaf.shape)),

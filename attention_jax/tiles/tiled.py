@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.arrays import accumulator_dtype
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
@@ -195,7 +194,7 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
     def zeros(leaf: Array) -> Array:
         """In at least float32, for the sum of gradients of tiles; a leaf that is no float stays."""
         is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
-        return jnp.zeros_like(leaf, dtype=accumulator_dtype(leaf)) if is_float else leaf
+        return jnp.zeros_like(leaf, dtype=plan.dtype) if is_float else leaf
 
     floats = (arrays.keys, arrays.values), (arrays.queries, arrays.shared)
     dkeys, others = plan.over_rounds(arrays, *jax.tree.map(zeros, floats), visit_queries)

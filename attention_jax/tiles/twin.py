@@ -30,7 +30,7 @@ Array = jax.Array
 def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     """Output [query_tiles, t, Dv], and the summary of rows [query_tiles, t], as in `tiled`."""
     # A derivative with respect to a 16-bit array would be summed over the tiles in 16 bits.
-    wide = cast_floats(tuple(arrays[:4]), arrays.compute_dtype)
+    wide = cast_floats(tuple(arrays[:4]), plan.dtype)
     arrays = arrays._replace(**dict(zip(arrays._fields, wide, strict=False)))
 
     # Each tile of queries consists of its index, its features and its rows of the bias tables.

@@ -46,7 +46,7 @@ class Chunk(NamedTuple):
         score, arrays, features = self.plan.options.score, self.arrays, (self.queries, self.keys)
         hidden = self.allowed, arrays.stand_ins
         logits = pair_logits(score, arrays.shared.params, *features, *hidden)
-        logits = logits.astype(arrays.compute_dtype)
+        logits = logits.astype(self.plan.dtype)
         return logits if self.bias is None else logits + self.bias
 
 
