@@ -144,7 +144,7 @@ def _output(options: Options, inputs: Inputs, *, even: bool = False) -> Array:
     examples have the same padding; the others are B. So these transpositions and those of a model
     with arrays [B, T, N, H] cancel.
     """
-    scale, (features, has_keys, key_length) = _operands(options, inputs, even)
+    scale, (features, has_keys, key_length) = _project(options, inputs, even)
     *batch_shape, target_length, _ = features[0].shape
     ndim, value_dim = len(batch_shape), inputs.value.shape[-1]
     shared = [axis for axis in range(ndim) if features[1].shape[axis] == 1]
@@ -184,7 +184,7 @@ def _output(options: Options, inputs: Inputs, *, even: bool = False) -> Array:
     return output if has_keys is None else jnp.where(has_keys[..., None], output, 0)
 
 
-def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]:
+def _project(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]:
     """What the library reads: all numbers are finite, and every query sees some key.
 
     Batch axes have size 1 where all examples share keys and values, or have the same padding.
@@ -202,7 +202,7 @@ def _operands(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]
         options = dataclasses.replace(options, score=score)
 
     def of_example(inputs: Inputs) -> Any:
-        operands, windows = preparation.operands_of(options, inputs, lengths)
+        operands, windows = preparation.project(options, inputs, lengths)
         features = operands[:3]
         if windows is None or not bounds_of(inputs.mask).padded:
             return features, None, None

@@ -12,7 +12,7 @@ from products import product_dtypes
 from score_cases import numpy_params
 
 import attention_jax as aj
-from attention_jax.experimental import rule
+from attention_jax.kernels import preparation
 from attention_jax.tiles import Inputs, Options
 
 
@@ -88,7 +88,7 @@ def test_other_derivatives_have_no_products_in_16_bits():
     options = Options(aj.ScaledDot(), aj.BlockSizes(2, 3))
 
     def output(tokens):
-        return rule.twin(options, Inputs(tokens, tokens, tokens, {}, None, None, None))[0]
+        return preparation.twin(options, Inputs(tokens, tokens, tokens, {}, None, None, None))[0]
 
     assert product_dtypes(output, jnp.ones((4, 8), jnp.bfloat16)) == {("float32", "float32")}
 

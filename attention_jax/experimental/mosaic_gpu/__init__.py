@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.meshes import is_varying
+from attention_jax.experimental.kernel_attention import KernelPlan, Kernels, RowTerms, attention_by
 from attention_jax.experimental.mosaic_gpu import calls, tanh_quotients
 from attention_jax.experimental.mosaic_gpu.kernels import (
     BackwardResults,
@@ -28,12 +29,11 @@ from attention_jax.experimental.mosaic_gpu.kernels import (
     forward_kernel,
 )
 from attention_jax.experimental.mosaic_gpu.registers import ROWS
-from attention_jax.experimental.row_terms import RowTerms
-from attention_jax.experimental.rule import KernelCall, Kernels, attention_by
 from attention_jax.experimental.score_forms import form_of
+from attention_jax.experimental.visible_keys import VisibleKeys, ranges, visible_keys
 from attention_jax.kernels.cudnn import nvidia_generation
 from attention_jax.kernels.preparation import reason_against_call
-from attention_jax.kernels.windows import Windows, ranges, tile_visits, windows_of
+from attention_jax.kernels.windows import windows_of
 from attention_jax.normalizers.softmax_rows import SoftmaxSums
 from attention_jax.scores import Additive, Params, Score
 from attention_jax.tiles.features import Operands
@@ -77,7 +77,7 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
 
 
 def _kernel_arrays(
-    call: KernelCall, operands: Operands, windows: Windows | None
+    plan: KernelPlan, operands: Operands, visible: VisibleKeys | None
 ) -> tuple[Shared, Shared, SideArrays, SideArrays]:
     """What the forward kernel reads, and the backward kernels too.
 
@@ -85,10 +85,8 @@ def _kernel_arrays(
         the features' weights with the visits of the tiles of queries, and with those of keys; the
         queries and the keys.
     """
-    if windows is None:
-        windows = windows_of(None, operands.queries.shape[0], operands.keys.shape[0])
-    visited, _ = tile_visits(windows, call.tile, call.tiles[1])
-    v = form_of(sum_of_tanh, call.options.score, operands.params)
+    windows, visited, _ = visible or visible_keys(plan, None, windows_of(None, *plan.lengths))
+    v = form_of(sum_of_tanh, plan.options.score, operands.params)
     features = tanh_quotients.token_features(v, operands.queries, operands.keys)
     weights, small, queries, keys = features
     return (
@@ -100,20 +98,24 @@ def _kernel_arrays(
 
 
 def _forward(
-    call: KernelCall, operands: Operands, windows: Windows | None
+    plan: KernelPlan, operands: Operands, visible: VisibleKeys | None
 ) -> tuple[Array, SoftmaxSums]:
-    of_queries, _, queries, keys = _kernel_arrays(call, operands, windows)
-    results = operands.values.shape[1], 3 if call.options.return_statistics else 2
+    of_queries, _, queries, keys = _kernel_arrays(plan, operands, visible)
+    results = operands.values.shape[1], 3 if plan.options.return_statistics else 2
     output, (largest, total, *moment) = calls.run(
         forward_kernel, "attention_forward", of_queries, queries, keys, results
     )
-    return output.T.astype(call.output_dtype), SoftmaxSums(largest, total, *moment or [None])
+    return output.T.astype(plan.output_dtype), SoftmaxSums(largest, total, *moment or [None])
 
 
 def _backward(
-    call: KernelCall, operands: Operands, windows: Windows | None, doutput: Array, terms: RowTerms
+    plan: KernelPlan,
+    operands: Operands,
+    visible: VisibleKeys | None,
+    doutput: Array,
+    terms: RowTerms,
 ) -> Operands:
-    of_queries, of_keys, queries, keys = _kernel_arrays(call, operands, windows)
+    of_queries, of_keys, queries, keys = _kernel_arrays(plan, operands, visible)
     queries = queries._replace(vectors=doutput.T, numbers=jnp.stack(jax.tree.leaves(terms[:3])))
     count, value_dim = queries.features.shape[0], operands.values.shape[1]
 
@@ -124,7 +126,7 @@ def _backward(
     of_rows = sums("queries", False, of_queries, queries, keys, BackwardResults(count, count, None))
     of_columns = sums("keys", True, of_keys, keys, queries, BackwardResults(count, None, value_dim))
     weights, pull_back = jax.vjp(
-        functools.partial(form_of, sum_of_tanh, call.options.score), operands.params
+        functools.partial(form_of, sum_of_tanh, plan.options.score), operands.params
     )
     slopes = of_rows.slopes, of_columns.slopes
     dweights, dqueries, dkeys = tanh_quotients.pull_back_sums(

@@ -20,6 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from attention_jax.experimental.kernel_attention import RowTerms, inverse_totals, tile_cotangents
 from attention_jax.experimental.mosaic_gpu.registers import ROWS, Registers, loop
 from attention_jax.experimental.mosaic_gpu.tanh_quotients import (
     DENOMINATORS,
@@ -27,7 +28,6 @@ from attention_jax.experimental.mosaic_gpu.tanh_quotients import (
     two_inverses,
     two_quotients,
 )
-from attention_jax.experimental.row_terms import RowTerms, inverse_totals, tile_cotangents
 from attention_jax.normalizers.softmax_rows import LOWEST, SoftmaxSums
 
 Array = jax.Array

@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from attention_jax.experimental.kernel_attention import KernelPlan, Kernels, RowTerms, attention_by
 from attention_jax.experimental.mosaic_tpu import calls
 from attention_jax.experimental.mosaic_tpu.operands import (
     LANES,
@@ -28,10 +29,8 @@ from attention_jax.experimental.mosaic_tpu.operands import (
     rows_in_tiles,
     tile_program,
 )
-from attention_jax.experimental.row_terms import RowTerms
-from attention_jax.experimental.rule import KernelCall, Kernels, attention_by
+from attention_jax.experimental.visible_keys import VisibleKeys
 from attention_jax.kernels.preparation import reason_against_call
-from attention_jax.kernels.windows import Windows
 from attention_jax.normalizers.softmax_rows import SoftmaxSums
 from attention_jax.scores import TileCost
 from attention_jax.tiles.features import Operands, may_have_infinite_slopes
@@ -91,22 +90,26 @@ def _tile_lengths(options: Options, target_length: int, source_length: int) -> t
 
 
 def _forward(
-    call: KernelCall, operands: Operands, windows: Windows | None
+    plan: KernelPlan, operands: Operands, visible: VisibleKeys | None
 ) -> tuple[Array, SoftmaxSums]:
-    program = tile_program(call, operands)
-    blocks = blocks_of(call, operands_in_tiles(program, operands), windows)
+    program = tile_program(plan, operands)
+    blocks = blocks_of(plan, operands_in_tiles(program, operands), visible)
     output, sums = calls.run(calls.forward_call, program, blocks)
     return output.reshape(-1, output.shape[-1]), jax.tree.map(jnp.ravel, sums)
 
 
 def _backward(
-    call: KernelCall, operands: Operands, windows: Windows | None, doutput: Array, terms: RowTerms
+    plan: KernelPlan,
+    operands: Operands,
+    visible: VisibleKeys | None,
+    doutput: Array,
+    terms: RowTerms,
 ) -> Operands:
-    program = tile_program(call, operands)
+    program = tile_program(plan, operands)
     tiles, pull_back = jax.vjp(functools.partial(operands_in_tiles, program), operands)
-    blocks = blocks_of(call, tiles, windows)._replace(
-        terms=rows_in_tiles(terms._replace(dlogsumexp=None), call.tiles[0]),
-        doutput=cut(doutput.astype(operands.values.dtype), call.tiles[0]),
+    blocks = blocks_of(plan, tiles, visible)._replace(
+        terms=rows_in_tiles(terms._replace(dlogsumexp=None), plan.query_tiles),
+        doutput=cut(doutput.astype(operands.values.dtype), plan.query_tiles),
     )
     calls.check_memory(blocks)
     (doperands,) = pull_back(calls.run(calls.backward_call, program, blocks))

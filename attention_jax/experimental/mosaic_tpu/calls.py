@@ -36,7 +36,7 @@ def run(call: Callable[[TileProgram, Blocks], Any], program: TileProgram, blocks
         shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
         settings: Any = jax.config
         precision, x64 = settings.jax_default_matmul_precision, settings.jax_enable_x64
-        parts = program.call.options.score, program.call.options.normalizer
+        parts = program.plan.options.score, program.plan.options.normalizer
         # A user's part may hold arrays, which a cache would keep.
         check = _check_lowering if all(map(is_of_library, parts)) else _check_lowering.__wrapped__
         check(call, program, structure, shapes, vector_memory(), precision, x64)
@@ -47,13 +47,13 @@ def run(call: Callable[[TileProgram, Blocks], Any], program: TileProgram, blocks
 
 def forward_call(program: TileProgram, blocks: Blocks) -> Any:
     """(output [query_tiles, t, Dv], sums [query_tiles, 1, t])"""
-    t, query_tiles = program.call.tile[0], program.call.tiles[0]
+    t, query_tiles = program.plan.tile[0], program.plan.query_tiles
     value_dim = blocks.operands.values.shape[-1]
 
     def sums(row: Any) -> SoftmaxSums:
-        return SoftmaxSums(row, row, row if program.call.options.return_statistics else None)
+        return SoftmaxSums(row, row, row if program.plan.options.return_statistics else None)
 
-    output = jax.ShapeDtypeStruct((query_tiles, t, value_dim), program.call.output_dtype)
+    output = jax.ShapeDtypeStruct((query_tiles, t, value_dim), program.plan.output_dtype)
     results = output, sums(jax.ShapeDtypeStruct((query_tiles, 1, t), jnp.float32))
     return _pallas_call(
         kernels.forward_kernel,
@@ -80,7 +80,7 @@ def backward_call(program: TileProgram, blocks: Blocks) -> Any:
         return None if leaf.dtype == jnp.float32 else pltpu.VMEM(shape, jnp.float32)
 
     state = kernels.BackwardState(
-        terms=jax.tree.map(lambda _: _per_lane(program.call.tile[0]), blocks.terms),
+        terms=jax.tree.map(lambda _: _per_lane(program.plan.tile[0]), blocks.terms),
         sums=jax.tree.map(sum_of, results, specs),
     )
     return _pallas_call(
@@ -130,7 +130,7 @@ def _pallas_call(
     on_several_cores = getattr(interpret_params(), "num_cores_or_threads", 2) > 1
     grid_spec = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(jax.tree.leaves(blocks.schedule)),
-        grid=program.call.tiles,
+        grid=program.plan.tiles,
         in_specs=jax.tree.leaves(operands.specs(blocks)),
         out_specs=jax.tree.leaves(specs),
         scratch_shapes=jax.tree.leaves(scratch),
@@ -200,4 +200,4 @@ def _check_lowering(
     except Exception as error:
         # The reason on one line, without the places in files that Pallas adds.
         reason = re.sub(r" at \S+:\d+", "", one_line(error))
-        refuse("mosaic_tpu", f"cannot run {program.call.options.score} in its kernels: {reason}")
+        refuse("mosaic_tpu", f"cannot run {program.plan.options.score} in its kernels: {reason}")

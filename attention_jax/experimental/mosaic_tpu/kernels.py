@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from attention_jax.core.products import einsum
+from attention_jax.experimental.kernel_attention import RowTerms, inverse_totals, tile_cotangents
 from attention_jax.experimental.mosaic_tpu.operands import LANES, Blocks, TileProgram, key_tile
 from attention_jax.experimental.mosaic_tpu.scores import transposed_product
-from attention_jax.experimental.row_terms import RowTerms, inverse_totals, tile_cotangents
 from attention_jax.normalizers.softmax_rows import LOWEST, SoftmaxSums
 from attention_jax.tiles.features import Operands
 

@@ -18,11 +18,12 @@ from jax.experimental import pallas as pl
 from jax.extend import core
 
 from attention_jax.core.batches import all_over_batch, any_over_batch
+from attention_jax.experimental.kernel_attention import KernelPlan
 from attention_jax.experimental.mosaic_tpu.scores import on_tpu
-from attention_jax.experimental.rule import KernelCall
 from attention_jax.experimental.score_forms import form_of
+from attention_jax.experimental.visible_keys import VisibleKeys, ranges
 from attention_jax.kernels.preparation import refuse
-from attention_jax.kernels.windows import Windows, ranges, tile_visits
+from attention_jax.kernels.windows import Windows
 from attention_jax.scores import Score
 from attention_jax.tiles.features import Operands
 from attention_jax.tiles.prepare import cut
@@ -58,14 +59,14 @@ class Blocks(NamedTuple):
 class TileProgram:
     """What a kernel computes on a tile, beside the attention itself."""
 
-    call: KernelCall
+    plan: KernelPlan
     params_structure: Any
     param_shapes: tuple[Any, ...]  # of each parameter of the score; None if `pair` does not read it
 
     @property
     def score(self) -> Score:
         """The score whose `pair` and `pair_vjp` run in the kernel."""
-        score: Score = form_of(on_tpu, self.call.options.score)
+        score: Score = form_of(on_tpu, self.plan.options.score)
         return score
 
     def read(self, params: Any) -> list[Any]:
@@ -83,16 +84,16 @@ class TileProgram:
         return jax.tree.unflatten(self.params_structure, leaves)
 
 
-def tile_program(call: KernelCall, operands: Operands) -> TileProgram:
+def tile_program(plan: KernelPlan, operands: Operands) -> TileProgram:
     """The program for operands of these shapes; most parameters belong to the projections.
 
     Raises:
         NotImplementedError: `pair` reads an array that is not an argument.
     """
-    score = call.options.score
+    score = plan.options.score
     tiles = [
         jax.tree.map(lambda leaf, n=n: jax.ShapeDtypeStruct((n, *leaf.shape[1:]), leaf.dtype), side)
-        for side, n in zip(operands[:2], call.tile, strict=True)
+        for side, n in zip(operands[:2], plan.tile, strict=True)
     ]
     closed = jax.make_jaxpr(score.pair)(operands.params, *tiles)
     if closed.consts:
@@ -109,13 +110,13 @@ def tile_program(call: KernelCall, operands: Operands) -> TileProgram:
     leaves, structure = jax.tree.flatten(operands.params)
     variables = zip(leaves, closed.jaxpr.invars, strict=False)  # the tokens come last
     return TileProgram(
-        call, structure, tuple(leaf.shape if v in read else None for leaf, v in variables)
+        plan, structure, tuple(leaf.shape if v in read else None for leaf, v in variables)
     )
 
 
 def operands_in_tiles(program: TileProgram, operands: Operands) -> Operands:
     """The operands as the kernels read them; see `Blocks`."""
-    of_queries, of_keys = (functools.partial(cut, count=n) for n in program.call.tiles)
+    of_queries, of_keys = (functools.partial(cut, count=n) for n in program.plan.tiles)
     return Operands(
         queries=jax.tree.map(of_queries, operands.queries),
         keys=jax.tree.map(of_keys, operands.keys),
@@ -132,20 +133,20 @@ def rows_in_tiles(rows: Any, tiles: int) -> Any:
     return jax.tree.map(lambda row: row.reshape(tiles, 1, -1), rows)
 
 
-def blocks_of(call: KernelCall, operands: Operands, windows: Windows | None) -> Blocks:
+def blocks_of(plan: KernelPlan, operands: Operands, visible: VisibleKeys | None) -> Blocks:
     """What the forward kernel reads, and the backward kernel too.
 
     Args:
-        call: the static part.
+        plan: the static part.
         operands: in tiles.
-        windows: None if each query sees each key.
+        visible: None if each query sees each key.
     """
-    if windows is None:
+    if visible is None:
         return Blocks(None, operands, Windows(None, None))
-    visited, full = tile_visits(windows, call.tile, call.tiles[1])
+    windows, visited, full = visible
     columns = ranges(any_over_batch(visited)), ranges(all_over_batch(full))
     schedule = VisitSchedule(*(column for both in columns for column in both.T))
-    rows = windows.map(*(functools.partial(rows_in_tiles, tiles=tiles) for tiles in call.tiles))
+    rows = windows.map(*(functools.partial(rows_in_tiles, tiles=tiles) for tiles in plan.tiles))
     return Blocks(schedule, operands, rows)
 
 
