@@ -31,19 +31,18 @@ class PositionFunction:
     """Base of masks and biases: a function of positions, and the batch axes of its arrays."""
 
     kind: ClassVar[str]  # the name in error messages
-    users_name: ClassVar[str] = "at"  # of the method `at`, in the classes of users
+    users_name: ClassVar[str] = "at"  # the name of the method `at` in the classes of users
     # Whether an array must have all batch axes or none; else the axes are aligned to the right.
     all_batch_axes: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Users define `allowed` or `values`, the library `at`; both names get the same method.
+        # Users define `allowed` or `values`, the library `at`: the last definition has both names.
         names = cls.users_name, "at"
-        defined = (vars(base).get(name) for base in cls.__mro__ for name in names)
-        method = next(method for method in defined if method is not None)
-        for name in names:
-            if getattr(cls, name) is not method:
-                setattr(cls, name, method)
+        if next(name for base in cls.__mro__ for name in names if name in vars(base)) == "at":
+            setattr(cls, cls.users_name, cls.at)
+        else:
+            cls.at = PositionFunction.at  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         # An array as a static option would be compared by value, and have no gradient.
@@ -57,7 +56,7 @@ class PositionFunction:
 
     def at(self, query_positions: Array, key_positions: Array) -> Array:
         """A mask's `allowed`, a bias's `values`: int [t] and [s] -> [..., t, s]."""
-        raise NotImplementedError
+        return getattr(self, self.users_name)(query_positions, key_positions)
 
     def materialize(self, target_length: int, source_length: int) -> Array:
         """The whole table, bool or float [..., T, S].
@@ -69,11 +68,10 @@ class PositionFunction:
         >>> causal_mask().materialize(2, 3).astype(int).tolist()
         [[1, 0, 0], [1, 1, 0]]
         """
-        core_ndims = jax.tree.leaves(self.core_ndims())
-        shapes = map(np.shape, jax.tree.leaves(self))
+        arrays, ndims = jax.tree.leaves(self), jax.tree.leaves(self.core_ndims())
         batch_shapes = [
-            shape[: max(len(shape) - core_ndim, 0)]
-            for shape, core_ndim in zip(shapes, core_ndims, strict=True)
+            np.shape(array)[: max(np.ndim(array) - ndim, 0)]
+            for array, ndim in zip(arrays, ndims, strict=True)
         ]
         self.check(np.broadcast_shapes(*batch_shapes), target_length, source_length)
         return self._table(target_length, source_length)
@@ -197,26 +195,18 @@ def position_dataclass(cls):
         return list(zip(keys, children, strict=True)), options
 
     def unflatten(options: tuple[Any, ...], children: Any) -> Any:
-        return _rebuilt(cls, dict(zip((*static, *leaves), (*options, *children), strict=True)))
+        """An instance with any leaves: nothing is checked or cast."""
+        function = object.__new__(cls)
+        values = dict(zip((*static, *leaves), (*options, *children), strict=True))
+        vars(function).update(values)
+        if cls.__post_init__ is not PositionFunction.__post_init__:
+            with contextlib.suppress(Exception):
+                function.__post_init__()  # for the attributes that it derives
+            vars(function).update(values)
+        return function
 
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
     return exported(cls) if is_of_this_package(cls) else cls
-
-
-def _rebuilt(cls: Any, fields: dict[str, Any]) -> Any:
-    """An instance with these fields, whatever leaves they hold: nothing is checked or cast."""
-
-    def fill() -> None:
-        for name, value in fields.items():
-            object.__setattr__(function, name, value)
-
-    function = object.__new__(cls)
-    fill()
-    if cls.__post_init__ is not PositionFunction.__post_init__:
-        with contextlib.suppress(Exception):
-            function.__post_init__()  # for the attributes that it derives
-        fill()
-    return function
 
 
 def check_decorated(function: PositionFunction) -> None:
