@@ -23,8 +23,8 @@ import attention_jax as aj
 from attention_jax import attention, interop
 from attention_jax.functional.attention import _attention
 from attention_jax.parts import known_score
-from attention_jax.parts.digests import _text_of
-from attention_jax.parts.programs import Part
+from attention_jax.parts.digests import _text_of, program_digest
+from attention_jax.parts.user_code import UserCode
 
 # --- numbers that change between eager calls ---
 
@@ -158,7 +158,7 @@ def test_large_constants_cost_no_time_and_are_not_kept():
 def test_an_array_in_the_place_of_one_that_was_deleted():
     def place_and_digest(number):
         array = jnp.full(3, number)
-        return id(array), Part("score", "mine", "").trace(lambda x: array * x, array)
+        return id(array), program_digest(UserCode("score", "mine", ""), lambda x: array * x, array)
 
     places, digests = zip(*map(place_and_digest, range(50)), strict=True)
     assert len(set(places)) < 50 == len(set(digests))

@@ -10,7 +10,8 @@ from jax.experimental import pallas as pl
 
 import attention_jax as aj
 from attention_jax import attention
-from attention_jax.parts.programs import Part
+from attention_jax.parts.digests import program_digest
+from attention_jax.parts.user_code import UserCode
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 
@@ -110,7 +111,9 @@ HIDDEN = {
 def test_what_the_text_of_a_program_does_not_show(kind):
     def digest(number):
         logits = jax.ShapeDtypeStruct((3, 5), jnp.float32)
-        return Part("score", "mine", "").trace(lambda x: HIDDEN[kind](x, number), logits)
+        return program_digest(
+            UserCode("score", "mine", ""), lambda x: HIDDEN[kind](x, number), logits
+        )
 
     of_one = digest(1.0)
     assert digest(1.0) == of_one != digest(2.0)

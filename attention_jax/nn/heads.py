@@ -31,7 +31,7 @@ from attention_jax.nn.parameters import (
 )
 from attention_jax.nn.positions import rotary
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
-from attention_jax.parts.programs import Part
+from attention_jax.parts.user_code import UserCode
 from attention_jax.positions.contract import Bias, DenseBias, Mask, as_bias, as_mask
 from attention_jax.positions.function import check_batch_axes
 from attention_jax.scores import Score, get_score
@@ -237,7 +237,7 @@ def _grouped_pairs(
 def _check_output_mod(output_mod: Any, token: jax.ShapeDtypeStruct) -> None:
     """Raises ValueError unless it is a function from two arrays like `token` to another."""
     name = getattr(output_mod, "__qualname__", output_mod)
-    part = Part("output_mod", name, "close over no traced array")
+    part = UserCode("output_mod", name, "close over no traced array")
     try:
         inspect.signature(output_mod).bind(token, token)
     except TypeError as error:

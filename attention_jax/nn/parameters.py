@@ -11,7 +11,7 @@ from flax import nnx
 from attention_jax.core.arrays import accumulator_dtype, cast_floats, float_array
 from attention_jax.functional.checks import check_axes
 from attention_jax.normalizers import Normalizer
-from attention_jax.parts.programs import Part
+from attention_jax.parts.user_code import UserCode
 from attention_jax.scores import Params, Score
 
 Dtype = Any  # any argument of `jnp.dtype`
@@ -67,7 +67,7 @@ def check_rngs(rngs: Any) -> None:
 
 def initial_params(score: Score, rng: jax.Array, dims: tuple[int, int]) -> Params:
     """What the score's `init` makes; ValueError, in one line, if a user's cannot be called."""
-    part = Part("score", score, "")
+    part = UserCode("score", score, "")
     cure = "init must be a function of (rng, query_dim, key_dim)"
     part.check_signatures(score)
     return part.call("init", score.init, rng, *dims, cure=cure)

@@ -10,7 +10,7 @@ import jax
 
 from attention_jax.core.names import module_of
 from attention_jax.parts.digests import ADDRESS
-from attention_jax.parts.programs import Known, Program
+from attention_jax.parts.programs import Known
 from attention_jax.parts.samples import same_numbers
 
 JSON = dict[str, Any]
@@ -18,13 +18,13 @@ JSON = dict[str, Any]
 
 def identity(part: Any) -> str:
     """What identifies a part of a run: its class and fields, or its program and its `init`."""
-    return f"{part.digest} {part.trace_init()}" if type(part) is Known else repr(part)
+    return f"{part.digest} {part.contract.trace_init()}" if type(part) is Known else repr(part)
 
 
 def known_settings(settings: Any, parts: Iterable[Any]) -> Known:
     """Settings as a static argument, equal to others only if all of these parts are."""
     digest = " ".join(map(identity, parts))
-    return Known(settings, Program((0, 0), digest, 0, {}), lambda _: digest, facts=settings)
+    return Known(settings, (digest, type(settings), settings), digest)
 
 
 def describe(part: Any) -> JSON:
@@ -40,7 +40,7 @@ def describe(part: Any) -> JSON:
     >>> describe(get_score("scaled(scale=0.5)"))
     {'class': 'attention_jax.scores.ScaledDot', 'fields': 'ScaledDot(scale=0.5)'}
     """
-    return _identity(part) | ({"numbers": part.sample()} if type(part) is Known else {})
+    return _identity(part) | ({"numbers": part.contract.sample()} if type(part) is Known else {})
 
 
 def _identity(part: Any) -> JSON:
@@ -48,7 +48,7 @@ def _identity(part: Any) -> JSON:
     fields = ADDRESS.sub("", repr(part))
     description = {"class": f"{module_of(cls)}.{cls.__qualname__}", "fields": fields}
     if type(part) is Known:
-        digests = {"program": part.digest, "init": part.trace_init()}
+        digests = {"program": part.digest, "init": part.contract.trace_init()}
         description |= digests | {"jax": jax.__version__}
     return description
 
@@ -78,7 +78,7 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
         warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
         return
     if "numbers" in stored and "program" in now:
-        if same_numbers(stored["numbers"], part.sample()):
+        if same_numbers(stored["numbers"], part.contract.sample()):
             warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
             return
         text += ", which gives other numbers"

@@ -23,6 +23,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from attention_jax.core.errors import LIBRARY_FOLDER
+from attention_jax.parts.user_code import UserCode
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+")  # of an object in its repr; differs between processes
 
@@ -51,14 +52,13 @@ _DIGESTS: dict[int, tuple[bytes, bytes | None]] = {}
 _LARGEST_COPY = 2**24  # bytes
 
 
-def program_digest(program: Callable[..., Any], arguments: Any, name: str, remedy: str) -> str:
-    """Traces a function on shapes, and returns the digest of its program.
+def program_digest(code: UserCode, function: Callable[..., Any], *arguments: Any) -> str:
+    """Traces a function on shapes, and returns the digest of its program; nothing is computed.
 
     Args:
-        program: takes pytrees of arrays, and returns one.
+        code: the user's code that the function calls, for errors.
+        function: takes pytrees of arrays, and returns one.
         arguments: pytrees of `jax.ShapeDtypeStruct`.
-        name: of the part with this program, for errors.
-        remedy: how the part gets a traced array.
 
     Raises:
         ValueError: the program uses a traced array of its enclosing scope, or a Python function
@@ -68,7 +68,7 @@ def program_digest(program: Callable[..., Any], arguments: Any, name: str, remed
     # a derivative is traced.
     with jax.sharding.use_abstract_mesh(_NO_MESH), jax.default_matmul_precision(None):
         # JAX remembers traces by function, so the lambda is a new function.
-        closed = jax.make_jaxpr(lambda *arrays: program(*arrays))(*arguments)
+        closed = jax.make_jaxpr(lambda *arrays: function(*arrays))(*arguments)
         programs, digest, end = [(closed, 2)], hashlib.sha256(), ""
         for closed, orders in programs:  # which grows
             digest.update(_text_of(closed).encode())
@@ -76,16 +76,17 @@ def program_digest(program: Callable[..., Any], arguments: Any, name: str, remed
                 for constant in getattr(inner, "consts", ()):
                     if isinstance(constant, jax.core.Tracer):
                         raise ValueError(
-                            f"{name} must not use the traced array {constant.aval.str_short()} of"
-                            f" its enclosing scope, which would get no gradient: {remedy}"
+                            f"{code.name} must not use the traced array"
+                            f" {constant.aval.str_short()} of its enclosing scope, which would get"
+                            f" no gradient: {code.remedy}"
                         )
                     digest.update(_numbers_of(constant))
                 for equation in inner.eqns:
                     kind = equation.primitive.name
                     if kind in _HOST_CALLBACKS and equation.outvars:
                         raise ValueError(
-                            f"{name} must not read the result of a Python function ({kind}): use"
-                            " jax.numpy"
+                            f"{code.name} must not read the result of a Python function ({kind}):"
+                            " use jax.numpy"
                         )
                     if kind in _PRINTS[1:]:
                         end = CALLS_PYTHON

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.names import is_of_library
-from attention_jax.normalizers import LogScaled
-from attention_jax.normalizers.contract import BoundNormalizer, Normalizer
+from attention_jax.core.names import is_of_library, parts_of
+from attention_jax.normalizers.contract import BoundNormalizer, Normalizer, Params
 from attention_jax.normalizers.threshold import shifted_rows
-from attention_jax.parts.programs import Known, Part, is_array, is_users, is_wide
+from attention_jax.parts.programs import Known, Size, StaticContract
 from attention_jax.parts.samples import close, on_numbers
+from attention_jax.parts.user_code import is_array
 
 Array = jax.Array
 
@@ -40,103 +40,98 @@ def known_normalizer(
     """
     if type(normalizer) is Known or is_of_library(normalizer):
         return normalizer
-    part = Part("normalizer", normalizer, "return it from init, and give normalizer_params=")
-    for each in _with_inner(normalizer):
-        part.check_signatures(each)
+    return NormalizerContract(normalizer, dtype).known(lengths)
 
-    def elementwise(name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:
-        contract = (
-            f"{name} must be elementwise, {list(array.shape)} of {list(array.shape)}, in"
-            f" {jnp.dtype(dtype)} or more"
-        )
-        blind = name == "transform" and not normalizer.uses_num_keys
-        cure = _NUM_KEYS if blind else contract
-        result = part.call(name, method, params, array, *others, cure=cure)
-        fits = is_array(result, jnp.floating) and result.shape == array.shape
-        part.require(fits and is_wide(result, dtype), contract, result)
-        return result
 
-    def program(params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
+class NormalizerContract(StaticContract):
+    """What a normaliser must keep."""
+
+    sampled = ((3, 4),)
+
+    def __init__(self, normalizer: Normalizer, dtype: Any):
+        remedy = "return it from init, and give normalizer_params="
+        super().__init__("normalizer", normalizer, remedy)
+        for each in parts_of(normalizer):
+            self.check_signatures(each)
+        self.dtype, self.params = dtype, self.call("init", normalizer.param_shapes)
+        self.facts = tuple(getattr(normalizer, name) for name in _FACTS)
+
+    def init(self, rng: Array) -> Params:
+        return self.part.init(rng)
+
+    def arrays(self, size: Size) -> Any:
+        return size, (size[0], 1), (size[0],)
+
+    def results(self, params: Any, logits: Array, num_keys: Array, weights: Array) -> Any:
+        normalizer = self.part
         counts = num_keys if normalizer.uses_num_keys else None
-        transformed = elementwise("transform", normalizer.transform, params, logits, counts)
-        results = [transformed, elementwise("weight", normalizer.weight, params, logits)]
+        transformed = self.elementwise("transform", normalizer.transform, params, logits, counts)
+        results = [transformed, self.elementwise("weight", normalizer.weight, params, logits)]
         if normalizer.searches:
-            results.append(elementwise("inverse", normalizer.inverse, params, weights))
+            results.append(self.elementwise("inverse", normalizer.inverse, params, weights))
         return results
 
-    init_shapes = part.call("init", normalizer.param_shapes)
-
-    def arguments(queries: Any, keys: Any) -> Any:
-        params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), init_shapes)
-        shapes = (queries, keys), (queries, 1), (queries,)
-        return params, *(jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-
-    return part.known(
-        program,
-        arguments,
-        ((3, 5), lengths),
-        lambda: _check_weights(part, normalizer, dtype),
-        normalizer.init,
-        ((3, 4),),
-        alone=any(is_users(each, "init") for each in _with_inner(normalizer)),
-        tile_of=lambda _, size, params, rows, *__: (*rows.shape, size[1])[:2],
-        facts=tuple(getattr(normalizer, name) for name in _FACTS),
-    )
-
-
-def _with_inner(normalizer: Normalizer) -> list[Normalizer]:
-    """A normaliser, and the one inside of it."""
-    inner = _with_inner(normalizer.normalizer) if isinstance(normalizer, LogScaled) else []
-    return [normalizer, *inner]
-
-
-def _check_weights(part: Part, normalizer: Normalizer, dtype: Any) -> None:
-    """Raises ValueError unless the weights of a few rows are as `Normalizer` says."""
-    params = on_numbers(lambda: cast_floats(normalizer.init(jax.random.key(0)), dtype))
-    bound = BoundNormalizer(normalizer, params)
-    logits = np.random.default_rng(0).standard_normal((4, 6)).astype(dtype) * 4
-    logits[0] = 0  # equal logits, whose threshold comes from `inverse` alone
-
-    def transform(logits: Array) -> Array:
-        num_keys = jnp.full(len(logits), 6, dtype) if normalizer.uses_num_keys else None
-        return bound.transform(logits, num_keys)
-
-    for name, method in (("transform", transform), ("weight", bound.weight)):
-        part.require(
-            close(on_numbers(method, logits)[:, 3:], on_numbers(method, logits[:, 3:])),
-            f"it must have a {name} that is elementwise; it depends on other logits of the row",
+    def elementwise(self, name: str, method: Any, params: Any, array: Array, *others: Any) -> Array:
+        """The result of a method of the user, as elementwise as shapes can tell."""
+        contract = (
+            f"{name} must be elementwise, {list(array.shape)} of {list(array.shape)}, in"
+            f" {jnp.dtype(self.dtype)} or more"
         )
-    # Where the weights of a row sum to 1, no shifted logit exceeds inverse(1).
-    top = float(on_numbers(bound.inverse, dtype(1.0))) if normalizer.searches else 20.0
-    part.require(
-        bool(np.isfinite(top)),
-        f"it must have a finite inverse(1), the shifted logit of a single key; got {top}: set"
-        " sums_to_one = False if no weight reaches 1",
-    )
-    shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
-    # The user's own method: `BoundNormalizer.weight` gives a masked key the weight 0 without it.
-    weights = on_numbers(lambda x: normalizer.weight(params, x), shifted)
-    for wrong, problem in (
-        (np.isnan(weights), "must be numbers"),
-        (weights < 0, "must not be negative"),
-        (weights[:1] != 0, "must be 0 at -inf, where a key is masked"),
-        (np.diff(weights) < -1e-6 * np.abs(weights[1:]), "must not fall with the logit"),
-    ):
-        worst = np.argmax(wrong)
-        part.require(
-            not wrong.any(),
-            f"weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}",
+        blind = name == "transform" and not self.part.uses_num_keys
+        cure = _NUM_KEYS if blind else contract
+        result = self.call(name, method, params, array, *others, cure=cure)
+        fits = is_array(result, jnp.floating, self.dtype) and result.shape == array.shape
+        self.require(fits, contract, result)
+        return result
+
+    def tile_of(self, name: str, arguments: Any, size: Size) -> Size:
+        return (*arguments[1].shape, size[1])[:2]
+
+    def check_numbers(self) -> None:
+        """Raises ValueError unless the weights of a few rows are as `Normalizer` says."""
+        normalizer, dtype = self.part, self.dtype
+        params = on_numbers(lambda: cast_floats(normalizer.init(jax.random.key(0)), dtype))
+        bound = BoundNormalizer(normalizer, params)
+        logits = np.random.default_rng(0).standard_normal((4, 6)).astype(dtype) * 4
+        logits[0] = 0  # equal logits, whose threshold comes from `inverse` alone
+
+        def transform(logits: Array) -> Array:
+            num_keys = jnp.full(len(logits), 6, dtype) if normalizer.uses_num_keys else None
+            return bound.transform(logits, num_keys)
+
+        for name, method in (("transform", transform), ("weight", bound.weight)):
+            self.require(
+                close(on_numbers(method, logits)[:, 3:], on_numbers(method, logits[:, 3:])),
+                f"it must have a {name} that is elementwise; it depends on other logits of the row",
+            )
+        # Where the weights of a row sum to 1, no shifted logit exceeds inverse(1).
+        top = float(on_numbers(bound.inverse, dtype(1.0))) if normalizer.searches else 20.0
+        self.require(
+            bool(np.isfinite(top)),
+            f"it must have a finite inverse(1), the shifted logit of a single key; got {top}: set"
+            " sums_to_one = False if no weight reaches 1",
         )
-    if not normalizer.searches:
-        return
-
-    def sums_of(logits: Array) -> Array:
-        return bound.weight(shifted_rows(bound, transform(logits))).sum(1)
-
-    sums = on_numbers(sums_of, logits)
-    worst = np.argmax(np.abs(sums - 1))
-    part.require(
-        np.allclose(sums, 1, atol=1e-3),
-        f"it must have weights that sum to 1; a row sums to {sums[worst]:.4g}: inverse must be the"
-        " inverse of weight, or set sums_to_one = False",
-    )
+        shifted = np.append(-np.inf, np.linspace(top - 30, top, 61)).astype(dtype)
+        # Of the user's method: `BoundNormalizer.weight` gives a masked key the weight 0 by itself.
+        weights = on_numbers(lambda x: normalizer.weight(params, x), shifted)
+        for wrong, problem in (
+            (np.isnan(weights), "must be numbers"),
+            (weights < 0, "must not be negative"),
+            (weights[:1] != 0, "must be 0 at -inf, where a key is masked"),
+            (np.diff(weights) < -1e-6 * np.abs(weights[1:]), "must not fall with the logit"),
+        ):
+            worst = np.argmax(wrong)
+            self.require(
+                not wrong.any(),
+                f"weights {problem}; weight({shifted[worst]:.4g}) is {weights[worst]:.4g}",
+            )
+        if normalizer.searches:
+            sums = on_numbers(
+                lambda x: bound.weight(shifted_rows(bound, transform(x))).sum(1), logits
+            )
+            worst = np.argmax(np.abs(sums - 1))
+            self.require(
+                np.allclose(sums, 1, atol=1e-3),
+                f"it must have weights that sum to 1; a row sums to {sums[worst]:.4g}: inverse must"
+                " be the inverse of weight, or set sums_to_one = False",
+            )

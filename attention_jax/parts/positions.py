@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -11,14 +10,14 @@ import numpy as np
 
 from attention_jax.core.arrays import broadcasts
 from attention_jax.core.names import is_of_this_package
-from attention_jax.parts.programs import Part, Program, is_array, is_wide
+from attention_jax.parts.digests import program_digest
+from attention_jax.parts.programs import Contract, Program, Size
 from attention_jax.parts.samples import on_numbers
+from attention_jax.parts.user_code import is_array
 from attention_jax.positions.contract import Bias, Mask, TileStatus
 from attention_jax.positions.function import PositionFunction, function_field, position_dataclass
 
 Array = jax.Array
-
-_TRACED_SIZES = (3, 5)  # the queries and keys of the traced tile
 
 
 @position_dataclass
@@ -33,11 +32,9 @@ class _KnownPart(PositionFunction):
 
     def on_tile(self, *positions: Array) -> Any:
         """The part, for a tile of these positions."""
-        part = self.part
         queries, keys = (each.shape[0] for each in positions)
-        trace = functools.partial(_digest, part)
-        self.program.check(f"{part.kind} {type(part).__name__}", trace, (queries, keys))
-        return part
+        self.program.check(PositionsContract(self.part), (queries, keys))
+        return self.part
 
     def at(self, query_positions: Array, key_positions: Array) -> Array:
         return self.on_tile(query_positions, key_positions).at(query_positions, key_positions)
@@ -82,16 +79,7 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
     def known(function: Any) -> Any:
         if not is_users(function):
             return function
-        part = _named_part(function)
-        is_traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(function))
-
-        def check(digest: str) -> None:
-            if _has_status(function) and not is_traced:
-                seen = f"{digest} {lengths}"  # a longer call has tiles that a shorter one has not
-                part.check_once(seen, lambda: _check_status(part, function, lengths))
-
-        trace = functools.partial(_digest, function, dtype=dtype)
-        program = part.program(trace, _TRACED_SIZES, lengths, check)
+        program = PositionsContract(function, dtype, lengths).program(lengths)
         return (KnownMask if isinstance(function, Mask) else KnownBias)(program, function)
 
     def is_whole(part: Any) -> bool:
@@ -100,69 +88,84 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
     return jax.tree.map(known, function, is_leaf=is_whole)
 
 
-def _named_part(function: PositionFunction) -> Part:
-    return Part(function.kind, type(function).__name__, "make it a field made by array_field()")
+class PositionsContract(Contract):
+    """What a mask or a bias must keep.
 
+    Args:
+        function: the mask or bias. Its arrays may have batch axes.
+        dtype: that of attention; float16 for a part whose widths have been checked.
+        lengths: T and S of the call.
+    """
 
-def _has_status(function: PositionFunction) -> bool:
-    return isinstance(function, Mask) and type(function).tile_status is not Mask.tile_status
+    def __init__(self, function: PositionFunction, dtype: Any = jnp.float16, lengths: Any = None):
+        remedy = "make it a field made by array_field()"
+        super().__init__(function.kind, type(function).__name__, remedy)
+        self.check_signatures(function)
+        self.part, self.dtype, self.lengths = function, dtype, lengths
+        is_mask = isinstance(function, Mask)
+        self.has_status = is_mask and type(function).tile_status is not Mask.tile_status
 
+    def trace(self, size: Size) -> str:
+        """The digest of the part's program on a tile, whose results are checked."""
 
-def _digest(function: PositionFunction, size: Any, dtype: Any = jnp.float16) -> str:
-    """Traces the methods of a user's mask or bias on a tile, and checks their results."""
-    part = _named_part(function)
-    part.check_signatures(function)
-    is_mask = isinstance(function, Mask)
-    name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
-    values = "booleans" if is_mask else f"floats of {jnp.dtype(dtype)} or more"
-    contract = (
-        f"{name} must return {values} that broadcast to {list(size)} of"
-        f" {size[0]} queries, {size[1]} keys"
-    )
+        def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
+            dtype = jnp.result_type(leaf)
+            if jnp.issubdtype(dtype, jnp.floating):
+                dtype = jnp.result_type(float)  # its arrays are cast before tiles read them
+            return jax.ShapeDtypeStruct(jnp.shape(leaf)[jnp.ndim(leaf) - ndim :], dtype)
 
-    def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
-        dtype = jnp.result_type(leaf)
-        if jnp.issubdtype(dtype, jnp.floating):
-            dtype = jnp.result_type(float)  # its arrays are cast before tiles read them
-        return jax.ShapeDtypeStruct(jnp.shape(leaf)[jnp.ndim(leaf) - ndim :], dtype)
+        example = jax.tree.map(without_batch, self.part, self.part.core_ndims())
+        positions = [jax.ShapeDtypeStruct((length,), jnp.arange(0).dtype) for length in size]
+        return program_digest(self, self.results, example, *positions)
 
-    def program(function: Any, *positions: Array) -> Any:
-        entries = part.call(name, getattr(function, name), *positions, of=positions, cure=contract)
-        fits = is_array(entries, kind) and broadcasts(entries.shape, size)
-        part.require(fits and is_wide(entries, dtype), contract, entries)
-        if not _has_status(function):
+    def results(self, function: Any, *positions: Array) -> Any:
+        """What the methods of the user give for a tile."""
+        is_mask, size = isinstance(function, Mask), tuple(each.shape[0] for each in positions)
+        name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
+        values = "booleans" if is_mask else f"floats of {jnp.dtype(self.dtype)} or more"
+        contract = (
+            f"{name} must return {values} that broadcast to {list(size)} of"
+            f" {size[0]} queries, {size[1]} keys"
+        )
+        entries = self.call(name, getattr(function, name), *positions, of=positions, cure=contract)
+        fits = is_array(entries, kind, self.dtype) and broadcasts(entries.shape, size)
+        self.require(fits, contract, entries)
+        if not self.has_status:
             return entries
-        return entries, part.call("tile_status", function.tile_status, *positions, of=positions)
+        return entries, self.call("tile_status", function.tile_status, *positions, of=positions)
 
-    example = jax.tree.map(without_batch, function, function.core_ndims())
-    positions = [jax.ShapeDtypeStruct((length,), jnp.arange(0).dtype) for length in size]
-    return part.trace(program, example, *positions)
+    def check(self, size: Size) -> None:
+        """Raises ValueError if a tile of the first example is not as `tile_status` says.
 
+        A longer call has tiles that a shorter one has not, so each length of a call is checked.
+        """
+        mask, leaves = self.part, jax.tree.leaves(self.part)
+        unknown = any(isinstance(leaf, jax.core.Tracer) or np.size(leaf) == 0 for leaf in leaves)
+        if unknown or size != self.lengths or not self.has_status:
+            return
 
-def _check_status(part: Part, mask: Mask, lengths: tuple[int, int]) -> None:
-    """Raises ValueError if a tile of the first example is not as `tile_status` says."""
-    if 0 in lengths or any(np.size(leaf) == 0 for leaf in jax.tree.leaves(mask)):
-        return
-    example = jax.tree.map(
-        lambda leaf, ndim: np.asarray(leaf)[(0,) * (np.ndim(leaf) - ndim)], mask, mask.core_ndims()
-    )
-    for at_most in ((2, 3), (8, 5)):
-        sizes = [*map(min, at_most, lengths)]
-        last = np.subtract(lengths, sizes)
-        starts = [np.unique([*range(min(n, 24)), *np.linspace(0, n, 9).astype(int)]) for n in last]
-        tiles = np.stack(np.meshgrid(*starts), -1).reshape(-1, 2)
+        def of_first(leaf: Any, ndim: int) -> np.ndarray:
+            return np.asarray(leaf)[(0,) * (np.ndim(leaf) - ndim)]
 
-        def contents(mask: Any, tile: Array, sizes: Any = sizes) -> Any:
-            positions = [start + jnp.arange(size) for start, size in zip(tile, sizes, strict=True)]
-            allowed = jnp.broadcast_to(mask.at(*positions), sizes)
-            return TileStatus(~allowed.any(), allowed.all()), mask.tile_status(*positions)
+        example = jax.tree.map(of_first, mask, mask.core_ndims())
+        for at_most in ((2, 3), (8, 5)):
+            t, s = tile_size = min(at_most[0], size[0]), min(at_most[1], size[1])
+            last = size[0] - t, size[1] - s
+            starts = [
+                np.unique([*range(min(n, 24)), *np.linspace(0, n, 9, dtype=int)]) for n in last
+            ]
+            tiles = np.stack(np.meshgrid(*starts), -1).reshape(-1, 2)
 
-        actual, status = on_numbers(jax.vmap(contents, (None, 0)), example, tiles)
-        for name, is_so, claimed in zip(TileStatus._fields, actual, status, strict=True):
-            wrong = tiles[claimed & ~is_so]
-            (i, j), (t, s) = wrong[0] if len(wrong) else (0, 0), sizes
-            part.require(
-                not len(wrong),
-                "tile_status must agree with allowed; it calls the tile of queries"
-                f" {i} to {i + t - 1} and keys {j} to {j + s - 1} {name}",
-            )
+            def contents(mask: Any, tile: Array, tile_size: Size = tile_size) -> Any:
+                positions = [tile[axis] + jnp.arange(tile_size[axis]) for axis in (0, 1)]
+                allowed = jnp.broadcast_to(mask.at(*positions), tile_size)
+                return TileStatus(~allowed.any(), allowed.all()), mask.tile_status(*positions)
+
+            actual, status = on_numbers(jax.vmap(contents, (None, 0)), example, tiles)
+            for name, is_so, claimed in zip(TileStatus._fields, actual, status, strict=True):
+                for i, j in tiles[claimed & ~is_so]:
+                    self.require(
+                        False,
+                        "tile_status must agree with allowed; it calls the tile of queries"
+                        f" {i} to {i + t - 1} and keys {j} to {j + s - 1} {name}",
+                    )

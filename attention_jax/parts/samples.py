@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.parts.digests import without_prints
@@ -22,16 +22,26 @@ def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
     Nothing of it is seen: what the function prints is left out. NaN and infinities are the
     caller's to judge, also under `jax_debug_nans` and `jax_debug_infs`.
     """
+    return program_and_results(function, *arguments)[1]
+
+
+def program_and_results(function: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
+    """The program of a function, and the result of `on_numbers`."""
+    options: Any = {}  # the program runs once, so that LLVM need not optimise it
+    if jax.default_backend() == "cpu":
+        options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with (
-        jax.ensure_compile_time_eval(),
+        jax.default_matmul_precision("highest"),
         jax.transfer_guard("allow"),
         jax.debug_nans(False),
         jax.debug_infs(False),
     ):
         trace = jax.make_jaxpr(lambda *arrays: function(*arrays), return_shape=True)
         program, shapes = trace(*arguments)
-        results = jax.jit(jaxpr_as_fun(without_prints(program)))(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(shapes), map(np.asarray, results))
+        compute = jax.jit(jaxpr_as_fun(without_prints(program)), compiler_options=options)
+        with jax.ensure_compile_time_eval():
+            results = map(np.asarray, compute(*jax.tree.leaves(arguments)))
+        return program, jax.tree.unflatten(jax.tree.structure(shapes), results)
 
 
 def close(left: Any, right: Any) -> bool:
@@ -67,17 +77,22 @@ def sample_numbers(
         leaves = jax.tree.leaves((arguments, pull_back(jnp.asarray(drawn(values), values.dtype))))
         return jnp.ravel(values), jnp.stack([jnp.sum(leaf * drawn(leaf)) for leaf in leaves])
 
-    with jax.default_matmul_precision("highest"), jax.numpy_dtype_promotion("standard"):
+    with jax.numpy_dtype_promotion("standard"):
         key = jax.random.key(0, impl="threefry2x32")
         initial = on_numbers(lambda: cast_floats(init(key), jnp.dtype(jnp.float32)))
         others = jax.tree.map(lambda leaf: abs(0.3 * drawn(leaf)), initial)
         arrays = [drawn(np.empty(shape)) for shape in shapes]
         results = [on_numbers(numbers, params, *arrays) for params in (initial, others)]
-    flat = np.concatenate(jax.tree.leaves(results)).tolist()
+    return rounded(results)
+
+
+def rounded(results: Any) -> Numbers:
+    """The numbers in a pytree, in one list."""
+    flat = [number for leaf in jax.tree.leaves(results) for number in np.ravel(leaf).tolist()]
     return [float(f"{number:.8g}") if np.isfinite(number) else None for number in flat]
 
 
-def same_numbers(left: Numbers, right: Numbers) -> bool:
-    """Whether two results of `sample_numbers` are equal up to rounding."""
-    pairs = zip(np.array(left, float), np.array(right, float), strict=False)
-    return len(left) == len(right) and all(close(*pair) for pair in pairs)
+def same_numbers(left: Numbers, right: Numbers, within: float = 1e-4) -> bool:
+    """Whether two lists are equal up to rounding, by default in float32."""
+    arrays = np.array(left, float), np.array(right, float)
+    return len(left) == len(right) and np.allclose(*arrays, within, within, equal_nan=True)

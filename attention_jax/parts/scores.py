@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.names import is_of_library
-from attention_jax.parts.programs import Known, Part, is_array, is_users, is_wide
+from attention_jax.parts.programs import Known, Size, StaticContract
 from attention_jax.parts.samples import close, on_numbers
+from attention_jax.parts.user_code import is_array, is_users, is_wide
 from attention_jax.scores.contract import Params, Score
 from attention_jax.scores.wrapped import WrappedScore
 
@@ -50,68 +51,68 @@ def known_score(
     """
     if type(score) is Known or is_of_library(score):
         return score
-    part = Part("score", score, _REMEDY)
-    part.check_signatures(score)
-    arguments = (params, query_dim, key_dim, dtype, lengths)
+    arguments = (params, query_dim, key_dim, dtype)
     try:
-        return _traced_score(part, score, *arguments)
+        return ScoreContract(score, *arguments).known(lengths)
     except Exception:
         if isinstance(score, WrappedScore) and type(score).init is WrappedScore.init:
-            known_score(score.score, *arguments)  # names the part inside
+            known_score(score.score, *arguments, lengths)  # names the part inside
         raise
 
 
-def _traced_score(
-    part: Part, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any, lengths: Any
-) -> Score:
-    # Transposed features and logits have other shapes.
-    target, source = [size for size in (3, 5, 7, 11) if size not in (query_dim, key_dim)][:2]
-    params = part.call("init", score.param_shapes, params, query_dim, key_dim)
-    width = f"{jnp.dtype(dtype)} or more"
+class ScoreContract(StaticContract):
+    """What a score must keep, for tokens of these sizes. For the arguments see `known_score`."""
 
-    def arguments(queries: Any, keys: Any) -> Any:
-        shapes = (queries, query_dim), (keys, key_dim)
-        tokens = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, dtype), params), *tokens
+    def __init__(self, score: Score, params: Any, query_dim: int, key_dim: int, dtype: Any):
+        super().__init__("score", score, _REMEDY)
+        self.check_signatures(score)
+        self.dims, self.dtype = (query_dim, key_dim), dtype
+        self.params = self.call("init", score.param_shapes, params, *self.dims)
+        # Transposed features and logits have other shapes.
+        target, source = [size for size in (3, 5, 7, 11) if size not in self.dims][:2]
+        self.small = target, source
+        self.sampled = (3, query_dim), (4, key_dim)
+        self.facts = tuple(getattr(score, name) for name in _FACTS)
 
-    def init(rng: Any) -> Params:
-        return score.init(rng, query_dim, key_dim)
+    def init(self, rng: Any) -> Params:
+        return self.part.init(rng, *self.dims)
 
-    def features_of(name: str, params: Any, tokens: Any) -> Any:
-        features = part.call(name, getattr(score, name), params, tokens, of=(tokens,))
-        contract = f"{name} must return one row per token, [{tokens.shape[0]}, ...], in {width}"
-        leaves = jax.tree.leaves(features)
-        rows = [np.shape(leaf)[:1] == tokens.shape[:1] and is_wide(leaf, dtype) for leaf in leaves]
-        part.require(all(rows), contract, features)
-        return features
+    def arrays(self, size: Size) -> Any:
+        return zip(size, self.dims, strict=True)
 
-    def program(params: Any, query: Any, key: Any) -> Any:
+    def results(self, params: Any, query: Any, key: Any) -> Any:
         """The logits, and what the other methods of the user make of them."""
-        q_features = features_of("project_query", params, query)
-        k_features = features_of("project_key", params, key)
-        both = (q_features, k_features)
-        logits = part.call("pair", score.pair, params, *both, of=both, cure=_CONTRACT)
-        target, source = query.shape[0], key.shape[0]
-        contract = (
-            f"pair must return float logits {[target, source]} of {target} queries, {source} keys,"
-            f" in {width}"
+        score, width = self.part, f"{jnp.dtype(self.dtype)} or more"
+        both = []
+        for name, tokens in (("project_query", query), ("project_key", key)):
+            features = self.call(name, getattr(score, name), params, tokens, of=(tokens,))
+            rows = (np.shape(leaf)[:1] == tokens.shape[:1] for leaf in jax.tree.leaves(features))
+            widths = (is_wide(leaf, self.dtype) for leaf in jax.tree.leaves(features))
+            contract = f"{name} must return one row per token, [{tokens.shape[0]}, ...], in {width}"
+            self.require(all(rows) and all(widths), contract, features)
+            both.append(features)
+        logits = self.call("pair", score.pair, params, *both, of=both, cure=_CONTRACT)
+        shape = target, source = query.shape[0], key.shape[0]
+        self.require(
+            is_array(logits, jnp.floating, self.dtype) and logits.shape == shape,
+            f"pair must return float logits {[*shape]} of {target} queries, {source} keys,"
+            f" in {width}",
+            logits,
         )
-        fits = is_array(logits, jnp.floating) and logits.shape == (target, source)
-        part.require(fits and is_wide(logits, dtype), contract, logits)
         others = [
             ("pair_vjp", (params, *both, logits)),
-            ("tile_params", (params, q_features)),
-            ("round", (q_features, "query", jnp.bfloat16)),
-            ("round", (k_features, "key", jnp.bfloat16)),
+            ("tile_params", (params, both[0])),
+            ("round", (both[0], "query", jnp.bfloat16)),
+            ("round", (both[1], "key", jnp.bfloat16)),
         ]
         return logits, [
-            part.call(name, getattr(score, name), *given, of=both)
+            self.call(name, getattr(score, name), *given, of=both)
             for name, given in others
-            if _is_users(score, name)
+            if is_users(score, name)
         ]
 
-    def tile_of(name: str, size: Any, _: Any, *arrays: Any) -> tuple[int, int]:
-        leaves = jax.tree.leaves(arrays[:2])
+    def tile_of(self, name: str, arguments: Any, size: Size) -> Size:
+        leaves = jax.tree.leaves(arguments[1:3])
         rows, columns = leaves[0].shape[0], leaves[-1].shape[0]
         if name == "project_query":  # of a single token: a stand-in, of which no number counts
             return (size[0] if rows == 1 else rows), size[1]
@@ -119,88 +120,65 @@ def _traced_score(
             return size[0], (size[1] if columns == 1 else columns)
         return rows, columns
 
-    return part.known(
-        program,
-        arguments,
-        ((target, source), lengths),
-        lambda: _check_pairs(part, score, *arguments(7, 5)),
-        init,
-        ((3, query_dim), (4, key_dim)),
-        alone=_is_users(score, "init"),
-        tile_of=tile_of,
-        facts=tuple(getattr(score, name) for name in _FACTS),
-    )
+    def check_numbers(self) -> None:
+        """Raises ValueError unless logits and derivatives of random tokens are as they must be."""
+        score, random = self.part, np.random.default_rng(0)
+        params, query, key = self.shapes((7, 5))
 
+        def normal(*shape: int) -> np.ndarray:
+            return random.standard_normal(shape).astype(query.dtype)
 
-def _is_users(score: Score, method: str) -> bool:
-    """Whether a user wrote a method of a score, or of the score inside of it."""
-    inside = isinstance(score, WrappedScore) and _is_users(score.score, method)
-    return inside or is_users(score, method)
+        def positive(leaf: Any) -> np.ndarray:  # as a width or a temperature must be
+            return random.uniform(0.1, 0.6, leaf.shape).astype(leaf.dtype)
 
+        def features_of(params: Any, query: Any, key: Any) -> Any:
+            return score.project_query(params, query), score.project_key(params, key)
 
-def _check_pairs(part: Part, score: Score, params: Any, query: Any, key: Any) -> None:
-    """Raises ValueError unless logits and derivatives of random tokens are as they must be.
+        def logits_of(*tokens: Any) -> Any:  # unlike score(), without an origin
+            return on_numbers(lambda *all: score.pair(all[0], *features_of(*all)), params, *tokens)
 
-    `params`, `query` and `key` are shapes.
-    """
-    random = np.random.default_rng(0)
+        def with_tile_params(params: Any, *tokens: Any) -> Any:
+            features = features_of(params, *tokens)
+            return score.pair(score.tile_params(params, features[0]), *features)
 
-    def normal(*shape: int) -> np.ndarray:
-        return random.standard_normal(shape).astype(query.dtype)
+        def derivatives(params: Any, *tokens_and_dlogits: Any) -> Any:
+            """By the user's method, and by JAX."""
+            *tokens, dlogits = tokens_and_dlogits
+            given = params, *features_of(params, *tokens), dlogits
+            return score.pair_vjp(*given), Score.pair_vjp(score, *given)
 
-    def positive(leaf: Any) -> np.ndarray:  # as a width or a temperature must be
-        return random.uniform(0.1, 0.6, leaf.shape).astype(leaf.dtype)
-
-    def logits_of(params: Any, query: Any, key: Any) -> Any:  # unlike score(), without an origin
-        features = score.project_query(params, query), score.project_key(params, key)
-        return score.pair(params, *features)
-
-    params = jax.tree.map(positive, params)
-    query, key = normal(*query.shape), normal(*key.shape)
-    rows, columns = random.permutation(7)[:5], random.permutation(5)[:4]
-    logits = on_numbers(logits_of, params, query, key)[np.ix_(rows, columns)]
-    part.require(
-        close(logits, on_numbers(logits_of, params, query[rows], key[columns])),
-        "it must give each pair a logit that depends on its query and its key alone; it depends on"
-        " positions or on other tokens: use a bias for positions, and params for what all tokens"
-        " share",
-    )
-    if score.translation_invariant:
-        offset = np.linspace(-0.5, 0.5, key.shape[1], dtype=key.dtype)
-        moved = (tokens + offset for tokens in (query[rows], key[columns]))
-        part.require(
-            score.needs_equal_dims and close(logits, on_numbers(logits_of, params, *moved)),
-            "it must not be translation_invariant: its logits change with an offset of all tokens",
+        params = jax.tree.map(positive, params)
+        query, key = normal(*query.shape), normal(*key.shape)
+        rows, columns = random.permutation(7)[:5], random.permutation(5)[:4]
+        all_logits = logits_of(query, key)
+        logits = all_logits[np.ix_(rows, columns)]
+        self.require(
+            close(logits, logits_of(query[rows], key[columns])),
+            "it must give each pair a logit that depends on its query and its key alone; it depends"
+            " on positions or on other tokens: use a bias for positions, and params for what all"
+            " tokens share",
         )
-    if not (_is_users(score, "tile_params") or _is_users(score, "pair_vjp")):
-        return
-    q_features = on_numbers(score.project_query, params, query)
-    k_features = on_numbers(score.project_key, params, key)
-    if _is_users(score, "tile_params"):
-
-        def logits_of_tile(params: Any, q_features: Any, k_features: Any) -> Any:
-            """With what the user adds to the parameters, and without it."""
-            both, added = (q_features, k_features), score.tile_params(params, q_features)
-            return score.pair(added, *both), score.pair(params, *both)
-
-        part.require(
-            close(*on_numbers(logits_of_tile, params, q_features, k_features)),
-            "it must have a tile_params that adds what pair would decide by itself; with it, pair"
-            " gives other logits",
-        )
-    if not _is_users(score, "pair_vjp"):
-        return
-
-    def derivatives(*arguments: Any) -> Any:
-        """By the user's method, and by JAX."""
-        return score.pair_vjp(*arguments), Score.pair_vjp(score, *arguments)
-
-    own, expected = on_numbers(derivatives, params, q_features, k_features, normal(7, 5))
-    same = jax.tree.structure(own) == jax.tree.structure(expected)  # type: ignore[operator]
-    part.require(
-        same
-        and all(map(close, jax.tree.leaves(own), jax.tree.leaves(expected)))
-        and all(is_wide(leaf, query.dtype) for leaf in jax.tree.leaves(own)),
-        "it must have a pair_vjp that is the derivative of its pair; this one gives other numbers,"
-        f" narrower ones than {query.dtype}, or another structure",
-    )
+        if score.translation_invariant:
+            offset = np.linspace(-0.5, 0.5, key.shape[1], dtype=key.dtype)
+            moved = query[rows] + offset, key[columns] + offset
+            self.require(
+                score.needs_equal_dims and close(logits, logits_of(*moved)),
+                "it must not be translation_invariant: its logits change with an offset of all"
+                " tokens",
+            )
+        if is_users(score, "tile_params"):
+            self.require(
+                close(all_logits, on_numbers(with_tile_params, params, query, key)),
+                "it must have a tile_params that adds what pair would decide by itself; with it,"
+                " pair gives other logits",
+            )
+        if is_users(score, "pair_vjp"):
+            own, expected = on_numbers(derivatives, params, query, key, normal(7, 5))
+            (own, structure), (expected, of_expected) = map(jax.tree.flatten, (own, expected))
+            self.require(
+                structure == of_expected
+                and all(map(close, own, expected))
+                and all(is_wide(leaf, query.dtype) for leaf in own),
+                "it must have a pair_vjp that is the derivative of its pair; this one gives other"
+                f" numbers, narrower ones than {query.dtype}, or another structure",
+            )

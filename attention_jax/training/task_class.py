@@ -15,7 +15,7 @@ import numpy as np
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from attention_jax.core.names import imported, is_of_this_package, module_of
-from attention_jax.parts.programs import Part
+from attention_jax.parts.user_code import UserCode
 from attention_jax.training.task import Task
 
 # Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
@@ -115,6 +115,6 @@ def check_differ(task: Task, method: str, draw: Callable[[Any], Any], drawn: Any
     )
 
 
-def task_part(task: Task) -> Part:
+def task_part(task: Task) -> UserCode:
     """A user's task, with the words for errors about it."""
-    return Part("task", name_of(type(task)), "make it a field of the task")
+    return UserCode("task", name_of(type(task)), "make it a field of the task")

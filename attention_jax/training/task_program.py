@@ -17,13 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.extend.core import jaxpr_as_fun
 
 from attention_jax.core.errors import one_line, users_line
 from attention_jax.core.names import is_of_this_package
-from attention_jax.parts.digests import without_prints
-from attention_jax.parts.programs import Part
-from attention_jax.parts.samples import Numbers
+from attention_jax.parts.digests import program_digest
+from attention_jax.parts.samples import Numbers, program_and_results, rounded, same_numbers
+from attention_jax.parts.user_code import UserCode
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
 from attention_jax.training.task import Feed, Params, Task, check_metrics
@@ -80,7 +79,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
         return batch, result, *_first_update(part, optimizer, params)
 
     rng = jax.eval_shape(lambda: jax.random.key(0))
-    digests = {part.trace(first_loss, rng, batch) for _ in range(2)}
+    digests = {program_digest(part, first_loss, rng, batch) for _ in range(2)}
     part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
     return {"program": digests.pop(), "jax": jax.__version__}
 
@@ -96,13 +95,13 @@ def program_of_optimizer(task: Task) -> JSON:
     part, optimizer = optimizer_part(task), task.train.transformation()
     params = jax.eval_shape(lambda: task.init(jax.random.key(0)))
     update = functools.partial(_first_update, part, optimizer)
-    digests = {part.trace(update, params) for _ in range(2)}
+    digests = {program_digest(part, update, params) for _ in range(2)}
     part.require(len(digests) == 1, "must compute the same in each trace; two traces differ")
     return {"program": digests.pop(), "jax": jax.__version__}
 
 
 def _first_update(
-    part: Part, optimizer: optax.GradientTransformation, params: Params
+    part: UserCode, optimizer: optax.GradientTransformation, params: Params
 ) -> tuple[Any, Any]:
     """Returns the initial state and the first update; ValueError if a loop cannot use them."""
 
@@ -135,9 +134,9 @@ def _first_update(
     return state, result
 
 
-def optimizer_part(task: Task) -> Part:
+def optimizer_part(task: Task) -> UserCode:
     """The optimiser that `train` names, with the words for errors about it."""
-    return Part("optimizer", task.train.optimizer, "make it an argument of the function")
+    return UserCode("optimizer", task.train.optimizer, "make it an argument of the function")
 
 
 def _with_parts(task: Task, **changes: Any) -> Task:
@@ -195,14 +194,14 @@ def numbers_of(task: Task, feed: Feed | None) -> Numbers:
                 " batch with two keys, so that each step learns from it",
                 stacklevel=2,
             )
-    return _rounded(results)
+    return rounded(results)
 
 
 def numbers_of_optimizer(task: Task) -> Numbers:
     """Numbers of the optimiser that `train` names: eight updates of the parameters of a task."""
     train = dataclasses.replace(task.train, steps=task.train.updates, accumulate=1)
     optimizer = train.transformation()
-    return _rounded(_measured(lambda rng: _updates(optimizer, task.init(rng)), jax.random.key(0)))
+    return rounded(_measured(lambda rng: _updates(optimizer, task.init(rng)), jax.random.key(0)))
 
 
 def _updates(optimizer: optax.GradientTransformation, params: Params) -> Any:
@@ -254,48 +253,27 @@ def _measured(function: Callable[..., Any], *arguments: Any) -> Any:
 
     () if the memory of a device is too small.
     """
-    # Unlike `on_numbers` this computes nothing operation by operation: there is no trace around it.
-    # It runs once, so that LLVM need not optimise it.
-    options: Any = {}
-    if jax.default_backend() == "cpu":
-        options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     try:
-        with (
-            jax.default_matmul_precision("highest"),
-            jax.transfer_guard("allow"),
-            jax.debug_nans(False),
-            jax.debug_infs(False),
-        ):
-            program, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-            compute = jax.jit(jaxpr_as_fun(without_prints(program)), compiler_options=options)
-            results = [*map(np.asarray, compute(*jax.tree.leaves(arguments)))]
+        program, results = program_and_results(function, *arguments)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         return ()
     text, dtypes = str(program), {":bf16[": jnp.bfloat16, ":f16[": jnp.float16}
     narrow = [float(jnp.finfo(dtype).eps) for name, dtype in dtypes.items() if name in text]
-    return max(narrow, default=0.0), *jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-
-def _rounded(results: Any) -> Numbers:
-    flat = [number for leaf in jax.tree.leaves(results) for number in np.ravel(leaf).tolist()]
-    return [float(f"{number:.8g}") if np.isfinite(number) else None for number in flat]
+    return max(narrow, default=0.0), *results
 
 
 def _same(stored: Numbers, now: Numbers) -> bool:
     """Whether numbers are equal up to rounding, in float32 or in the 16-bit floats among them."""
-    if len(stored) != len(now):
-        return False
-    left, right = np.array(stored, float), np.array(now, float)
-    within = max(1e-4, 4 * left[0], 4 * right[0])
-    return bool(np.allclose(left, right, rtol=within, atol=within, equal_nan=True))
+    epsilons = (numbers[0] or 0.0 for numbers in (stored, now) if numbers)
+    return same_numbers(stored, now, max(1e-4, *(4 * epsilon for epsilon in epsilons)))
 
 
 # --- the program of a run and that of now ---
 
 
-def check_program(part: Part, stored: JSON, now: JSON, sample: Callable[[], Numbers]) -> None:
+def check_program(part: UserCode, stored: JSON, now: JSON, sample: Callable[[], Numbers]) -> None:
     """Raises ValueError if the program of a user's task or optimiser has changed.
 
     Another program that gives the same numbers counts as the same, with a warning. Earlier versions
