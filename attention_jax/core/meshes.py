@@ -97,31 +97,18 @@ def varying_as(tree: Tree, *references: object) -> Tree:
         tree: a pytree of arrays.
         references: pytrees of arrays.
     """
-    axes = frozenset().union(*map(_varying, jax.tree.leaves(references)))
+    axes = varying_axes(references)
     if not axes:
         return tree
 
     def cast(leaf: jax.Array) -> jax.Array:
-        missing = axes - _varying(leaf)
+        missing = axes - varying_axes(leaf)
         return jax.lax.pcast(leaf, tuple(sorted(missing)), to="varying") if missing else leaf
 
     return jax.tree.map(cast, tree)
 
 
-def varying_type(like: jax.ShapeDtypeStruct, *references: object) -> jax.ShapeDtypeStruct:
-    """The type of a result that varies over all mesh axes that `references` vary over.
-
-    `pallas_call` asks for it inside `jax.shard_map`; elsewhere it is `like`.
-    """
-    axes = frozenset().union(*map(_varying, jax.tree.leaves(references)))
-    manual = jax.sharding.ManualAxisType(varying=axes)
-    return jax.ShapeDtypeStruct(like.shape, like.dtype, manual_axis_type=manual)
-
-
-def is_varying(tree: object) -> bool:
-    """Whether an array varies over a mesh axis, as the checks of `jax.shard_map` know it."""
-    return any(map(_varying, jax.tree.leaves(tree)))
-
-
-def _varying(leaf: object) -> frozenset[str]:
-    return frozenset(jax.typeof(leaf).manual_axis_type.varying)
+def varying_axes(tree: object) -> frozenset[str]:
+    """The mesh axes over which an array of `tree` differs between devices."""
+    leaves = jax.tree.leaves(tree)
+    return frozenset().union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in leaves))

@@ -11,7 +11,7 @@ from jax.experimental import pallas as pl
 from jax.extend import core
 from jax.interpreters import batching, mlir
 
-from attention_jax.core.meshes import varying_type
+from attention_jax.core.meshes import varying_axes
 
 
 def interpret_params() -> Any:
@@ -22,6 +22,15 @@ def interpret_params() -> Any:
     nothing = varying_type(jax.ShapeDtypeStruct((1,), jnp.float32))
     program = jax.make_jaxpr(pl.pallas_call(lambda ref: None, out_shape=nothing))()
     return program.eqns[0].params["interpret"] or None
+
+
+def varying_type(like: jax.ShapeDtypeStruct, *references: object) -> jax.ShapeDtypeStruct:
+    """The type of a result that varies over all mesh axes that `references` vary over.
+
+    `pallas_call` asks for it inside `jax.shard_map`; elsewhere it is `like`.
+    """
+    manual = jax.sharding.ManualAxisType(varying=varying_axes(references))
+    return jax.ShapeDtypeStruct(like.shape, like.dtype, manual_axis_type=manual)
 
 
 def only_on(platform: str, refusal: str, array: jax.Array) -> jax.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import jax
 from attention_jax.core.names import module_of
 from attention_jax.parts.digests import ADDRESS
 from attention_jax.parts.programs import Known
-from attention_jax.parts.samples import same_numbers
+from attention_jax.parts.samples import Numbers, same_numbers
 
 JSON = dict[str, Any]
 
@@ -73,18 +73,37 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
     if not changed or ("program" in now and changed.isdisjoint(("program", "init"))):
         return
     text = f"{setting} was {_words(stored)} when this run was trained, and is {_words(now)} now"
-    if "numbers" not in stored and changed == {"program", "jax"}:
-        versions = f"jax was {stored.get('jax')} then, and is {now['jax']} now"
-        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
-        return
-    if "numbers" in stored and "program" in now:
-        if same_numbers(stored["numbers"], part.contract.sample()):
-            warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
-            return
-        text += ", which gives other numbers"
-    raise ValueError(
-        f"{text}; restore what the run was trained with, or train a new run in another folder"
-    )
+    numbers = stored.get("numbers") if "program" in now else None
+    # Without numbers, the version of JAX may be why another program has the same class and fields.
+    jax_then = str(stored.get("jax")) if changed == {"program", "jax"} else ""
+    check_same(text, numbers, lambda: part.contract.sample(), jax_then)
+
+
+def check_same(
+    text: str,
+    stored: Numbers | None,
+    sample: Callable[[], Numbers],
+    jax_then: str,
+    same: Callable[[Numbers, Numbers], bool] = same_numbers,
+) -> None:
+    """Raises ValueError for a program that has changed; warns if it gives the same numbers.
+
+    Args:
+        text: what it was, and what it is now.
+        stored: its numbers of before; None for a run of a version that stored none.
+        sample: gives its numbers of now.
+        jax_then: the version of JAX that may be why another program does the same; "" for none.
+        same: compares the numbers.
+    """
+    if stored and same(stored, sample()):
+        warnings.warn(f"{text}, which gives the same numbers", stacklevel=3)
+    elif jax_then and not stored:
+        versions = f"jax was {jax_then} then, and is {jax.__version__} now"
+        warnings.warn(f"{text}; this may be because {versions}", stacklevel=3)
+    else:
+        text += ", which gives other numbers" if stored else ""
+        cure = "restore what the run was trained with, or train a new run in another folder"
+        raise ValueError(f"{text}; {cure}")
 
 
 def _words(description: JSON) -> str:

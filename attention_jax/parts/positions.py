@@ -10,7 +10,6 @@ import numpy as np
 
 from attention_jax.core.arrays import broadcasts
 from attention_jax.core.names import is_of_this_package
-from attention_jax.parts.digests import program_digest
 from attention_jax.parts.programs import Contract, Program, Size
 from attention_jax.parts.samples import on_numbers
 from attention_jax.parts.user_code import is_array
@@ -105,9 +104,7 @@ class PositionsContract(Contract):
         is_mask = isinstance(function, Mask)
         self.has_status = is_mask and type(function).tile_status is not Mask.tile_status
 
-    def trace(self, size: Size) -> str:
-        """The digest of the part's program on a tile, whose results are checked."""
-
+    def shapes(self, size: Size) -> Any:
         def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:
             dtype = jnp.result_type(leaf)
             if jnp.issubdtype(dtype, jnp.floating):
@@ -116,10 +113,9 @@ class PositionsContract(Contract):
 
         example = jax.tree.map(without_batch, self.part, self.part.core_ndims())
         positions = [jax.ShapeDtypeStruct((length,), jnp.arange(0).dtype) for length in size]
-        return program_digest(self, self.results, example, *positions)
+        return [example, *positions]
 
     def results(self, function: Any, *positions: Array) -> Any:
-        """What the methods of the user give for a tile."""
         is_mask, size = isinstance(function, Mask), tuple(each.shape[0] for each in positions)
         name, kind = ("allowed", jnp.bool_) if is_mask else ("values", jnp.floating)
         values = "booleans" if is_mask else f"floats of {jnp.dtype(self.dtype)} or more"

@@ -42,12 +42,18 @@ class Contract(UserCode):
 
     small: Size = (3, 5)
 
-    def trace(self, size: Size) -> str:
-        """The digest of the part's program on a tile of this size, see `program_digest`."""
-        raise NotImplementedError
+    def results(self, *arguments: Any) -> Any:
+        """What the methods of the user give. Each result is checked."""
+
+    def shapes(self, size: Size) -> Any:
+        """The shapes of the arguments of `results`, on a tile."""
 
     def check(self, size: Size) -> None:
         """Raises ValueError if the part, new on tokens of this size, breaks its contract."""
+
+    def trace(self, size: Size) -> str:
+        """The digest of the part's program on a tile, see `program_digest`."""
+        return program_digest(self, self.results, *self.shapes(size))
 
     def program(self, lengths: Any) -> Program:
         """The program of the part on the tokens of a call, and on the tiles that it got before.
@@ -119,10 +125,7 @@ class StaticContract(Contract):
         """The parameters of a PRNG key."""
 
     def arrays(self, size: Size) -> Any:
-        """The shapes of the arrays that `results` takes, on a tile."""
-
-    def results(self, params: Any, *arrays: Any) -> Any:
-        """What all methods of the user but `init` give."""
+        """The shapes of the arrays that `results` takes beside the parameters."""
 
     def tile_of(self, name: str, arguments: Any, size: Size) -> Any:
         """The size of the tile on which a method was called, in a call of `size` tokens."""
@@ -134,11 +137,7 @@ class StaticContract(Contract):
         if size == self.small:
             self.check_numbers()
 
-    def trace(self, size: Size) -> str:
-        return program_digest(self, self.results, *self.shapes(size))
-
-    def shapes(self, size: Size) -> list[Any]:
-        """Those of the arguments of `results`, with parameters in `dtype`."""
+    def shapes(self, size: Size) -> Any:
         params = jax.tree.map(lambda leaf: self.shape(*leaf.shape), self.params)
         return [params, *(self.shape(*shape) for shape in self.arrays(size))]
 

@@ -45,7 +45,8 @@ class UserCode:
         of_library: dict[str, Any] = {}
         for cls in filter(is_of_this_package, reversed(mro)):
             of_library |= vars(cls)
-        for name in sorted(own & of_library.keys()):
+        # Of a mask or bias, `at` is another name of the user's `allowed` or `values`.
+        for name in sorted(own & of_library.keys() - {"at"}):
             method = getattr(part, name) if inspect.isfunction(of_library[name]) else None
             if name.startswith("_") or not callable(method):
                 continue

@@ -20,6 +20,7 @@ import optax
 
 from attention_jax.core.errors import one_line, users_line
 from attention_jax.core.names import is_of_this_package
+from attention_jax.parts.descriptions import check_same
 from attention_jax.parts.digests import program_digest
 from attention_jax.parts.samples import Numbers, program_and_results, rounded, same_numbers
 from attention_jax.parts.user_code import UserCode
@@ -293,17 +294,8 @@ def check_program(part: UserCode, stored: JSON, now: JSON, sample: Callable[[], 
         f"{part.name} was program {str(then)[:12]} when this run was trained, and is"
         f" {str(now.get('program'))[:12]} now"
     )
-    cure = "restore it, or train a new run in another folder"
-    if numbers := stored.get(_NUMBERS):
-        if _same(numbers, sample()):
-            warnings.warn(f"{text}, which gives the same numbers", stacklevel=2)
-            return
-        cure += " (it gives other numbers)"
-    elif stored.get("jax") != now.get("jax"):
-        versions = f"jax was {stored.get('jax')} then, and is {now.get('jax')} now"
-        warnings.warn(f"{text}; this may be because {versions}", stacklevel=2)
-        return
-    raise ValueError(f"{text}; {cure}")
+    jax_then = str(stored.get("jax")) if stored.get("jax") != now.get("jax") else ""
+    check_same(text, stored.get(_NUMBERS), sample, jax_then, _same)
 
 
 def kept_program(stored: JSON, now: JSON, sample: Callable[[], Numbers]) -> JSON:

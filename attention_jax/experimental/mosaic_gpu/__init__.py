@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from attention_jax.core.meshes import is_varying
+from attention_jax.core.meshes import varying_axes
 from attention_jax.experimental.kernel_attention import KernelPlan, Kernels, RowTerms, attention_by
 from attention_jax.experimental.mosaic_gpu import calls, tanh_quotients
 from attention_jax.experimental.mosaic_gpu.kernels import (
@@ -73,7 +73,7 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
             f"keeps {weights.shape[0]} features and {inputs.value.shape[-1]} values of a tile in"
             f" {needed // 1024} KiB of shared memory, more than {MOST_SHARED_MEMORY // 1024}"
         )
-    return "needs check_vma=False inside jax.shard_map" if is_varying(inputs) else None
+    return "needs check_vma=False inside jax.shard_map" if varying_axes(inputs) else None
 
 
 def _kernel_arrays(

@@ -14,9 +14,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from attention_jax.core.errors import one_line
-from attention_jax.core.meshes import varying_type
 from attention_jax.core.names import is_of_library
-from attention_jax.experimental.devices import interpret_params, only_on
+from attention_jax.experimental.devices import interpret_params, only_on, varying_type
 from attention_jax.experimental.mosaic_tpu import kernels, operands
 from attention_jax.experimental.mosaic_tpu.operands import LANES, Blocks, TileProgram
 from attention_jax.kernels.preparation import refuse
