@@ -65,7 +65,7 @@ hinted = with_hints(
         "is_causal": "mask=causal_mask(), or call interop.dot_product_attention",
         "scale": "score=ScaledDot(scale=...), or call interop.dot_product_attention",
         "query_seq_lengths": "mask=padding_mask(key_lengths, query_lengths)",
-        "key_value_seq_lengths": "mask=padding_mask(key_lengths)",
+        "key_value_seq_lengths": "mask=padding_mask(key_lengths, query_lengths)",
         "local_window_size": "mask=local_mask(left, right)",
         "broadcast_dropout": "Flax attention_fn=interop.flax_attention_fn(score, params)",
     }
@@ -128,19 +128,20 @@ def checked_call(
         batch,
     )
 
-    def checked_positions(function: Any) -> Any:
-        function.check(batch, *lengths)
-        function = jax.tree.map(_with_unknown_rows, function, is_leaf=_is_mask_of_user)
-        return known_positions(function, lengths, dtype)
-
-    if bias is not None:  # a user's bias may hold Python numbers
-        bias = checked_positions(jax.tree.map(jnp.asarray, as_bias(bias)))
-    if mask is not None:
-        mask = checked_positions(as_mask(mask))
-        for unknown in mask.unknown_rows():
-            # A NaN query makes its row NaN, unless another mask hides all of it.
-            nan = jnp.where(unknown, jnp.nan, 0).astype(query.dtype)
-            query = query + pad_rank(nan[..., None], query.ndim)
+    positions: dict[str, Any] = {
+        "mask": None if mask is None else as_mask(mask),
+        # A user's bias may hold Python numbers.
+        "bias": None if bias is None else jax.tree.map(jnp.asarray, as_bias(bias)),
+    }
+    for name, function in positions.items():
+        if function is not None:
+            function.check(batch, *lengths)
+            function = jax.tree.map(_with_unknown_rows, function, is_leaf=_is_mask_of_user)
+            positions[name] = known_positions(function, lengths, dtype)
+    for unknown in () if mask is None else positions["mask"].unknown_rows():
+        # A NaN query makes its row NaN, unless another mask hides all of it.
+        nan = jnp.where(unknown, jnp.nan, 0).astype(query.dtype)
+        query = query + pad_rank(nan[..., None], query.ndim)
 
     dropout_rate = checked_fraction("dropout_rate", dropout_rate)
     if dropout_rate and dropout_rng is None:
@@ -156,8 +157,9 @@ def checked_call(
             " attention_weights returns the weights themselves"
         )
     options = Options(score, block_sizes, dropout_rate, return_statistics, normalizer)
-    inputs = Inputs(query, key, value, params, mask, bias, dropout_rng, normalizer_params)
-    return options, inputs
+    arrays = {"query": query, "key": key, "value": value, "dropout_rng": dropout_rng}
+    parameters = {"params": params, "normalizer_params": normalizer_params}
+    return options, Inputs(**arrays, **parameters, **positions)
 
 
 def compute_dtype(*arguments: Any) -> Any:

@@ -122,10 +122,8 @@ def _dot_product_attention(
     query_lengths: Array | None,
     key_lengths: Array | None,
 ) -> Any:
-    tokens, masks = inputs[:3], [inputs.mask]
-    unbatched = inputs.query.ndim == 3
-    if unbatched:
-        tokens = tuple(array[None] for array in tokens)
+    unbatched, masks = inputs.query.ndim == 3, [inputs.mask]
+    tokens = [array[None] if unbatched else array for array in inputs[:3]]
     if key_lengths is not None:  # [B, 1]: the second axis broadcasts to the heads
         masks.append(padding_mask(key_lengths[:, None]))
     if query_lengths is not None:
