@@ -297,8 +297,9 @@ def _sum_in_a_loop(add: Callable, *arrays: Array, on_all_threads: bool = False) 
             # XLA:CPU of jax 0.12 runs a loop on a single thread if its body is elementwise. A sort
             # in the body prevents that, and two integers are sorted in no time.
             n = jax.lax.sort(jnp.stack([n, n + 1]))[0]
-        first = n * _TERMS_PER_PASS
-        return add(*(_entries(array, first, _TERMS_PER_PASS) for array in arrays))
+        # One entry at a time: XLA:CPU copies a slice of several, which is 7 times slower.
+        first, count, entry = n * _TERMS_PER_PASS, _TERMS_PER_PASS, jax.lax.dynamic_index_in_dim
+        return add(*([entry(array, first + i, 0, False) for i in range(count)] for array in arrays))
 
     zeros = varying_as(jnp.zeros_like(jax.eval_shape(block, 0)), arrays)
     steps = len(arrays[0]) // _TERMS_PER_PASS
@@ -310,11 +311,6 @@ def _sum_at_once(add: Callable, *arrays: Array) -> Array:
     """A single reduction, into which XLA:GPU fuses the terms. (A step of a loop is a launch.)"""
     blocks = [array.reshape(-1, _TERMS_PER_PASS, *array.shape[1:]) for array in arrays]
     return jnp.sum(jax.vmap(lambda *block: add(*map(list, block)))(*blocks), axis=0)
-
-
-def _entries(array: Array, first: Array, count: int) -> list[Array]:
-    """`count` entries, one by one: XLA:CPU copies a slice of several, which is 7 times slower."""
-    return [jax.lax.dynamic_index_in_dim(array, first + i, 0, False) for i in range(count)]
 
 
 # --- the choice between the formulas ---

@@ -91,9 +91,7 @@ class FunctionScore(Score):
                 f"params must be a pytree of float arrays for score {self}, a function of"
                 f" (params, q, k); got {params!r}: give attention params="
             )
-        return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jax.dtypes.result_type(leaf)), params
-        )
+        return _shapes_of(params)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         arguments = (params,) if self._takes_params else ()
@@ -138,10 +136,7 @@ class CallableScore(FunctionScore):
         return jax.tree.map(jnp.asarray, self.own_params)
 
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
-        return {
-            name: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf))
-            for name, leaf in self.own_params.items()
-        }
+        return _shapes_of(self.own_params)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         def replaced(path: Any, leaf: Any) -> Any:
@@ -149,6 +144,12 @@ class CallableScore(FunctionScore):
 
         function = jax.tree_util.tree_map_with_path(replaced, self.function)
         return function(q_features, k_features)
+
+
+def _shapes_of(params: Params) -> Params:
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), jnp.result_type(leaf)), params
+    )
 
 
 def is_callable_pytree(value: Any) -> bool:
