@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.experimental.visible_keys import VisibleKeys, visible_keys
 from attention_jax.kernels.preparation import project, refuse, twin
-from attention_jax.normalizers.softmax_rows import RowSummary, SoftmaxSums, where_positive
+from attention_jax.normalizers.softmax_rows import SoftmaxSums, where_positive
 from attention_jax.tiles import tiled
 from attention_jax.tiles.features import Operands
 from attention_jax.tiles.options import Inputs, Options
@@ -106,7 +106,7 @@ class Residuals(NamedTuple):
 
 def _attend_fwd(kernels: Kernels, plan: KernelPlan, inputs: Inputs) -> tuple[Any, Residuals]:
     output, sums = kernels.forward(plan, *_project(plan, inputs))
-    statistics = None if sums.moment is None else RowSummary.of_sums(*sums).statistics()
+    statistics = None if sums.moment is None else sums.summary().statistics()
     results = output.astype(inputs.query.dtype), statistics
     results = jax.tree.map(lambda rows: rows[: plan.lengths[0]], results)
     return results, Residuals(inputs, sums, output)

@@ -98,12 +98,10 @@ class RowSums(NamedTuple):
             bound: makes the weights of shifted logits.
         """
         if bound.normalizer.is_softmax:
-            total, weighted = self.weights
-            before = SoftmaxSums(self.shift.reference, total, self.moment)
             largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
-            sums, exponentials, shrink = before.with_tile(logits, largest)
+            sums, exponentials, shrink = self._of_softmax.with_tile(logits, largest)
             added = weighted_sum(factors_of_values(exponentials), values)
-            weighted = shrink[:, None] * weighted + added
+            weighted = shrink[:, None] * self.weights[1] + added
             return RowSums(RowShift(sums.largest), (sums.total, weighted), moment=sums.moment)
 
         def add(sums: tuple[Array, Array], weights: Array) -> tuple[Array, Array]:
@@ -119,23 +117,26 @@ class RowSums(NamedTuple):
 
     def finalize(self, normalizer: Normalizer) -> FinalRows:
         """The results after the last key; the rows may have further axes in front."""
-        total, output = self.weights
+        total, weighted = self.weights
         empty = total == 0
-        summary, mean = None, None
         divisor = jnp.where(empty | (not normalizer.sums_to_one), 1, total)
+        summary, mean = None, None
         if normalizer.is_softmax:
-            summary = RowSummary.of_sums(self.shift.reference, total, self.moment)
+            summary = self._of_softmax.summary()
         else:  # see `threshold.py`
             divisor = jax.lax.stop_gradient(divisor)
-        output = output / divisor[..., None]
         if self.slopes is not None:
             slope, sloped = self.slopes
             flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0
             mean = jnp.where(flat[..., None], 0, sloped / jnp.where(flat, 1, slope)[..., None])
         # The weighted sum of a row without keys is 0 * NaN if a value is NaN: replace it by 0.
-        output = jnp.where(empty[..., None], 0, output)
+        output = jnp.where(empty[..., None], 0, weighted / divisor[..., None])
         shift = self.shift._replace(reference=jnp.where(empty, 0, self.shift.reference))
         return FinalRows(output, summary, shift, empty, divisor, mean)
+
+    @property
+    def _of_softmax(self) -> SoftmaxSums:
+        return SoftmaxSums(self.shift.reference, self.weights[0], self.moment)
 
 
 class FinalRows(NamedTuple):

@@ -76,6 +76,15 @@ class SoftmaxSums(NamedTuple):
         total = shrink * self.total + sum_of_rows(exponentials)
         return SoftmaxSums(largest, total, moment), exponentials, shrink
 
+    def summary(self) -> RowSummary:
+        """The summary of the rows, whose `largest` may hold anything in a row without keys."""
+        any_allowed = self.total != 0  # `> 0` would hide a NaN
+        total = jnp.where(any_allowed, self.total, 1)
+        log_sum, entropy = jnp.log(total), None
+        if self.moment is not None:
+            entropy = jnp.where(any_allowed, log_sum - self.moment / total, 0)
+        return RowSummary(jnp.where(any_allowed, self.largest, -jnp.inf), log_sum, entropy)
+
 
 def where_positive(exponentials: Array, shifted: Array) -> Array:
     """The shifted logits; 0 where the exponential is 0, since 0 * -inf would be NaN."""
@@ -105,18 +114,6 @@ class RowSummary(NamedTuple):
     log_sum: Array  # [t] log n; 0 without keys
     entropy: Any  # [t] in nats; 0 without keys; None where it is not requested
 
-    @classmethod
-    def of_sums(cls, largest: Array, total: Array, moment: Array | None) -> RowSummary:
-        """The summary of rows [t] with these sums; the moment gives the entropy.
-
-        `largest` may hold anything in a row without keys, whose total is 0.
-        """
-        any_allowed = total != 0  # `> 0` would hide a NaN
-        total = jnp.where(any_allowed, total, 1)
-        log_sum = jnp.log(total)
-        entropy = None if moment is None else jnp.where(any_allowed, log_sum - moment / total, 0)
-        return cls(jnp.where(any_allowed, largest, -jnp.inf), log_sum, entropy)
-
     def statistics(self) -> AttentionStatistics:
         return AttentionStatistics(self.largest + self.log_sum, self.entropy, self.largest)
 
@@ -145,7 +142,7 @@ def summary_of_rows(logits: Array) -> RowSummary:
     """The summary [..., T] of rows of logits [..., T, S], float32 or wider, -inf where masked."""
     largest, exponentials, total = _shifted_exponentials(logits, -1)
     moment = jnp.sum(exponentials * where_positive(exponentials, logits - largest), axis=-1)
-    return RowSummary.of_sums(largest[..., 0], total[..., 0], moment)
+    return SoftmaxSums(largest[..., 0], total[..., 0], moment).summary()
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
