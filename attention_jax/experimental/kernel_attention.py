@@ -82,7 +82,7 @@ def attention_by(kernels: Kernels, options: Options, inputs: Inputs) -> Any:
         return tiled.attend(options, inputs)  # no kernel has a tile without entries
     lengths = inputs.query.shape[0], inputs.key.shape[0]
     tile = kernels.tile(options, *lengths)
-    plan = KernelPlan(options, tile, lengths, output_dtype=inputs.query.dtype)
+    plan = KernelPlan(options, tile, lengths, inputs.compute_dtype, output_dtype=inputs.query.dtype)
     return _attend(kernels, plan, inputs)
 
 

@@ -53,7 +53,7 @@ def test_windows_are_those_of_the_table(parts):
     # Tiles of 2 queries and 4 keys: further queries see what the last one sees, further keys none.
     padded = np.pad(np.concatenate([table, table[-1:]]), ((0, 0), (0, 3)))
     tiles = padded.reshape(4, 2, 3, 4).swapaxes(1, 2)
-    plan = Plan(Options(aj.Dot()), (2, 4), (T, S))
+    plan = Plan(Options(aj.Dot()), (2, 4), (T, S), jnp.float32)
     windows, visited, full = visible_keys(plan, mask, windows)
     columns = windows.map(lambda row: row[:, None], lambda row: row[None])
     np.testing.assert_array_equal(columns.allowed(jnp.arange(12)[None]), padded)
