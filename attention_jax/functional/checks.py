@@ -19,12 +19,10 @@ from attention_jax.core.arrays import (
     pad_rank,
 )
 from attention_jax.core.checks import check_integer, checked_fraction, checked_rng, with_hints
-from attention_jax.core.names import is_of_this_package
 from attention_jax.kernels import IMPLEMENTATIONS
 from attention_jax.normalizers import DEFAULT_NORMALIZER, NormalizerLike, get_normalizer
 from attention_jax.parts import known_normalizer, known_positions, known_score
 from attention_jax.positions.contract import Bias, Mask, as_bias, as_mask
-from attention_jax.positions.masks import TokenMask
 from attention_jax.scores import (
     DEFAULT_SCORE,
     KeyLike,
@@ -136,7 +134,6 @@ def checked_call(
     for name, function in positions.items():
         if function is not None:
             function.check(batch, *lengths)
-            function = jax.tree.map(_with_unknown_rows, function, is_leaf=_is_mask_of_user)
             positions[name] = known_positions(function, lengths, dtype)
     for unknown in () if mask is None else positions["mask"].unknown_rows():
         # A NaN query makes its row NaN, unless another mask hides all of it.
@@ -166,17 +163,6 @@ def compute_dtype(*arguments: Any) -> Any:
     """The type in which attention computes: float64 if any array of these pytrees is."""
     arrays = (leaf for leaf in jax.tree.leaves(arguments) if hasattr(leaf, "dtype"))
     return accumulator_dtype(*arrays).type
-
-
-def _is_mask_of_user(part: Any) -> bool:
-    return isinstance(part, Mask) and not is_of_this_package(type(part))
-
-
-def _with_unknown_rows(part: Any) -> Any:
-    """A user's mask that hides no key where a NaN, compared with distances, would hide all."""
-    for unknown in part.unknown_rows() if _is_mask_of_user(part) else ():
-        part = part | TokenMask(jnp.ones(1, bool), unknown)
-    return part
 
 
 def score_of_sizes(score: ScoreLike, query_dim: Any, key_dim: Any) -> tuple[Score, int, int]:

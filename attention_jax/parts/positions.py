@@ -15,6 +15,7 @@ from attention_jax.parts.samples import on_numbers
 from attention_jax.parts.user_code import is_array
 from attention_jax.positions.contract import Bias, Mask, TileStatus
 from attention_jax.positions.function import PositionFunction, function_field, position_dataclass
+from attention_jax.positions.masks import TokenMask
 
 Array = jax.Array
 
@@ -60,7 +61,8 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
     """A mask or bias in which each part that a user wrote is traced and known by its program.
 
     The `tile_status` of a mask that was not seen before with these lengths is compared with its
-    `allowed` on small tiles of the call, unless an array of the mask is traced.
+    `allowed` on small tiles of the call, unless an array of the mask is traced. A user's mask hides
+    no key of a query for which an array [*B] or [*B, T] of it is NaN.
 
     Args:
         function: a `Mask` or `Bias` that has been checked. Its arrays may have batch axes.
@@ -79,7 +81,13 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
         if not is_users(function):
             return function
         program = PositionsContract(function, dtype, lengths).program(lengths)
-        return (KnownMask if isinstance(function, Mask) else KnownBias)(program, function)
+        if not isinstance(function, Mask):
+            return KnownBias(program, function)
+        mask: Mask = KnownMask(program, function)
+        for unknown in function.unknown_rows():
+            # A NaN, compared with distances, might hide all keys: attention makes the row NaN.
+            mask = mask | TokenMask(jnp.ones(1, bool), unknown)
+        return mask
 
     def is_whole(part: Any) -> bool:
         return is_users(part) or isinstance(part, _KnownPart)

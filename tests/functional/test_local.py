@@ -17,6 +17,7 @@ from attention_jax import (
     attention,
     causal_mask,
     coverage_attention,
+    interop,
     local_attention,
     local_attention_weights,
     mask_dataclass,
@@ -207,6 +208,7 @@ class Span(Mask):
 
 def test_a_window_of_nan_in_other_attention():
     tokens = narrow_normal(T, 3)
+    heads = tokens[:, None]
     centers = np.array([0, np.nan, 2, 3, 4], np.float32)
     unknown = np.isnan(centers)
     mask = window_mask(centers, 1)
@@ -214,6 +216,7 @@ def test_a_window_of_nan_in_other_attention():
         attention(tokens, tokens, tokens, mask=mask & causal_mask()),
         attention(tokens, tokens, tokens, mask=Span(centers) & causal_mask()),
         attention(tokens, tokens, tokens, mask=Span(centers), implementation="tiled"),
+        interop.dot_product_attention(heads, heads, heads, mask=Span(centers)),
         coverage_attention(tokens, tokens, tokens, mask=mask, coverage_kernel=tokens[0]).output,
         monotonic_attention(tokens, tokens, tokens, mask=mask, return_weights=False),
     ):

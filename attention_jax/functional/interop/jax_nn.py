@@ -123,13 +123,15 @@ def _dot_product_attention(
     key_lengths: Array | None,
 ) -> Any:
     unbatched, masks = inputs.query.ndim == 3, [inputs.mask]
-    tokens = [array[None] if unbatched else array for array in inputs[:3]]
+    if unbatched:
+        with_batch = {name: getattr(inputs, name)[None] for name in ("query", "key", "value")}
+        inputs = inputs._replace(**with_batch)
     if key_lengths is not None:  # [B, 1]: the second axis broadcasts to the heads
         masks.append(padding_mask(key_lengths[:, None]))
     if query_lengths is not None:
-        every_key = jnp.full_like(query_lengths, tokens[1].shape[1])
+        every_key = jnp.full_like(query_lengths, inputs.key.shape[1])
         masks.append(padding_mask(every_key[:, None], query_lengths[:, None]))
-    inputs = Inputs(*tokens, inputs.params, joined_masks(masks), inputs.bias, None)
+    inputs = inputs._replace(mask=joined_masks(masks))
     call = grouped(score, inputs, return_statistics=return_residual)
     results = attention_by_head(*call, implementation)
     if return_residual:
