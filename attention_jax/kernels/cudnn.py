@@ -31,7 +31,8 @@ import numpy as np
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.errors import one_line
 from attention_jax.kernels import preparation
-from attention_jax.kernels.windows import bounds_of, parts_of
+from attention_jax.kernels.windows import bounds_of
+from attention_jax.positions.contract import AndMask, operands
 from attention_jax.positions.masks import TracedLocalMask
 from attention_jax.scores import Dot, ScaledDot, Score, is_dot_product
 from attention_jax.scores.projected_keys import ProjectedKeys, key_feature_shapes
@@ -89,7 +90,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     sizes = features.shape[-1], inputs.value.shape[-1]
     if max(sizes) > LARGEST_HEAD or min(sizes) == 0:
         return f"takes 1 to {LARGEST_HEAD} features and values per head; got {sizes}"
-    if any(isinstance(part, TracedLocalMask) for part in parts_of(inputs.mask)):
+    if any(isinstance(part, TracedLocalMask) for part in operands(inputs.mask, AndMask)):
         return "takes causal_mask(...) and local_mask(...) of integers; got one of arrays"
     left, right, padded = bounds_of(inputs.mask)
     if (left is not None or right is not None) and right != 0:

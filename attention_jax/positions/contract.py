@@ -310,6 +310,13 @@ class ShiftedBias(Shifted, Bias):
     """A bias of longer sequences, at the positions of `shifts`."""
 
 
+def operands(function: Any, kind: type[Joined]) -> list[Any]:
+    """The functions that `kind` joins, at any depth, from left to right; [] for None."""
+    if isinstance(function, kind):
+        return operands(function.left, kind) + operands(function.right, kind)
+    return [] if function is None else [function]
+
+
 def as_mask(mask: Mask | Array) -> Mask:
     """A `Mask` unchanged; a boolean array [*B, T, S] or [T, S] as a `DenseMask`."""
     if isinstance(mask, Mask):

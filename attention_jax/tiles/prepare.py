@@ -21,7 +21,7 @@ from jax.export import is_symbolic_dim
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.batches import all_over_batch
 from attention_jax.core.meshes import varying_as
-from attention_jax.positions.contract import Bias, DenseBias, Mask, SumBias, TileStatus
+from attention_jax.positions.contract import Bias, DenseBias, Mask, SumBias, TileStatus, operands
 from attention_jax.positions.dropout import DropoutMask
 from attention_jax.positions.masks import padding_mask
 from attention_jax.tiles.features import project_tokens, stand_in_features
@@ -315,12 +315,6 @@ def repeated(tiles: Array, count: int) -> Array:
 
 
 def _cut_bias(plan: Plan, bias: Bias | None) -> BiasTiles:
-    def summands(bias: Any) -> list[Any]:
-        """The summands of a sum of biases, of any depth."""
-        if isinstance(bias, SumBias):
-            return summands(bias.left) + summands(bias.right)
-        return [bias]
-
     def cut_table(table: Array) -> Array:
         """[T or 1, S or 1] -> a table of `BiasTiles`, zero-padded."""
         counts = plan.query_tiles, plan.key_tiles
@@ -332,6 +326,6 @@ def _cut_bias(plan: Plan, bias: Bias | None) -> BiasTiles:
         table = jnp.pad(table, ((0, query_padding), (0, key_padding)))
         return table.reshape(query_tiles, t, key_tiles, s).swapaxes(1, 2)
 
-    parts = [] if bias is None else summands(cast_floats(bias, plan.dtype))
-    tables = tuple(cut_table(part.table) for part in parts if isinstance(part, DenseBias))
-    return BiasTiles(tables, tuple(part for part in parts if not isinstance(part, DenseBias)))
+    summands = operands(cast_floats(bias, plan.dtype), SumBias)
+    tables = tuple(cut_table(each.table) for each in summands if isinstance(each, DenseBias))
+    return BiasTiles(tables, tuple(each for each in summands if not isinstance(each, DenseBias)))
