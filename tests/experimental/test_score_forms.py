@@ -13,7 +13,6 @@ from attention_jax.scores import Concat
 
 
 class Squared(aj.Additive):
-    pair_vjp = aj.Score.pair_vjp
     tile_params = aj.Additive.tile_params
     finite_slopes = aj.Additive.finite_slopes
 

@@ -26,7 +26,6 @@ class Cubed(aj.Dot):
     """Its pair is its own, and so is its cost."""
 
     tile_cost = "materialized"
-    pair_vjp = aj.Score.pair_vjp
     round = aj.Dot.round
     finite_slopes = aj.Dot.finite_slopes
 

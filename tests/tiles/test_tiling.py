@@ -61,7 +61,6 @@ def test_features_of_16_bit_tokens_have_16_bits():
 class Watched(aj.Dot):
     """Its logits are 0, and it writes down the tiles it is asked for."""
 
-    pair_vjp = aj.Score.pair_vjp
     round = aj.Dot.round
     finite_slopes = aj.Dot.finite_slopes
 
