@@ -138,34 +138,31 @@ def _with_inner(program: ClosedJaxpr) -> list[ClosedJaxpr | Jaxpr]:
 
 def without_prints(program: Any) -> Any:
     """A program without `jax.debug.print` and other calls of Python that give it no result."""
-    unwanted = [
-        equation
-        for each in _with_inner(program)
-        for equation in each.eqns
-        if equation.primitive.name in _PRINTS and not equation.outvars
-    ]
-    effects = {effect for equation in unwanted for effect in equation.effects}
+
+    def is_print(equation: Any) -> bool:
+        return equation.primitive.name in _PRINTS and not equation.outvars
+
+    equations = [equation for each in _with_inner(program) for equation in each.eqns]
+    effects = {effect for each in filter(is_print, equations) for effect in each.effects}
 
     def silent(value: Any) -> Any:
         # From JAX 0.12 on, a closed program is its own `jaxpr`.
         if isinstance(value, ClosedJaxpr) and value.jaxpr is not value:
             return value.replace(jaxpr=silent(value.jaxpr))
         if isinstance(value, ClosedJaxpr | Jaxpr):
+            replaced: Any = value.replace
             equations = [
                 each.replace(
                     params={name: silent(param) for name, param in each.params.items()},
                     effects=each.effects - effects,
                 )
                 for each in value.eqns
-                if not any(each is other for other in unwanted)
+                if not is_print(each)
             ]
-            replaced: Any = value.replace
             return replaced(eqns=equations, effects=value.effects - effects)
-        if type(value) in (tuple, list):
-            return type(value)(map(silent, value))
-        return value
+        return type(value)(map(silent, value)) if type(value) in (tuple, list) else value
 
-    return silent(program) if unwanted else program
+    return silent(program) if any(map(is_print, equations)) else program
 
 
 def _unshown(equation: Any, program: ClosedJaxpr | Jaxpr, orders: int) -> list[ClosedJaxpr]:

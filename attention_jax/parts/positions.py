@@ -109,8 +109,9 @@ class PositionsContract(Contract):
         super().__init__(function.kind, type(function).__name__, remedy)
         self.check_signatures(function)
         self.part, self.dtype, self.lengths = function, dtype, lengths
-        is_mask = isinstance(function, Mask)
-        self.has_status = is_mask and type(function).tile_status is not Mask.tile_status
+        self.has_status = (
+            isinstance(function, Mask) and type(function).tile_status is not Mask.tile_status
+        )
 
     def shapes(self, size: Size) -> Any:
         def without_batch(leaf: Any, ndim: int) -> jax.ShapeDtypeStruct:

@@ -176,7 +176,7 @@ class ScoreContract(StaticContract):
             own, expected = on_numbers(derivatives, params, query, key, normal(7, 5))
             (own, structure), (expected, of_expected) = map(jax.tree.flatten, (own, expected))
             self.require(
-                structure == of_expected
+                structure == of_expected  # type: ignore[operator]
                 and all(map(close, own, expected))
                 and all(is_wide(leaf, query.dtype) for leaf in own),
                 "it must have a pair_vjp that is the derivative of its pair; this one gives other"

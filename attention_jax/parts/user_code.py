@@ -84,7 +84,7 @@ class UserCode:
                 raise
             usual = cure if isinstance(error, TypeError | ValueError) else ""
             cure = next((text for kind, text in _CURES if isinstance(error, kind)), usual)
-            shapes = f" of {shapes_in_words(of)}" if of else ""
+            shapes = f" of {shapes_in_words(tuple(of))}" if of else ""
             text = f"{name}{shapes} raised {type(error).__name__}: {one_line(error)} ({line})"
             raise ValueError(f"{self.name}: {text}{cure and f': {cure}'}") from error
 
@@ -92,8 +92,6 @@ class UserCode:
         """Raises ValueError unless a contract holds, in words such as "pair must return ..."."""
         if not holds:
             result = f"; got {shapes_in_words(*got)}" if got else ""
-            if got and isinstance(got[0], list):
-                result = f"; got a list of {shapes_in_words(*got)}"
             raise ValueError(f"{self.name}: {contract}{result}")
 
 
@@ -102,7 +100,8 @@ def shapes_in_words(tree: Any) -> str:
     leaves = jax.tree.leaves(tree)
     dtypes = (getattr(leaf, "dtype", type(leaf).__name__) for leaf in leaves)
     words = (f"{dtype} {list(np.shape(leaf))}" for dtype, leaf in zip(dtypes, leaves, strict=True))
-    return " and ".join(words) or repr(tree)
+    of_list = "a list of " if isinstance(tree, list) and leaves else ""
+    return of_list + " and ".join(words) or repr(tree)
 
 
 # --- a user's methods, and their results ---

@@ -80,9 +80,7 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
         return batch, result, *_first_update(part, optimizer, params)
 
     rng = jax.eval_shape(lambda: jax.random.key(0))
-    digests = {program_digest(part, first_loss, rng, batch) for _ in range(2)}
-    part.require(len(digests) == 1, "must draw with rng and jax.random; two traces of it differ")
-    return {"program": digests.pop(), "jax": jax.__version__}
+    return _program(part, "draw with rng and jax.random", first_loss, rng, batch)
 
 
 def program_of_optimizer(task: Task) -> JSON:
@@ -96,8 +94,13 @@ def program_of_optimizer(task: Task) -> JSON:
     part, optimizer = optimizer_part(task), task.train.transformation()
     params = jax.eval_shape(lambda: task.init(jax.random.key(0)))
     update = functools.partial(_first_update, part, optimizer)
-    digests = {program_digest(part, update, params) for _ in range(2)}
-    part.require(len(digests) == 1, "must compute the same in each trace; two traces differ")
+    return _program(part, "compute the same in each trace", update, params)
+
+
+def _program(part: UserCode, contract: str, function: Callable[..., Any], *arguments: Any) -> JSON:
+    """{"program": digest, "jax": version}; ValueError if two traces of the function differ."""
+    digests = {program_digest(part, function, *arguments) for _ in range(2)}
+    part.require(len(digests) == 1, f"must {contract}; two traces of it differ")
     return {"program": digests.pop(), "jax": jax.__version__}
 
 
