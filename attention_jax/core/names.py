@@ -142,15 +142,15 @@ def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
 def is_of_library(part: Any) -> bool:
     """Whether a part and all parts in its fields are classes of this library, equal by value."""
     # A stand-in for a part has the class of the part.
-    parts = ((type(each), each.__class__) for each in parts_of(part))
+    parts = ((type(each), each.__class__) for each in nested_parts(part))
     return all(cls is claimed and is_of_this_package(cls) for cls, claimed in parts)
 
 
-def parts_of(part: Any) -> list[Any]:
+def nested_parts(part: Any) -> list[Any]:
     """A part, the parts and functions in its fields, and those in theirs."""
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
     values = (getattr(part, field.name) for field in fields)
-    return [part, *(each for value in values if callable(value) for each in parts_of(value))]
+    return [part, *(each for value in values if callable(value) for each in nested_parts(value))]
 
 
 def is_of_this_package(cls: type) -> bool:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.core.names import is_of_library, parts_of
+from attention_jax.core.names import is_of_library, nested_parts
 from attention_jax.normalizers.contract import BoundNormalizer, Normalizer, Params
 from attention_jax.normalizers.threshold import shifted_rows
 from attention_jax.parts.programs import Known, Size, StaticContract
@@ -51,7 +51,7 @@ class NormalizerContract(StaticContract):
     def __init__(self, normalizer: Normalizer, dtype: Any):
         remedy = "return it from init, and give normalizer_params="
         super().__init__("normalizer", normalizer, remedy)
-        for each in parts_of(normalizer):
+        for each in nested_parts(normalizer):
             self.check_signatures(each)
         self.dtype, self.params = dtype, self.call("init", normalizer.param_shapes)
         self.facts = tuple(getattr(normalizer, name) for name in _FACTS)

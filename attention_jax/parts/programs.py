@@ -20,7 +20,7 @@ from typing import Any
 
 import jax
 
-from attention_jax.core.names import parts_of
+from attention_jax.core.names import nested_parts
 from attention_jax.parts.digests import CALLS_PYTHON, program_digest
 from attention_jax.parts.samples import Numbers, sample_numbers
 from attention_jax.parts.user_code import UserCode, is_users
@@ -156,7 +156,7 @@ class StaticContract(Contract):
         """The `Known` of this part, checked if its program was not seen before."""
         program = self.program(lengths)
         # The classes say how it is computed.
-        kinds = tuple(map(type, parts_of(self.part)))
+        kinds = tuple(map(type, nested_parts(self.part)))
         key: tuple[Any, ...] = program, kinds, self.facts
         # Which function of Python a program calls is not in its digest, nor is the `init`.
         if is_users(self.part, "init") or program.digest.endswith(CALLS_PYTHON):

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.core.errors import one_line, users_line
-from attention_jax.core.names import is_of_this_package, parts_of
+from attention_jax.core.names import is_of_this_package, nested_parts
 
 _CURES: list[tuple[type[Exception], str]] = [
     (jax.errors.TracerArrayConversionError, "use jax.numpy in place of numpy"),
@@ -121,7 +121,7 @@ def is_wide(array: Any, dtype: Any) -> bool:
 
 def is_users(part: Any, method: str) -> bool:
     """Whether a user wrote a method of a part, or of a part in its fields."""
-    mros = [type(each).__mro__ for each in parts_of(part)]
+    mros = [type(each).__mro__ for each in nested_parts(part)]
     of_kind = [mro for mro in mros if any(map(is_of_this_package, mro))]  # no functions
     owners = [next((cls for cls in mro if method in vars(cls)), UserCode) for mro in of_kind]
     return not all(map(is_of_this_package, owners))
