@@ -149,7 +149,7 @@ def is_of_library(part: Any) -> bool:
 def nested_parts(part: Any) -> list[Any]:
     """A part, the parts and functions in its fields, and those in theirs."""
     fields = dataclasses.fields(part) if dataclasses.is_dataclass(part) else ()
-    values = (getattr(part, field.name) for field in fields)
+    values = (getattr(part, field.name, None) for field in fields)
     return [part, *(each for value in values if callable(value) for each in nested_parts(value))]
 
 
