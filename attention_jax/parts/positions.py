@@ -74,11 +74,11 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
             the part uses a traced array that is no field, or a `tile_status` is wrong.
     """
 
-    def is_users(part: Any) -> bool:
+    def is_of_user(part: Any) -> bool:
         return isinstance(part, PositionFunction) and not is_of_this_package(type(part))
 
     def known(function: Any) -> Any:
-        if not is_users(function):
+        if not is_of_user(function):
             return function
         program = PositionsContract(function, dtype, lengths).program(lengths)
         if not isinstance(function, Mask):
@@ -90,7 +90,7 @@ def known_positions(function: Any, lengths: tuple[int, int], dtype: Any) -> Any:
         return mask
 
     def is_whole(part: Any) -> bool:
-        return is_users(part) or isinstance(part, _KnownPart)
+        return is_of_user(part) or isinstance(part, _KnownPart)
 
     return jax.tree.map(known, function, is_leaf=is_whole)
 
