@@ -56,7 +56,9 @@ class RowTerms(NamedTuple):
     reference: Any  # [T] subtracted from the logits; +inf for a row without keys
     offset: Any  # [T] added to the cotangents of the weights
     dentropy: Any = None  # [T]; None without statistics
-    dlogsumexp: Any = None  # [T] the sum of the dx_j, 0 without statistics; no kernel reads it
+    # What follows is read outside of the kernels, or in another form.
+    dlogsumexp: Any = None  # [T] the sum of the dx_j, 0 without statistics
+    doutput: Any = None  # float32 [T, Dv] dO / total
 
 
 class Kernels(NamedTuple):
@@ -67,8 +69,8 @@ class Kernels(NamedTuple):
     tile: Callable[[Options, int, int], tuple[int, int]]  # the tile of these lengths
     # -> output [T, Dv], and sums; the third argument is None if each query sees each key.
     forward: Callable[[KernelPlan, Operands, VisibleKeys | None], tuple[Array, SoftmaxSums]]
-    # (..., the results of `row_terms`) -> cotangents of the operands
-    backward: Callable[[KernelPlan, Operands, VisibleKeys | None, Array, RowTerms], Operands]
+    # -> cotangents of the operands
+    backward: Callable[[KernelPlan, Operands, VisibleKeys | None, RowTerms], Operands]
 
 
 def attention_by(kernels: Kernels, options: Options, inputs: Inputs) -> Any:
@@ -123,7 +125,7 @@ def _attend_bwd(
         return jnp.pad(rows, ((0, padding), *[(0, 0)] * (rows.ndim - 1)))
 
     terms = row_terms(sums, output, jax.tree.map(pad, cotangents))
-    return pull_back(kernels.backward(plan, operands, visible, *terms))
+    return pull_back(kernels.backward(plan, operands, visible, terms))
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
@@ -135,10 +137,8 @@ def _project(plan: KernelPlan, inputs: Inputs) -> tuple[Operands, VisibleKeys | 
     return operands, windows and visible_keys(plan, inputs.mask, windows)
 
 
-def row_terms(sums: SoftmaxSums, output: Array, cotangents: Any) -> tuple[Array, RowTerms]:
-    """(dO / total, float32 [T, Dv]; the other terms of the rows).
-
-    A row without keys sends 0, whatever its cotangent is, NaN included.
+def row_terms(sums: SoftmaxSums, output: Array, cotangents: Any) -> RowTerms:
+    """The terms of the rows; one without keys sends 0, whatever its cotangent is, NaN included.
 
     Args:
         sums: of the forward kernel.
@@ -158,7 +158,7 @@ def row_terms(sums: SoftmaxSums, output: Array, cotangents: Any) -> tuple[Array,
     offset = jnp.where(empty, 0, offset * scale)
     reference = jnp.where(empty, jnp.inf, sums.largest)
     doutput = jnp.where(empty[:, None], 0, doutput * scale[:, None])
-    return doutput, RowTerms(reference, offset, dentropy, dlogsumexp)
+    return RowTerms(reference, offset, dentropy, dlogsumexp, doutput)
 
 
 # --- in a kernel, on a tile ---

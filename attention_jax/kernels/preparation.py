@@ -12,13 +12,7 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from attention_jax.core.arrays import cast_floats
-from attention_jax.kernels.windows import (
-    Windows,
-    hides_tokens,
-    reason_against_mask,
-    seen_tokens,
-    windows_of,
-)
+from attention_jax.kernels.windows import hides_tokens, reason_against_mask, seen_tokens, windows_of
 from attention_jax.normalizers import Softmax
 from attention_jax.tiles import tiled
 from attention_jax.tiles.features import Operands, project_tokens
@@ -53,9 +47,7 @@ def refuse(name: str, reason: str | None) -> None:
         raise NotImplementedError(f"implementation {name!r} {reason}: use 'tiled'")
 
 
-def project(
-    options: Options, inputs: Inputs, padded: tuple[int, int]
-) -> tuple[Operands, Windows | None]:
+def project(options: Options, inputs: Inputs, padded: tuple[int, int]) -> tuple[Operands, Any]:
     """The tokens of one example, projected, as the kernel reads them; and the windows of its mask.
 
     Args:
@@ -64,7 +56,7 @@ def project(
         padded: the lengths to which tokens are padded.
 
     Returns:
-        the windows are not padded, and None if each query sees each key.
+        the second is None if each query sees each key; else `Windows`, not padded.
     """
     lengths, windows = (inputs.query.shape[0], inputs.key.shape[0]), None
     used: Any = None, None

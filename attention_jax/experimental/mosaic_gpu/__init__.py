@@ -109,14 +109,12 @@ def _forward(
 
 
 def _backward(
-    plan: KernelPlan,
-    operands: Operands,
-    visible: VisibleKeys | None,
-    doutput: Array,
-    terms: RowTerms,
+    plan: KernelPlan, operands: Operands, visible: VisibleKeys | None, terms: RowTerms
 ) -> Operands:
     of_queries, of_keys, queries, keys = _kernel_arrays(plan, operands, visible)
-    queries = queries._replace(vectors=doutput.T, numbers=jnp.stack(jax.tree.leaves(terms[:3])))
+    queries = queries._replace(
+        vectors=terms.doutput.T, numbers=jnp.stack(jax.tree.leaves(terms[:3]))
+    )
     count, value_dim = queries.features.shape[0], operands.values.shape[1]
 
     def sums(name: str, own_keys: bool, *arrays: Any) -> BackwardResults:

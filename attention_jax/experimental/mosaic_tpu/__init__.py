@@ -99,17 +99,13 @@ def _forward(
 
 
 def _backward(
-    plan: KernelPlan,
-    operands: Operands,
-    visible: VisibleKeys | None,
-    doutput: Array,
-    terms: RowTerms,
+    plan: KernelPlan, operands: Operands, visible: VisibleKeys | None, terms: RowTerms
 ) -> Operands:
     program = tile_program(plan, operands)
     tiles, pull_back = jax.vjp(functools.partial(operands_in_tiles, program), operands)
     blocks = blocks_of(plan, tiles, visible)._replace(
-        terms=rows_in_tiles(terms._replace(dlogsumexp=None), plan.query_tiles),
-        doutput=cut(doutput.astype(operands.values.dtype), plan.query_tiles),
+        terms=rows_in_tiles(terms._replace(dlogsumexp=None, doutput=None), plan.query_tiles),
+        doutput=cut(terms.doutput.astype(operands.values.dtype), plan.query_tiles),
     )
     calls.check_memory(blocks)
     (doperands,) = pull_back(calls.run(calls.backward_call, program, blocks))

@@ -54,16 +54,10 @@ def forward_call(program: TileProgram, blocks: Blocks) -> Any:
 
     output = jax.ShapeDtypeStruct((query_tiles, t, value_dim), program.plan.output_dtype)
     results = output, sums(jax.ShapeDtypeStruct((query_tiles, 1, t), jnp.float32))
-    return _pallas_call(
-        kernels.forward_kernel,
-        "attention_forward",
-        program,
-        blocks,
-        results,
-        jax.tree.map(operands.of_query, results),
-        kernels.ForwardState(sums(_per_lane(t)), pltpu.VMEM((t, value_dim), jnp.float32)),
-        ("parallel", "arbitrary"),
-    )
+    specs = jax.tree.map(operands.of_query, results)
+    state = kernels.ForwardState(sums(_per_lane(t)), pltpu.VMEM((t, value_dim), jnp.float32))
+    call = functools.partial(_pallas_call, kernels.forward_kernel, "attention_forward")
+    return call(program, blocks, results, specs, state, ("parallel", "arbitrary"))
 
 
 def backward_call(program: TileProgram, blocks: Blocks) -> Any:
@@ -82,16 +76,8 @@ def backward_call(program: TileProgram, blocks: Blocks) -> Any:
         terms=jax.tree.map(lambda _: _per_lane(program.plan.tile[0]), blocks.terms),
         sums=jax.tree.map(sum_of, results, specs),
     )
-    return _pallas_call(
-        kernels.backward_kernel,
-        "attention_backward",
-        program,
-        blocks,
-        results,
-        specs,
-        state,
-        ("arbitrary", "arbitrary"),
-    )
+    call = functools.partial(_pallas_call, kernels.backward_kernel, "attention_backward")
+    return call(program, blocks, results, specs, state, ("arbitrary", "arbitrary"))
 
 
 def _per_lane(t: int) -> Any:

@@ -50,7 +50,7 @@ class Blocks(NamedTuple):
     # at least two axes.
     operands: Operands
     windows: Windows  # rows [query_tiles, 1, t], [key_tiles, 1, s]; None if all see all
-    # Of the backward kernel: `RowTerms` without dlogsumexp, [query_tiles, 1, t]; and dO / total.
+    # Of the backward kernel: the first three `RowTerms`, [query_tiles, 1, t]; and dO / total.
     terms: Any = None
     doutput: Any = None  # [query_tiles, t, Dv]
 
