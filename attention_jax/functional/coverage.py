@@ -106,13 +106,10 @@ def coverage_attention(
     """
     pairs = {"score": score, "params": params, "mask": mask, "bias": bias}
     options, inputs = checked_call(query, key, value, **pairs)
-    source_length, key_dim = inputs.key.shape[-2:]
-    feature_dim = coverage_kernel_size(
-        options.score, inputs.query.shape[-1], key_dim, inputs.params
-    )
-    batch_shape = inputs.query.shape[:-2]
+    batch_shape, sizes = inputs.query.shape[:-2], (inputs.query.shape[-1], inputs.key.shape[-1])
+    feature_dim = coverage_kernel_size(options.score, *sizes, inputs.params)
     kernel = checked_floats("coverage_kernel", coverage_kernel, (feature_dim,), batch_shape)
-    coverage = _checked_coverage(coverage, source_length, batch_shape)
+    coverage = _checked_coverage(coverage, inputs.key.shape[-2], batch_shape)
     capture = capturing.value
     all_weights = return_weights or (capture is not None and capture.matrices)
     result = _coverage_attention(options, all_weights, inputs, kernel, coverage)

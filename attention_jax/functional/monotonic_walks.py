@@ -97,9 +97,7 @@ def hard_monotonic_positions(probabilities: Array, start: Array | int = 0) -> Ar
     check_axes("probabilities", choices, ("T", "S"), None)
     batch_shape, source_length = choices.shape[:-2], choices.shape[-1]
     first = check_axes("start", integer_array("start", start), (), batch_shape)
-    keys = jnp.broadcast_to(
-        jnp.arange(source_length, dtype=jnp.int32), (*batch_shape, source_length)
-    )
+    keys = pad_rank(jnp.arange(source_length, dtype=jnp.int32), choices.ndim - 1)
 
     def next_query(position: Array, choices: Array) -> tuple[Array, Array]:
         stops = jnp.where(choices & (keys >= position[..., None]), keys, source_length)
