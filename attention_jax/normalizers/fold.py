@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.products import weighted_sum
 from attention_jax.normalizers.contract import BoundNormalizer, Normalizer
-from attention_jax.normalizers.softmax_rows import RowSummary, SoftmaxSums
+from attention_jax.normalizers.softmax_rows import RowShift, RowSummary, SoftmaxSums
 from attention_jax.normalizers.threshold import OverKeys, find_threshold
 
 Array = jax.Array
@@ -37,21 +37,9 @@ def sums_over_keys(
         num_keys: an upper bound on the keys of a row.
     """
     if bound.normalizer.searches:
-        shift = RowShift(*find_threshold(bound, over_keys, sums.shift.reference, num_keys))
+        shift = find_threshold(bound, over_keys, sums.shift.reference, num_keys)
         sums = sums._replace(shift=shift)
     return over_keys(functools.partial(RowSums.with_tile, bound=bound), sums)
-
-
-class RowShift(NamedTuple):
-    """The two numbers that are subtracted from the logits of each row, one after the other."""
-
-    reference: Array  # [t] near the largest logit
-    threshold: Array | None = None  # [t] None for 0
-
-    def shifted(self, logits: Array) -> Array:
-        """The logits [t, s] after the shift."""
-        shifted = logits - self.reference[:, None]
-        return shifted if self.threshold is None else shifted - self.threshold[:, None]
 
 
 class RowSums(NamedTuple):
@@ -99,9 +87,11 @@ class RowSums(NamedTuple):
         """
         if bound.normalizer.is_softmax:
             largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
-            sums, exponentials, shrink = self._of_softmax.with_tile(logits, largest)
+            total, weighted = self.weights
+            before = SoftmaxSums(self.shift.reference, total, self.moment)
+            sums, exponentials, shrink = before.with_tile(logits, largest)
             added = weighted_sum(factors_of_values(exponentials), values)
-            weighted = shrink[:, None] * self.weights[1] + added
+            weighted = shrink[:, None] * weighted + added
             return RowSums(RowShift(sums.largest), (sums.total, weighted), moment=sums.moment)
 
         def add(sums: tuple[Array, Array], weights: Array) -> tuple[Array, Array]:
@@ -122,7 +112,7 @@ class RowSums(NamedTuple):
         divisor = jnp.where(empty | (not normalizer.sums_to_one), 1, total)
         summary, mean = None, None
         if normalizer.is_softmax:
-            summary = self._of_softmax.summary()
+            summary = SoftmaxSums(self.shift.reference, total, self.moment).summary()
         else:  # see `threshold.py`
             divisor = jax.lax.stop_gradient(divisor)
         if self.slopes is not None:
@@ -133,10 +123,6 @@ class RowSums(NamedTuple):
         output = jnp.where(empty[..., None], 0, weighted / divisor[..., None])
         shift = self.shift._replace(reference=jnp.where(empty, 0, self.shift.reference))
         return FinalRows(output, summary, shift, empty, divisor, mean)
-
-    @property
-    def _of_softmax(self) -> SoftmaxSums:
-        return SoftmaxSums(self.shift.reference, self.weights[0], self.moment)
 
 
 class FinalRows(NamedTuple):

@@ -37,6 +37,21 @@ from attention_jax.core.serialization import exported
 Array = jax.Array
 
 
+class RowShift(NamedTuple):
+    """The numbers that are subtracted from the logits of each row, one after the other.
+
+    Those of softmax are M alone; another normaliser may have a threshold, see `threshold.py`.
+    """
+
+    reference: Array  # [t] near the largest logit
+    threshold: Array | None = None  # [t] None for 0
+
+    def shifted(self, logits: Array) -> Array:
+        """The logits [t, s] after the shift."""
+        shifted = logits - self.reference[:, None]
+        return shifted if self.threshold is None else shifted - self.threshold[:, None]
+
+
 # --- rows whose keys arrive in tiles ---
 
 LOWEST = float(jnp.finfo(jnp.float32).min)  # of kernels

@@ -34,6 +34,7 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.meshes import varying_as
+from attention_jax.normalizers.softmax_rows import RowShift
 
 Array = jax.Array
 # over_keys(update, carry): the last carry after `carry = update(carry, logits, ...)` for every tile
@@ -44,15 +45,14 @@ OverKeys = Callable[[Callable[..., Any], Any], Any]
 def shifted_rows(bound: Any, logits: Array) -> Array:
     """Logits [T, S] after the shift by the largest of each row and by its threshold."""
     zeros = varying_as(jnp.zeros(logits.shape[0], logits.dtype), logits, bound.params)
-    shift = find_threshold(
-        bound, lambda update, carry: update(carry, logits), zeros, logits.shape[1]
-    )
-    return _shifted(logits, *shift)
+
+    def over_keys(update: Callable[..., Any], carry: Any) -> Any:
+        return update(carry, logits)
+
+    return find_threshold(bound, over_keys, zeros, logits.shape[1]).shifted(logits)
 
 
-def find_threshold(
-    bound: Any, over_keys: OverKeys, zeros: Array, num_keys: int
-) -> tuple[Array, Array]:
+def find_threshold(bound: Any, over_keys: OverKeys, zeros: Array, num_keys: int) -> RowShift:
     """The largest logit of each of t rows, and the threshold after it, differentiable by JAX.
 
     Args:
@@ -70,7 +70,7 @@ def find_threshold(
 
     def sum_of_weights(reference: Array, tau: Array) -> Array:
         def add(total: Array, logits: Array, *_: Any) -> Array:
-            return total + jnp.sum(bound.weight(_shifted(logits, reference, tau)), axis=1)
+            return total + jnp.sum(bound.weight(RowShift(reference, tau).shifted(logits)), axis=1)
 
         return over_keys(add, zeros)
 
@@ -79,11 +79,11 @@ def find_threshold(
     lower, upper = zeros - bound.inverse(ones), zeros - bound.inverse(ones / most_keys)
     if normalizer.steep:
         tau = _halve(functools.partial(sum_of_weights, reference), lower, upper)
-        first = reference, jax.lax.stop_gradient(tau)
+        first = RowShift(reference, jax.lax.stop_gradient(tau))
 
         def smaller(smallest: Array, logits: Array, *_: Any) -> Array:
             logits = jax.lax.stop_gradient(logits)
-            weighted = jnp.where(_shifted(logits, *first) > 0, logits, jnp.inf)
+            weighted = jnp.where(first.shifted(logits) > 0, logits, jnp.inf)
             return jnp.minimum(smallest, jnp.min(weighted, 1, initial=jnp.inf))
 
         smallest = over_keys(smaller, zeros + jnp.inf)
@@ -91,7 +91,7 @@ def find_threshold(
 
     def newton(_: Any, tau: Array) -> Array:
         def add(sums: tuple[Array, Array], logits: Array, *_: Any) -> Any:
-            tile = bound.weights_and_slopes(_shifted(logits, reference, tau))
+            tile = bound.weights_and_slopes(RowShift(reference, tau).shifted(logits))
             return jax.tree.map(lambda old, new: old + jnp.sum(new, axis=1), sums, tile)
 
         total, slope = over_keys(add, (zeros, zeros))
@@ -112,11 +112,8 @@ def find_threshold(
         slope = slope_times(ones)
         return jnp.where(slope != 0, numerator / jnp.where(slope != 0, slope, 1), 0)
 
-    return reference, jax.lax.custom_root(lambda tau: total_at(tau) - 1, lower, search, divide)
-
-
-def _shifted(logits: Array, reference: Array, threshold: Array) -> Array:
-    return logits - reference[:, None] - threshold[:, None]
+    tau = jax.lax.custom_root(lambda tau: total_at(tau) - 1, lower, search, divide)
+    return RowShift(reference, tau)
 
 
 def _halve(falling: Callable[[Array], Array], lower: Array, upper: Array) -> Array:

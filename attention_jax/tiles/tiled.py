@@ -27,8 +27,8 @@ from attention_jax.core.meshes import varying_as
 from attention_jax.core.products import einsum, tall_product
 from attention_jax.normalizers import AttentionStatistics
 from attention_jax.normalizers.contract import BoundNormalizer
-from attention_jax.normalizers.fold import FinalRows, RowShift, RowSums, sums_over_keys
-from attention_jax.normalizers.softmax_rows import RowSummary
+from attention_jax.normalizers.fold import FinalRows, RowSums, sums_over_keys
+from attention_jax.normalizers.softmax_rows import RowShift, RowSummary
 from attention_jax.tiles import twin
 from attention_jax.tiles.features import pair_vjp
 from attention_jax.tiles.options import Inputs, Options, results
