@@ -1,6 +1,6 @@
 """Local attention: each query attends to a window of keys around its center.
 
-The window is a mask and the Gaussian a bias, both functions of position that are evaluated tile by
+The window is a mask and the Gaussian a bias, see `positions/window.py`. They are evaluated tile by
 tile, so that time and memory are linear in the size of the window. `centers` computes the centers.
 
 Source: Luong, Pham and Manning 2015, section 3.2.

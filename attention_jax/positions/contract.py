@@ -36,12 +36,12 @@ class TileStatus(NamedTuple):
 
 
 class Mask(PositionFunction):
-    """Base of all masks: a boolean function of (query position, key position).
+    """Base of all masks: a boolean function of (query position, key position), True = may attend.
 
-    A subclass, decorated with `mask_dataclass`, defines `allowed`; with `tile_status` it also skips
-    empty tiles. Masks combine with `&`, `|` and `~`, with bool arrays [*B, T, S] too. Where a float
-    array [*B] or [*B, T] of a mask is NaN, as that of a learned window that diverged, attention
-    makes the rows NaN.
+    A subclass, decorated with `mask_dataclass`, defines `allowed`. With `tile_status`, empty tiles
+    are skipped and full tiles are not masked. Masks combine with `&`, `|` and `~`, with bool arrays
+    [*B, T, S] too. Where a float array [*B] or [*B, T] of a mask is NaN, as that of a learned
+    window that diverged, attention makes the rows NaN.
 
     >>> from attention_jax import causal_mask, mask_dataclass
     >>> @mask_dataclass

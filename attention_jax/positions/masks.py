@@ -1,20 +1,8 @@
-"""Masks as composable functions of position.
+"""The masks of the library: causal and local, of padding, and of segments.
 
-A mask is boolean, and `True` means "may attend". A `Mask` never stores its [T, S] table: it
-computes the entries of a tile from the tile's positions. Masks combine with `&`, `|` and `~`, and
-are pytrees: options are static and compared by value, arrays are leaves. An array has all batch
-axes `*B` in front (of size 1 where it is shared), or no batch axes. For inputs [B, N, T, D],
-lengths [B] are an error, because they are ambiguous: they could mean [B, 1] or [1, N].
-
-Your own mask is a class with one method:
-
-    @mask_dataclass
-    class Strided(Mask):
-        stride: int
-        def allowed(self, query_positions, key_positions):
-            return (query_positions[:, None] - key_positions[None, :]) % self.stride == 0
-
-It may also define `tile_status`, so that empty tiles are skipped and full tiles are not masked.
+An array of a mask has all batch axes `*B` in front (of size 1 where it is shared), or no batch
+axes. For inputs [B, N, T, D], lengths [B] are an error, because they are ambiguous: they could mean
+[B, 1] or [1, N]. For a mask of your own see `Mask`.
 """
 
 from __future__ import annotations
