@@ -73,7 +73,6 @@ class Normalizer:
 
     def init(self, rng: Array) -> Params:
         """Initial parameters, {} if there are none to learn."""
-        del rng
         return {}
 
     def weight(self, params: Params, shifted: Array) -> Array:
@@ -96,7 +95,6 @@ class Normalizer:
             num_keys: float [t, 1], the keys that each row may attend to, at least 1; None unless
                 `uses_num_keys`.
         """
-        del params, num_keys
         return logits
 
     # --- what follows ---
@@ -132,7 +130,6 @@ class Normalizer:
 
     def sink_logit(self, params: Params) -> Array | None:
         """The logit [] of a softmax's sink, see `softmax_rows.py`; None for no sink."""
-        del params
         return None
 
 

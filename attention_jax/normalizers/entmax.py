@@ -60,7 +60,6 @@ class Entmax(Normalizer):
         return self.alpha > 2
 
     def weight(self, params: Params, shifted: Array) -> Array:
-        del params
         line = (self.alpha - 1) * shifted
         power = 1 / (self.alpha - 1)
         if self._near_softmax:  # log(1 + ...), since the power of a rounded line would be wrong
@@ -83,7 +82,6 @@ class Entmax(Normalizer):
         return jnp.where(positive, weights, 0)
 
     def inverse(self, params: Params, weight: Array) -> Array:
-        del params
         if self._near_softmax:
             return jnp.expm1((self.alpha - 1) * jnp.log(weight)) / (self.alpha - 1)
         return weight ** (self.alpha - 1) / (self.alpha - 1)

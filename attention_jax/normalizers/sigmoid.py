@@ -50,7 +50,6 @@ class Sigmoid(Normalizer):
         return self.bias is None
 
     def init(self, rng: Array) -> Params:
-        del rng
         return {"bias": jnp.zeros(())} if self.learned else {}
 
     def transform(self, params: Params, logits: Array, num_keys: Any) -> Array:
@@ -58,5 +57,4 @@ class Sigmoid(Normalizer):
         return logits + params["bias"] if self.learned else logits
 
     def weight(self, params: Params, shifted: Array) -> Array:
-        del params
         return jax.nn.sigmoid(shifted)

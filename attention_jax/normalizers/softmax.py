@@ -46,11 +46,9 @@ class Softmax(Normalizer):
         return type(self).weight is Softmax.weight
 
     def init(self, rng: Array) -> Params:
-        del rng
         return {"sink": jnp.zeros(())} if self.sink else {}
 
     def weight(self, params: Params, shifted: Array) -> Array:
-        del params
         return jnp.exp(shifted)
 
     def sink_logit(self, params: Params) -> Array | None:
