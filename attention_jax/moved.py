@@ -6,6 +6,7 @@ import types
 
 MOVED = {
     "functional.capture_point": "analysis.capture_point",
+    "functional.interop": "functional.interop.flax_layers",
     "functional.local": "positions.window",
     "implementations.contract": "tiles.options",
     "normalizers.rows": "normalizers.softmax_rows",

@@ -5,8 +5,6 @@ head n reads key head n // G (grouped-query attention; multi-query for K = 1). K
 never repeated for the G query heads that share them.
 """
 
-# Pickles of earlier versions find `_FlaxAttention` here.
-from attention_jax.functional.interop.flax_layers import _FlaxAttention as _FlaxAttention
 from attention_jax.functional.interop.flax_layers import flax_attention_fn
 from attention_jax.functional.interop.jax_nn import dot_product_attention
 
