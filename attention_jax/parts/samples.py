@@ -11,6 +11,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from attention_jax.core.arrays import cast_floats
+from attention_jax.core.products import current_backend
 from attention_jax.parts.digests import without_prints
 
 Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
@@ -28,7 +29,7 @@ def on_numbers(function: Callable[..., Any], *arguments: Any) -> Any:
 def program_and_results(function: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
     """The program of a function, and the result of `on_numbers`."""
     options: Any = {}  # the program runs once, so that LLVM need not optimise it
-    if jax.default_backend() == "cpu":
+    if current_backend() == "cpu":
         options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with (
         jax.default_matmul_precision("highest"),
