@@ -17,7 +17,6 @@ from strategies import bucket_of
 import attention_jax as aj
 from attention_jax.core.arrays import same_rank
 from attention_jax.positions.buckets import relative_position_bucket
-from attention_jax.positions.function import array_field
 
 B, N, T, S, D = 2, 3, 5, 7, 4
 
@@ -26,8 +25,8 @@ B, N, T, S, D = 2, 3, 5, 7, 4
 class Logarithmic(aj.Bias):
     """A user's own: b_ij = -rate log(1 + |j - i|), of queries that stand `first` positions later"""
 
-    first: jax.Array = array_field()
-    rate: jax.Array = array_field()
+    first: jax.Array = aj.array_field()
+    rate: jax.Array = aj.array_field()
 
     def values(self, query_positions, key_positions):
         queries = jnp.add(*same_rank(self.first[..., None, None], query_positions[:, None]))

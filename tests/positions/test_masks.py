@@ -21,7 +21,6 @@ from attention_jax import (
     token_mask,
 )
 from attention_jax.positions.contract import ShiftedMask, Shifts, TileStatus, as_mask
-from attention_jax.positions.function import array_field
 
 NAMED_MASKS = {name: as_mask(MASK_CASES[name].build()) for name in MASK_CASES if name != "none"}
 KEYS, QUERIES = (np.random.default_rng(4).random((B, n)) < 0.6 for n in (S, T))
@@ -47,7 +46,7 @@ class Strided(Mask):
 
 @mask_dataclass
 class Threshold(Mask):
-    table: jax.Array = array_field("T", "S")
+    table: jax.Array = aj.array_field("T", "S")
 
     def allowed(self, query_positions, key_positions):
         return self.table[..., query_positions[:, None], key_positions[None, :]] > 0
