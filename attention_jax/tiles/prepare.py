@@ -115,7 +115,7 @@ class Arrays(NamedTuple):
 def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     """Replaces tokens that no allowed pair contains, pads to whole tiles, projects and cuts."""
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    plan = make_plan(options, *lengths, inputs.compute_dtype)
+    plan = make_plan(options, lengths, inputs.compute_dtype)
     mask = mask_with_padding(plan, inputs.mask)
     schedule, used = None, None
     if mask is not None:
@@ -124,12 +124,12 @@ def prepare(options: Options, inputs: Inputs) -> tuple[Plan, Arrays]:
     return plan, cut_inputs(plan, inputs, mask, schedule, used or (None, None), lengths[1])
 
 
-def make_plan(options: Options, query_length: int, key_length: int, dtype: Any) -> Plan:
+def make_plan(options: Options, lengths: tuple[int, int], dtype: Any) -> Plan:
     """Cuts T and S into tiles of equal size, no larger than `options.block_sizes`."""
-    if is_symbolic_dim(query_length) or is_symbolic_dim(key_length):
+    if any(map(is_symbolic_dim, lengths)):
         raise NotImplementedError(
             "implementation 'tiled' needs lengths that are known at tracing time; got T ="
-            f" {query_length}, S = {key_length}: use 'reference', or export it for each length"
+            f" {lengths[0]}, S = {lengths[1]}: use 'reference', or export it for each length"
         )
 
     def even_size(length: int, block: int) -> int:
@@ -140,8 +140,8 @@ def make_plan(options: Options, query_length: int, key_length: int, dtype: Any) 
         return max(size, 1) if count == 1 else min(8 * math.ceil(size / 8), block)
 
     blocks = options.block_sizes
-    tile = even_size(query_length, blocks.query), even_size(key_length, blocks.key)
-    return Plan(options, tile, (query_length, key_length), dtype)
+    tile = even_size(lengths[0], blocks.query), even_size(lengths[1], blocks.key)
+    return Plan(options, tile, lengths, dtype)
 
 
 def mask_with_padding(plan: Plan, mask: Mask | None) -> Mask | None:

@@ -126,8 +126,8 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
         dtype.
     """
     lengths = inputs.query.shape[0], inputs.key.shape[0]
-    halves = (math.ceil(length / 2) for length in lengths)
-    plan = tiling.make_plan(options, *halves, inputs.compute_dtype)
+    halves = math.ceil(lengths[0] / 2), math.ceil(lengths[1] / 2)
+    plan = tiling.make_plan(options, halves, inputs.compute_dtype)
     ring = Ring(axis, lengths, plan.padded_lengths)
     plan = dataclasses.replace(plan, lengths=lengths, ring=ring)
     rows = tiled.attend_tiles(plan, _prepare(plan, ring, inputs))

@@ -82,7 +82,8 @@ class Tile:
         """The weights that dropout keeps, bool [t, s]."""
         return self._values_of(self.arrays.dropout_mask)
 
-    def _values_of(self, mask: Mask) -> Array:
+    def _values_of(self, mask: Mask | None) -> Array:
+        assert mask is not None
         return jnp.broadcast_to(mask.at(*self.positions), self.plan.tile)
 
     # --- biases ---

@@ -197,7 +197,8 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
         return jnp.zeros_like(leaf, dtype=plan.dtype) if is_float else leaf
 
     floats = (arrays.keys, arrays.values), (arrays.queries, arrays.shared)
-    dkeys, others = plan.over_rounds(arrays, *jax.tree.map(zeros, floats), visit_queries)
+    dkeys, others = jax.tree.map(zeros, floats)
+    dkeys, others = plan.over_rounds(arrays, dkeys, others, visit_queries)
     gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), (dkeys, others), floats)
     (dk, dvalues), (dq, dshared) = gradients
     return (Arrays(dq, dk, dvalues, dshared),)
