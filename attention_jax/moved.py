@@ -25,4 +25,5 @@ for _before, _now in MOVED.items():
         _module = sys.modules[_name] = types.ModuleType(_name)
     for _new in _now.split():
         for _key, _value in vars(importlib.import_module(f"attention_jax.{_new}")).items():
-            vars(_module).setdefault(_key, _value)
+            if isinstance(_value, type):
+                vars(_module).setdefault(_key, _value)
