@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 from attention_jax.core.arrays import cast_floats
@@ -135,8 +136,8 @@ def _stand_in(tokens: Array, side: Side) -> Array:
     """
     even, odd = (1, 2) if side == "query" else (3, 1)
     shape = (1, *tokens.shape[1:])
-    numbers = jnp.where(jnp.arange(math.prod(shape)) % 2 == 0, even, odd)
-    return numbers.reshape(shape).astype(tokens.dtype)
+    numbers = np.where(np.arange(math.prod(shape)) % 2 == 0, even, odd)
+    return jnp.asarray(numbers.reshape(shape), tokens.dtype)
 
 
 # --- pairs of features ---

@@ -192,7 +192,7 @@ def visits(
     """
     if schedule is None:
         return jnp.arange(plan.key_tiles), [(False, 0, plan.key_tiles)]
-    order, full, visited = (array[i] for array in schedule)
+    order, full, visited = tile_of(schedule, i)
     if plan.query_tiles == plan.key_tiles == 1 and plan.ring is None:
         return order, [(True, 0, 1)]
     return order, [(False, 0, full), (True, full, visited)]
@@ -210,7 +210,7 @@ def over_key_tiles(
     for masked, first, end in loops:
 
         def step(n: Array, carry: Any, masked: bool = masked) -> Any:
-            return visit(order[n], masked, carry)
+            return visit(tile_of(order, n), masked, carry)
 
         carry = jax.lax.fori_loop(first, end, step, carry)
     return carry
@@ -225,14 +225,18 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
         (int [query_tiles * t], bool [key_tiles * s]).
     """
     t, s = plan.tile
+    set_tile = functools.partial(
+        jax.lax.dynamic_update_index_in_dim, axis=0, allow_negative_indices=False
+    )
 
     def visit_query_tile(used_keys: Array, i: Array) -> tuple[Array, Array]:
         def visit(j: Array, masked: bool, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             counts, used_keys = carry
             if not masked:
-                return counts + s, used_keys.at[j].set(True)
+                return counts + s, set_tile(used_keys, jnp.ones(s, bool), j)
             allowed = jnp.broadcast_to(mask.at(*plan.positions(i, j)), (t, s))
-            return counts + allowed.sum(1), used_keys.at[j].set(used_keys[j] | allowed.any(0))
+            used_keys = set_tile(used_keys, tile_of(used_keys, j) | allowed.any(0), j)
+            return counts + allowed.sum(1), used_keys
 
         carry = varying_as((jnp.zeros(t, int), used_keys), mask)
         counts, used_keys = over_key_tiles(plan, schedule, i, visit, carry)
@@ -302,6 +306,17 @@ def cut(array: Array, count: int) -> Array:
     """[length, ...] -> [count, length / count, ...]."""
     # A -1 in the shape would be ambiguous for arrays without features.
     return array.reshape(count, array.shape[0] // count, *array.shape[1:])
+
+
+def tile_of(tiles: Any, index: Array) -> Any:
+    """The tile at `index` of each leaf; a leaf with a single tile shares it among all indices."""
+    never = {"allow_negative_indices": False}  # to trace them would take four operations each
+    return jax.tree.map(
+        lambda leaf: jax.lax.dynamic_index_in_dim(
+            leaf, 0 if leaf.shape[0] == 1 else index, keepdims=False, **never
+        ),
+        tiles,
+    )
 
 
 def joined(tiles: Array, length: int) -> Array:

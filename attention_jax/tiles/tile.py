@@ -17,7 +17,7 @@ from attention_jax.normalizers.fold import RowSums
 from attention_jax.positions.contract import Mask
 from attention_jax.positions.dropout import drop
 from attention_jax.tiles.features import pair_logits
-from attention_jax.tiles.prepare import Arrays, BiasTiles, Plan
+from attention_jax.tiles.prepare import Arrays, BiasTiles, Plan, tile_of
 
 Array = jax.Array
 
@@ -68,7 +68,7 @@ class Tile:
     @property
     def num_keys(self) -> Array | None:
         """The keys [t] that each query may attend to, if the normaliser reads their number."""
-        return None if self.arrays.num_keys is None else self.arrays.num_keys[self.i]
+        return tile_of(self.arrays.num_keys, self.i)
 
     def factors_of_values(self, weights: Array) -> Array:
         """The weights [t, s] after dropout and damping, as they multiply the values."""
@@ -134,16 +134,6 @@ def empty_sums(plan: Plan, arrays: Arrays) -> RowSums:
 # --- tiles of arrays ---
 
 
-def tile_of(tiles: Any, index: Array) -> Any:
-    """The tile at `index` of each leaf; a leaf with a single tile shares it among all indices."""
-    return jax.tree.map(
-        lambda leaf: jax.lax.dynamic_index_in_dim(
-            leaf, 0 if leaf.shape[0] == 1 else index, keepdims=False
-        ),
-        tiles,
-    )
-
-
 def add_to_tile(tiles: Any, index: Array, addends: Any) -> Any:
     """Adds the leaves of `addends` to the tile at `index` of each leaf."""
     return jax.tree.map(lambda leaf, addend: _add_at(leaf, (index,), addend), tiles, addends)
@@ -152,5 +142,6 @@ def add_to_tile(tiles: Any, index: Array, addends: Any) -> Any:
 def _add_at(tiles: Array, index: tuple, addend: Array) -> Array:
     """`tiles.at[index].add(addend)` as an update of a slice, which needs no check of bounds."""
     start = (*index, *[0] * addend.ndim)
-    old = jax.lax.dynamic_slice(tiles, start, (*[1] * len(index), *addend.shape))
-    return jax.lax.dynamic_update_slice(tiles, old + addend.reshape(old.shape), start)
+    shape, never = (*[1] * len(index), *addend.shape), {"allow_negative_indices": False}
+    old = jax.lax.dynamic_slice(tiles, start, shape, **never)
+    return jax.lax.dynamic_update_slice(tiles, old + addend.reshape(shape), start, **never)
