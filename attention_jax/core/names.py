@@ -141,7 +141,7 @@ def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
 
 def is_of_library(part: Any) -> bool:
     """Whether a part and all parts in its fields are classes of this library, equal by value."""
-    # A stand-in for a part has the class of the part.
+    # What wraps a part has the class of the part.
     parts = ((type(each), each.__class__) for each in nested_parts(part))
     return all(cls is claimed and is_of_this_package(cls) for cls, claimed in parts)
 

@@ -47,8 +47,8 @@ class RowSums(NamedTuple):
 
     shift: RowShift  # [t]; of softmax the largest logit
     # (sum_j w_j [t], sum_j w_j v_j [t, Dv]) with the undivided weights w and the values v.
-    weights: tuple[Array, Array]
-    slopes: tuple[Array, Array] | None = None  # with the derivatives of w; None without a search
+    by_weights: tuple[Array, Array]
+    by_slopes: tuple[Array, Array] | None = None  # with the slopes of w; None without a search
     moment: Array | None = None  # [t] for the entropy of a softmax
 
     @classmethod
@@ -66,7 +66,7 @@ class RowSums(NamedTuple):
             lowest = zero + jnp.finfo(zeros.dtype).min
             return cls(RowShift(lowest), sums, moment=zero if entropy else None)
         if normalizer.searches:
-            return cls(RowShift(zero, zero), sums, slopes=sums)
+            return cls(RowShift(zero, zero), sums, by_slopes=sums)
         return cls(RowShift(zero), sums)
 
     def with_tile(
@@ -87,7 +87,7 @@ class RowSums(NamedTuple):
         """
         if bound.normalizer.is_softmax:
             largest = jax.lax.stop_gradient(jnp.max(logits, axis=1))
-            total, weighted = self.weights
+            total, weighted = self.by_weights
             before = SoftmaxSums(self.shift.reference, total, self.moment)
             sums, exponentials, shrink = before.with_tile(logits, largest)
             added = weighted_sum(factors_of_values(exponentials), values)
@@ -100,14 +100,16 @@ class RowSums(NamedTuple):
             return total + jnp.sum(weights, axis=1), weighted + added
 
         shifted = self.shift.shifted(logits)
-        if self.slopes is None:
-            return self._replace(weights=add(self.weights, bound.weight(shifted)))
+        if self.by_slopes is None:
+            return self._replace(by_weights=add(self.by_weights, bound.weight(shifted)))
         weights, slopes = bound.weights_and_slopes(shifted)
-        return self._replace(weights=add(self.weights, weights), slopes=add(self.slopes, slopes))
+        return self._replace(
+            by_weights=add(self.by_weights, weights), by_slopes=add(self.by_slopes, slopes)
+        )
 
     def finalize(self, normalizer: Normalizer) -> FinalRows:
         """The results after the last key; the rows may have further axes in front."""
-        total, weighted = self.weights
+        total, weighted = self.by_weights
         empty = total == 0
         divisor = jnp.where(empty | (not normalizer.sums_to_one), 1, total)
         summary, mean = None, None
@@ -115,8 +117,8 @@ class RowSums(NamedTuple):
             summary = SoftmaxSums(self.shift.reference, total, self.moment).summary()
         else:  # see `threshold.py`
             divisor = jax.lax.stop_gradient(divisor)
-        if self.slopes is not None:
-            slope, sloped = self.slopes
+        if self.by_slopes is not None:
+            slope, sloped = self.by_slopes
             flat = empty | (slope == 0)  # at the corner of a rectified line all slopes may be 0
             mean = jnp.where(flat[..., None], 0, sloped / jnp.where(flat, 1, slope)[..., None])
         # The weighted sum of a row without keys is 0 * NaN if a value is NaN: replace it by 0.
@@ -132,6 +134,6 @@ class FinalRows(NamedTuple):
     summary: RowSummary | None  # [t]; None unless the weights are a softmax
     shift: RowShift
     empty: Array  # bool [t], whether all weights are 0: the row then sends no gradient
-    divisor: Array  # [t] divides the weights of shifted logits
+    divisor: Array  # [t] divides the weights of shifted logits: n for softmax
     # [t, Dv] sum_j s_j v_j / sum_j s_j with the slopes s of the weights; None without a search.
     mean_by_slopes: Array | None

@@ -43,7 +43,7 @@ class RowShift(NamedTuple):
     Those of softmax are M alone; another normaliser may have a threshold, see `threshold.py`.
     """
 
-    reference: Array  # [t] near the largest logit
+    reference: Array  # [t] near the largest logit; of softmax that logit, M
     threshold: Array | None = None  # [t] None for 0
 
     def shifted(self, logits: Array) -> Array:

@@ -2,12 +2,12 @@
 
 Compiled programs are cached by their static arguments. But a user's object may compute something
 else and still be equal to what it was: a global, an attribute or the source of a function has
-changed. So each call traces such a part, on shapes, and replaces it by a stand-in. Two of these are
+changed. So each call traces such a part, on shapes, and wraps it. Two wrapped parts are
 equal if their programs are, including the numbers in them: a function that is made anew in each
 call is compiled once.
 
-Scores and normalisers are static arguments: their stand-in is a `Known`. Masks and biases hold
-arrays that JAX differentiates: their stand-in is a pytree (`positions.py`), with the program as a
+Scores and normalisers are static arguments: their wrapper is a `Known`. Masks and biases hold
+arrays that JAX differentiates: their wrapper is a pytree (`positions.py`), with the program as a
 static field. For each kind of part, a subclass of `Contract` says how it is traced and checked.
 """
 
@@ -107,7 +107,7 @@ class Program:
 
 
 class StaticContract(Contract):
-    """The contract of a score or a normaliser, whose stand-in is a `Known`.
+    """The contract of a score or a normaliser, whose wrapper is a `Known`.
 
     Attributes:
         dtype: float32 or float64, in which the part computes.

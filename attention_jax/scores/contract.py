@@ -44,8 +44,8 @@ class Score:
             memory. "materialized", the default: anything, including an array [t, s, F] in memory.
         finite_slopes: whether every derivative of `pair` is finite at finite features. If False (a
             distance where query and key are equal, an angle where they are parallel), each masked
-            pair is computed from stand-in features, which takes more time. None, the default: the
-            operations in the program of `pair` decide.
+            pair is differentiated at stand-in features, which takes more time. None, the default:
+            the operations in the program of `pair` decide.
         translation_invariant: whether the logits stay the same if one vector is subtracted from all
             queries and keys, which then have the same size. If True, attention subtracts the mean
             of the keys before it projects tokens, so that a `pair` that subtracts squares loses no

@@ -5,8 +5,9 @@ operation reads a NaN that a mask hides.
 
 A hidden pair of real tokens remains. A distance sqrt(|q - k|^2) has an infinite slope where q = k,
 an angle where q and k are parallel. If a mask hides such a pair, its logit has the cotangent 0, and
-0 times infinity is NaN, which the sum over the pairs of a query then contains. So a hidden pair
-must not be computed from its own tokens, but from a pair of stand-ins whose slope is finite. This
+0 times infinity is NaN, which the sum over the pairs of a query then contains. So where a logit is
+differentiated, a hidden pair must not be computed from its own tokens, but from a pair of stand-ins
+whose slope is finite. (Where only its value is wanted, its own tokens serve: it becomes -inf.) This
 costs a selection for each pair and feature, so only scores that may need it pay for it. Overflow is
 not detected: a hidden pair whose product exceeds the largest float still sends NaN.
 """
@@ -173,7 +174,7 @@ def pair_logits(
     t, s = (jax.tree.leaves(each)[0].shape[0] for each in features.values())
     one = _one_token(score, t, s)
     if one is not None:
-        # So are the sums of the derivative over the tokens of the other side, whatever `pair` is.
+        # A product of one row, and its derivative's sum over the other side's tokens, need blocks.
         blocks = blocks_of(1, (s, t)[one])
         if blocks is None:
             features[one] = jax.tree.map(lambda leaf: jnp.concatenate([leaf, leaf]), features[one])
@@ -192,7 +193,7 @@ def pair_logits(
 def _pair(
     score: Score, params: Params, q_features: Any, k_features: Any, allowed: Any, stand_ins: Any
 ) -> Array:
-    """`pair_logits`, whose derivative is a single product."""
+    """`pair_logits` of a tile in which no side has one token alone."""
     if allowed is None or stand_ins is None:
         return score.pair(params, q_features, k_features)
 
@@ -208,7 +209,7 @@ def _pair(
     return jax.vmap(over_keys, in_axes=(0, None, 0))(q_features, k_features, allowed)
 
 
-def pair_vjp(
+def pair_logits_vjp(
     score: Score,
     params: Params,
     q_features: Any,
@@ -217,7 +218,10 @@ def pair_vjp(
     stand_ins: tuple[Any, Any] | None,
     dlogits: Array,
 ) -> tuple[Params, Any, Any]:
-    """Pulls `dlogits` [t, s] back through `pair_logits`; by `pair_vjp` without stand-ins.
+    """Pulls `dlogits` [t, s] back through `pair_logits`.
+
+    The score's `pair_vjp` does it, unless stand-ins replace hidden pairs: JAX then differentiates
+    `pair`.
 
     Returns:
         (dparams, dq_features, dk_features); zeros for integer features.

@@ -28,8 +28,8 @@ from attention_jax.tiles.features import project_tokens, stand_in_features
 from attention_jax.tiles.options import Inputs, Options
 
 Array = jax.Array
-# (arrays, what belongs to their keys, carry) -> (what belongs to the keys, carry)
-Visit = Callable[[Any, Any, Any], tuple[Any, Any]]
+# (arrays, what travels with their keys, carry) -> (what travels with the keys, carry)
+Round = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +62,16 @@ class Plan:
         t, s = self.tile
         return i * t + jnp.arange(t), j * s + jnp.arange(s)
 
-    def over_rounds(self, arrays: Arrays, dkeys: Any, carry: Any, visit: Visit) -> tuple[Any, Any]:
-        """`visit(arrays, dkeys, carry)`; in a ring once per round, on the keys that are there."""
-        once = visit if self.ring is None else functools.partial(self.ring.over_rounds, visit)
-        return once(arrays, dkeys, carry)
+    def over_rounds(
+        self, arrays: Arrays, of_keys: Any, carry: Any, one_round: Round
+    ) -> tuple[Any, Any]:
+        """`one_round(arrays, of_keys, carry)`; in a ring of devices once for the keys of each.
+
+        `of_keys` travels with the keys: their gradients in the backward pass, None in the forward
+        pass.
+        """
+        rounds = one_round if self.ring is None else functools.partial(self.ring.rounds, one_round)
+        return rounds(arrays, of_keys, carry)
 
 
 class BiasTiles(NamedTuple):
@@ -178,7 +184,7 @@ def schedule_of(statuses: TileStatus) -> TileSchedule:
     return TileSchedule(order, jnp.sum(full, axis=-1), jnp.sum(~empty, axis=-1))
 
 
-def visits(
+def key_tile_loops(
     plan: Plan, schedule: TileSchedule | None, i: Array
 ) -> tuple[Array, list[tuple[bool, Any, Any]]]:
     """The tiles of keys that the i-th tile of queries attends to.
@@ -202,15 +208,15 @@ def over_key_tiles(
     plan: Plan,
     schedule: TileSchedule | None,
     i: Array,
-    visit: Callable[[Array, bool, Any], Any],
+    one_key_tile: Callable[[Array, bool, Any], Any],
     carry: Any,
 ) -> Any:
-    """`carry = visit(j, masked, carry)` for each tile of keys j that the i-th of queries visits."""
-    order, loops = visits(plan, schedule, i)
+    """`carry = one_key_tile(j, masked, carry)` for each j that the i-th tile of queries visits."""
+    order, loops = key_tile_loops(plan, schedule, i)
     for masked, first, end in loops:
 
         def step(n: Array, carry: Any, masked: bool = masked) -> Any:
-            return visit(tile_of(order, n), masked, carry)
+            return one_key_tile(tile_of(order, n), masked, carry)
 
         carry = jax.lax.fori_loop(first, end, step, carry)
     return carry
@@ -229,8 +235,8 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
         jax.lax.dynamic_update_index_in_dim, axis=0, allow_negative_indices=False
     )
 
-    def visit_query_tile(used_keys: Array, i: Array) -> tuple[Array, Array]:
-        def visit(j: Array, masked: bool, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+    def one_query_tile(used_keys: Array, i: Array) -> tuple[Array, Array]:
+        def one_key_tile(j: Array, masked: bool, carry: tuple[Array, Array]) -> tuple[Array, Array]:
             counts, used_keys = carry
             if not masked:
                 return counts + s, set_tile(used_keys, jnp.ones(s, bool), j)
@@ -239,11 +245,11 @@ def used_tokens(plan: Plan, mask: Mask, schedule: TileSchedule) -> tuple[Array, 
             return counts + allowed.sum(1), used_keys
 
         carry = varying_as((jnp.zeros(t, int), used_keys), mask)
-        counts, used_keys = over_key_tiles(plan, schedule, i, visit, carry)
+        counts, used_keys = over_key_tiles(plan, schedule, i, one_key_tile, carry)
         return used_keys, counts
 
     used_keys = varying_as(jnp.zeros((plan.key_tiles, s), bool), mask)
-    used_keys, counts = jax.lax.scan(visit_query_tile, used_keys, jnp.arange(plan.query_tiles))
+    used_keys, counts = jax.lax.scan(one_query_tile, used_keys, jnp.arange(plan.query_tiles))
     return counts.reshape(-1), used_keys.reshape(-1)
 
 

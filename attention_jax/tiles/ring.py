@@ -32,7 +32,7 @@ from attention_jax.positions.contract import Mask, ShiftedBias, ShiftedMask, Shi
 from attention_jax.tiles import prepare as tiling
 from attention_jax.tiles import tiled
 from attention_jax.tiles.options import Inputs, Options, results
-from attention_jax.tiles.prepare import Arrays, Plan, Visit, joined
+from attention_jax.tiles.prepare import Arrays, Plan, Round, joined
 
 Array = jax.Array
 
@@ -51,38 +51,37 @@ class Ring:
     lengths: tuple[int, int]
     halves: tuple[int, int]
 
-    def over_rounds(self, visit: Visit, arrays: Arrays, dkeys: Any, carry: Any) -> tuple[Any, Any]:
-        """`dkeys, carry = visit(arrays, dkeys, carry)`, once per round.
+    def rounds(self, one_round: Round, arrays: Arrays, of_keys: Any, carry: Any) -> tuple[Any, Any]:
+        """`of_keys, carry = one_round(arrays, of_keys, carry)`, on the keys of each device in turn.
 
         Args:
-            visit: the work of one round, on the keys that are here.
+            one_round: the work of one round, on the keys that are here.
             arrays: with the positions of the first round, and the schedules of all rounds.
-            dkeys: a pytree that belongs to the keys, such as their gradients. It is sent with them
-                to the next device after each round.
+            of_keys: a pytree that is sent with the keys to the next device after each round.
             carry: a pytree that stays on its device.
 
         Returns:
-            `dkeys`, back on their first device, and the last carry.
+            `of_keys`, back on their first device, and the last carry.
         """
         devices = jax.lax.axis_size(self.axis)
         next_device = [(device, (device + 1) % devices) for device in range(devices)]
 
-        def one_round(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
-            (keys, values, dkeys), carry = state
+        def step_of_ring(state: Any, step_and_schedule: Any) -> tuple[Any, None]:
+            (keys, values, of_keys), carry = state
             step, schedule = step_and_schedule
             of_round = self.at_round(arrays._replace(schedule=None), step)
             of_round = of_round._replace(schedule=schedule, keys=keys, values=values)
-            dkeys, carry = visit(of_round, dkeys, carry)
+            of_keys, carry = one_round(of_round, of_keys, carry)
             # The ring can send the keys while the round computes. The last permutation returns them
             # to their first device. Only gradients need it; the forward pass has it too, so that
             # the program holds a single copy of the round.
-            sent = jax.lax.ppermute((keys, values, dkeys), self.axis, next_device)
+            sent = jax.lax.ppermute((keys, values, of_keys), self.axis, next_device)
             return (sent, carry), None
 
-        state: Any = (arrays.keys, arrays.values, dkeys), carry
+        state: Any = (arrays.keys, arrays.values, of_keys), carry
         steps = jnp.arange(devices), arrays.schedule
-        ((*_, dkeys), carry), _ = jax.lax.scan(one_round, state, steps)
-        return dkeys, carry
+        ((*_, of_keys), carry), _ = jax.lax.scan(step_of_ring, state, steps)
+        return of_keys, carry
 
     def mirrored(self, tokens: Array, side: int) -> Array:
         """Exchanges the second half of tokens [length, ...] with the mirror image; an involution.

@@ -30,7 +30,7 @@ from attention_jax.normalizers.contract import BoundNormalizer
 from attention_jax.normalizers.fold import FinalRows, RowSums, sums_over_keys
 from attention_jax.normalizers.softmax_rows import RowShift, RowSummary
 from attention_jax.tiles import twin
-from attention_jax.tiles.features import pair_vjp
+from attention_jax.tiles.features import pair_logits_vjp
 from attention_jax.tiles.options import Inputs, Options, results
 from attention_jax.tiles.prepare import Arrays, Plan, Shared, joined, over_key_tiles, prepare
 from attention_jax.tiles.tile import Tile, add_to_tile, empty_sums
@@ -94,25 +94,28 @@ def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
     normalizer = plan.options.normalizer
     bound = BoundNormalizer(normalizer, arrays.shared.normalizer_params)
 
-    def add_keys(arrays: Arrays, i: Array, queries: Any, sums: RowSums) -> RowSums:
-        """The sums of the i-th tile of queries after the keys of `arrays`."""
+    def one_round(arrays: Arrays, of_keys: None, sums: RowSums) -> tuple[None, RowSums]:
+        """Every tile of queries, over the keys of `arrays`."""
 
-        def over_keys(update: Callable[..., Any], carry: Any) -> Any:
-            def visit(j: Array, masked: bool, carry: Any) -> Any:
-                tile = Tile(plan, arrays, i, j, masked)
-                keys, values = tile.keys_and_values
-                logits = bound.transform(tile.logits(queries, keys), tile.num_keys)
-                return update(carry, logits, values, tile.factors_of_values)
+        def one_query_tile(tile: tuple[Array, Any, RowSums]) -> RowSums:
+            i, queries, sums = tile
 
-            return over_key_tiles(plan, arrays.schedule, i, visit, carry)
+            def over_keys(add: Callable[..., Any], carry: Any) -> Any:
+                def one_key_tile(j: Array, masked: bool, carry: Any) -> Any:
+                    tile = Tile(plan, arrays, i, j, masked)
+                    keys, values = tile.keys_and_values
+                    logits = bound.transform(tile.logits(queries, keys), tile.num_keys)
+                    return add(carry, logits, values, tile.factors_of_values)
 
-        return sums_over_keys(sums, bound, over_keys, plan.padded_lengths[1])
+                return over_key_tiles(plan, arrays.schedule, i, one_key_tile, carry)
 
-    def visit_queries(arrays: Arrays, dkeys: None, sums: RowSums) -> tuple[None, RowSums]:
+            # `add` is `RowSums.with_tile`; before, for a threshold, what its search adds up.
+            return sums_over_keys(sums, bound, over_keys, plan.padded_lengths[1])
+
         tiles = jnp.arange(plan.query_tiles), arrays.queries, sums
-        return dkeys, jax.lax.map(lambda tile: add_keys(arrays, *tile), tiles)
+        return of_keys, jax.lax.map(one_query_tile, tiles)
 
-    _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), visit_queries)
+    _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), one_round)
     return sums.finalize(normalizer)
 
 
@@ -120,17 +123,18 @@ def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
 
 
 class RowCotangents(NamedTuple):
-    """The shift of each row, and its cotangents, divided by the row's divisor.
+    """The shift of each row, and its cotangents, which are divided by the row's divisor once.
 
-    The gradient of a pair is its undivided weight times these, so the divisor counts once.
+    The gradient of a pair is its undivided weight times these.
     """
 
     shift: RowShift  # [t] with the reference +inf for a row without weights
-    # [t] by which `doutput` is still to be divided. In bfloat16 dO is exact and dO / n is not: in a
-    # saturated row, dO . v_j - dO . mean would be that rounding.
+    # [t] by which each tile divides what it makes of `doutput`; None if that is divided already. In
+    # bfloat16 dO is exact and dO / n is not: in a saturated row, dO . v_j - dO . mean would be that
+    # rounding.
     divisor: Array | None
     doutput: Array  # [t, Dv]
-    doffset: Array | None  # [t] dn' - dO . mean - dH (H - log n); None if it is 0
+    doffset: Array | None  # [t] c - dO . mean - dH (H - log n), see below; None if it is 0
     dentropy: Array | None  # [t]
 
 
@@ -145,15 +149,15 @@ class RowCotangents(NamedTuple):
 # with the mean by slopes of `normalizers.contract`: O for softmax, 0 for weights that do not sum to
 # 1. The parameters of the normaliser and of its transform get what the same cotangent of the
 # weights, the bracket, gives them. For softmax with the sum n of exponentials and the entropy H,
-# and the cotangents dn' of log n and dH, the bracket also has the terms
-#     dn' - dH (log w_j + H),
+# and the cotangents c of log n and dH, the bracket also has the terms
+#     c - dH (log w_j + H),
 # since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). No tile forms w = exp(x - M) / n: it
 # has exp(x - M), and the cotangents of each row are divided by its divisor n once.
 def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arrays]:
-    arrays, rows = residuals.arrays, _row_cotangents(plan, residuals, cotangents)
+    arrays, drows = residuals.arrays, _row_cotangents(plan, residuals, cotangents)
 
-    def visit_queries(arrays: Arrays, dkeys: Any, others: Any) -> tuple[Any, Any]:
-        """Adds what all tiles of queries and the keys of `arrays` give to the gradients.
+    def one_round(arrays: Arrays, dkeys: Any, others: Any) -> tuple[Any, Any]:
+        """Adds what every tile of queries gives to the gradients, over the keys of `arrays`.
 
         Args:
             arrays: with the keys that are on this device.
@@ -161,16 +165,17 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
             others: those of the queries, [query_tiles, t, ...], and of what all pairs share.
         """
 
-        def visit_query_tile(carry: Any, query_tile: Any) -> tuple[Any, Any]:
-            i, queries, rows, dqueries = query_tile
-            scale = _scale_of_float16(arrays, rows)
+        def one_query_tile(carry: Any, tile: Any) -> tuple[Any, Any]:
+            i, queries, (shift, divisor, *cotangents), dqueries = tile
+            scale = _scale_of_float16(arrays, cotangents)
             if scale is not None:
-                rows = RowCotangents(*rows[:2], *jax.tree.map(lambda leaf: leaf * scale, rows[2:]))
+                cotangents = jax.tree.map(lambda leaf: leaf * scale, cotangents)
+            drows = RowCotangents(shift, divisor, *cotangents)
 
-            def visit(j: Array, masked: bool, carry: Any) -> Any:
+            def one_key_tile(j: Array, masked: bool, carry: Any) -> Any:
                 dqueries, dkeys, dshared = carry
                 tile = Tile(plan, arrays, i, j, masked)
-                dq, of_keys, of_shared = _tile_gradients(tile, queries, rows, scale)
+                dq, of_keys, of_shared = _tile_gradients(tile, queries, drows, scale)
                 dparams, dlogits, dnormalizer, ddamping = of_shared
                 shared = arrays.shared
                 dshared = Shared(
@@ -182,13 +187,13 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
                 dqueries = jax.tree.map(jnp.add, dqueries, dq)
                 return dqueries, add_to_tile(dkeys, j, of_keys), dshared
 
-            carry = varying_as((dqueries, *carry), arrays, rows)
-            dqueries, *carry = over_key_tiles(plan, arrays.schedule, i, visit, carry)
+            carry = varying_as((dqueries, *carry), arrays, drows)
+            dqueries, *carry = over_key_tiles(plan, arrays.schedule, i, one_key_tile, carry)
             return tuple(carry), dqueries
 
         dqueries, dshared = others
-        tiles = jnp.arange(plan.query_tiles), arrays.queries, rows, dqueries
-        (dkeys, dshared), dqueries = jax.lax.scan(visit_query_tile, (dkeys, dshared), tiles)
+        tiles = jnp.arange(plan.query_tiles), arrays.queries, drows, dqueries
+        (dkeys, dshared), dqueries = jax.lax.scan(one_query_tile, (dkeys, dshared), tiles)
         return dkeys, (dqueries, dshared)
 
     def zeros(leaf: Array) -> Array:
@@ -198,7 +203,7 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
 
     floats = (arrays.keys, arrays.values), (arrays.queries, arrays.shared)
     dkeys, others = jax.tree.map(zeros, floats)
-    dkeys, others = plan.over_rounds(arrays, dkeys, others, visit_queries)
+    dkeys, others = plan.over_rounds(arrays, dkeys, others, one_round)
     gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), (dkeys, others), floats)
     (dk, dvalues), (dq, dshared) = gradients
     return (Arrays(dq, dk, dvalues, dshared),)
@@ -230,7 +235,7 @@ def _row_cotangents(plan: Plan, residuals: Residuals, cotangents: Any) -> RowCot
     return RowCotangents(shift, None, doutput / rows.divisor[..., None], *terms)
 
 
-def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
+def _scale_of_float16(arrays: Arrays, cotangents: list[Any]) -> Array | None:
     """A power of two that brings the cotangents of t rows to the size 1; None without float16.
 
     Divided by the divisor of a long row, they underflow in the products of float16.
@@ -239,7 +244,7 @@ def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
     if all(leaf.dtype != jnp.float16 for leaf in tokens):
         return None
     largest = functools.reduce(
-        jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(rows[2:])]
+        jnp.maximum, [jnp.max(jnp.abs(leaf)) for leaf in jax.tree.leaves(cotangents)]
     )
     exponent = jnp.frexp(largest)[1]
     # Neither the power nor its inverse overflows.
@@ -247,7 +252,7 @@ def _scale_of_float16(arrays: Arrays, rows: RowCotangents) -> Array | None:
 
 
 def _tile_gradients(
-    tile: Tile, queries: Any, rows: RowCotangents, scale: Array | None
+    tile: Tile, queries: Any, drows: RowCotangents, scale: Array | None
 ) -> tuple[Any, tuple[Any, Array], tuple[Any, Array, Any, Array]]:
     """The gradients of one tile, divided by `scale`.
 
@@ -262,24 +267,24 @@ def _tile_gradients(
 
     def undivided_weights(params: Any, logits: Array) -> tuple[Array, Array]:
         bound = BoundNormalizer(tile.plan.options.normalizer, params)
-        shifted = rows.shift.shifted(bound.transform(logits, tile.num_keys))
+        shifted = drows.shift.shifted(bound.transform(logits, tile.num_keys))
         return bound.weight(shifted), shifted
 
     undivided, pull_back, shifted = jax.vjp(
         undivided_weights, arrays.shared.normalizer_params, logits, has_aux=True
     )
-    dfactors, doutput = einsum("td,sd->ts", rows.doutput, values), rows.doutput
-    if rows.divisor is not None:
-        dfactors, doutput = (each / rows.divisor[:, None] for each in (dfactors, doutput))
+    dfactors, doutput = einsum("td,sd->ts", drows.doutput, values), drows.doutput
+    if drows.divisor is not None:
+        dfactors, doutput = (each / drows.divisor[:, None] for each in (dfactors, doutput))
     factors, dweights = map(tile.factors_of_values, (undivided, dfactors))
     dvalues = tall_product(doutput.astype(values.dtype), factors)
-    if rows.doffset is not None:
-        dweights = dweights + rows.doffset[:, None]
-    if rows.dentropy is not None:
+    if drows.doffset is not None:
+        dweights = dweights + drows.doffset[:, None]
+    if drows.dentropy is not None:
         # A term with weight 0 is 0: 0 * -inf would be NaN.
-        dweights = dweights - rows.dentropy[:, None] * jnp.where(undivided > 0, shifted, 0)
+        dweights = dweights - drows.dentropy[:, None] * jnp.where(undivided > 0, shifted, 0)
     dnormalizer, dlogits = pull_back(dweights)
-    dparams, dq, dk = pair_vjp(
+    dparams, dq, dk = pair_logits_vjp(
         tile.plan.options.score,
         arrays.shared.params,
         queries,

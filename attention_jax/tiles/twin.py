@@ -21,7 +21,7 @@ from attention_jax.core.arrays import cast_floats
 from attention_jax.normalizers.contract import BoundNormalizer
 from attention_jax.normalizers.fold import RowSums, sums_over_keys
 from attention_jax.normalizers.softmax_rows import RowSummary
-from attention_jax.tiles.prepare import Arrays, Plan, repeated, visits
+from attention_jax.tiles.prepare import Arrays, Plan, key_tile_loops, repeated
 from attention_jax.tiles.tile import Tile, empty_sums
 
 Array = jax.Array
@@ -37,16 +37,16 @@ def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
     tables = [repeated(table, plan.query_tiles) for table in arrays.shared.biases.tables]
     tiles = jnp.arange(plan.query_tiles), arrays.queries, tables
 
-    def visit_queries(arrays: Arrays, dkeys: None, sums: RowSums) -> tuple[None, RowSums]:
+    def one_round(arrays: Arrays, of_keys: None, sums: RowSums) -> tuple[None, RowSums]:
         @jax.checkpoint
         def add_keys(tile: Any) -> RowSums:
             return _add_keys(plan, arrays, *tile)
 
-        return dkeys, jax.lax.map(add_keys, (*tiles, sums))
+        return of_keys, jax.lax.map(add_keys, (*tiles, sums))
 
     if plan.ring is not None:
-        visit_queries = jax.checkpoint(visit_queries)
-    _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), visit_queries)
+        one_round = jax.checkpoint(one_round)
+    _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), one_round)
     rows = sums.finalize(plan.options.normalizer)
     return rows.output, rows.summary
 
@@ -56,7 +56,7 @@ def _add_keys(
 ) -> RowSums:
     """The sums of the i-th tile of queries after the keys of `arrays`, as in `tiled`."""
     bound = BoundNormalizer(plan.options.normalizer, arrays.shared.normalizer_params)
-    order, loops = visits(plan, arrays.schedule, i)
+    order, loops = key_tile_loops(plan, arrays.schedule, i)
     *_, (*_, visited) = loops
     # The scan takes keys tile by tile, so that their gradient is computed tile by tile. An index
     # into all keys would give a gradient of the size of all keys in every step.

@@ -171,7 +171,7 @@ def test_float16_gradients_of_statistics():
             np.testing.assert_allclose(dkey, right, atol=1e-2 * np.abs(right).max())
     # A GPU keeps subnormal numbers, whose inverses are infinite.
     arrays = types.SimpleNamespace(queries=query, keys=key, values=value)
-    assert tiled._scale_of_float16(arrays, (None, None, jnp.float32(1e-37))) == 2.0**100
+    assert tiled._scale_of_float16(arrays, [jnp.float32(1e-37)]) == 2.0**100
 
 
 @pytest.mark.parametrize("sharpness", [1, 16])
