@@ -45,7 +45,7 @@ def evaluate(
             results can be added.
     """
     summands = iter([None] * points_in(program.jaxpr) if added is None else added)
-    return _evaluate(program, arguments, summands, "")
+    return _evaluate_program(program, arguments, summands, "")
 
 
 def points_in(jaxpr: Jaxpr) -> int:
@@ -74,7 +74,7 @@ def programs_of(equation: JaxprEqn) -> list[ClosedJaxpr]:
     ]
 
 
-def _evaluate(
+def _evaluate_program(
     program: ClosedJaxpr,
     arguments: Sequence[Any],
     added: Iterator[Array | None],
@@ -116,7 +116,7 @@ def _evaluate_equation(
         return _scan(equation, values, added, scope)
     if primitive.name in IN_LINE:
         (program,) = programs_of(equation)
-        return _evaluate(program, values, added, scope)
+        return _evaluate_program(program, values, added, scope)
     if primitive.name in WITH_OWN_RULE:
         return _with_own_rule(equation, values, added, scope)
     raise NotImplementedError(
@@ -144,10 +144,10 @@ def _with_own_rule(
     outputs = bind_eqn(equation, values)
     summands = [next(added) for _ in range(points_in(program.jaxpr))]
     no_summands: Iterator[None] = iter([None] * len(summands))
-    _, captures = _evaluate(program, values, no_summands, scope)
+    _, captures = _evaluate_program(program, values, no_summands, scope)
     if any(summand is not None for summand in summands):
         constants = [jax.lax.stop_gradient(value) for value in values]
-        sums, _ = _evaluate(program, constants, iter(summands), scope)
+        sums, _ = _evaluate_program(program, constants, iter(summands), scope)
         outputs = [
             _add_gradient_of(output, total) if jnp.issubdtype(output.dtype, jnp.inexact) else output
             for output, total in zip(outputs, sums, strict=True)
@@ -182,7 +182,7 @@ def _scan(
     def step(carry: list[Array], x: Any) -> Any:
         x, summands = x
         arguments = [*constants, *carry, *x]
-        outputs, captures = _evaluate(body, arguments, iter(summands), scope)
+        outputs, captures = _evaluate_program(body, arguments, iter(summands), scope)
         scopes[:] = [inner for inner, _ in captures]
         return outputs[:carries], (outputs[carries:], [arrays for _, arrays in captures])
 

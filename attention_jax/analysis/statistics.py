@@ -354,14 +354,16 @@ def mean_over_rows(values: Array, counted: Array) -> Array:
 # --- the entry point of all arguments ---
 
 
-class _Pairs(NamedTuple):
+class _MaskedPairs(NamedTuple):
     """Weights or logits, and the allowed pairs among them, each with the batch axes *B."""
 
     pairs: Array  # [*B, T, S] in at least float32; 0 in the rows of queries that do not count
     allowed: Array  # bool [*B, T, S]
 
 
-def _as_pairs(pairs: Any, mask: Any = None, rows: Any = None, name: str = "weights") -> _Pairs:
+def _as_pairs(
+    pairs: Any, mask: Any = None, rows: Any = None, name: str = "weights"
+) -> _MaskedPairs:
     pairs = float_array(name, pairs)
     if pairs.ndim < 2:
         raise ValueError(f"{name} must be [*B, T, S]; got {list(pairs.shape)}")
@@ -372,7 +374,7 @@ def _as_pairs(pairs: Any, mask: Any = None, rows: Any = None, name: str = "weigh
     if rows is not None:
         kept = jnp.where(_per_query("rows", bool_array("rows", rows, "counts"), pairs), kept, 0)
     allowed = jnp.broadcast_to(mask.materialize(target_length, source_length), pairs.shape)
-    return _Pairs(kept, allowed)
+    return _MaskedPairs(kept, allowed)
 
 
 def _distances(weights: Array, alignment: Any) -> Array:

@@ -53,7 +53,7 @@ def introduce(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     dtypes = [" and ".join(sorted({str(leaf.dtype) for leaf in jax.tree.leaves(one_seed)}))]
     if hasattr(task.model, "dtype"):
         dtypes.append(f"computed in {task.model.dtype}")
-    batch, tokens = _batch(run, feed)
+    batch, tokens = _typical_batch(run, feed)
     step = [f"{train.batch_size} examples"] if train.batch_size else []
     step += [] if tokens is None else [f"{tokens:,.0f} tokens, padding included"]
     flops = None
@@ -78,7 +78,7 @@ def introduce(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
     return Work(tokens, flops, None if peak is None else peak * mesh.devices)
 
 
-def _batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
+def _typical_batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
     """Returns a batch of about the mean size (or its shapes), and the mean number of tokens."""
     size, first = run.task.train.batch_size, run.task.train.first_seed
     if feed is None:  # all have one shape

@@ -29,7 +29,6 @@ def any_over_batch(flags: Array) -> Array:
 
 @any_over_batch.def_vmap
 def _any_over_batch_rule(axis_size, in_batched, flags):
-    del axis_size
     return any_over_batch(jnp.any(flags, axis=0) if in_batched[0] else flags), False
 
 

@@ -135,7 +135,7 @@ def _split(operands: Leaves, linear: int) -> tuple[list[Any], list[Any]]:
     return list(operands[:count]), list(operands[count:])
 
 
-def _evaluate(*operands, evaluate, linear, program, **_):
+def _impl(*operands, evaluate, linear, program, **_):
     if program is None:
         return evaluate(*_split(operands, linear))
     return core.jaxpr_as_fun(program)(*operands)
@@ -238,9 +238,9 @@ def _refuse_taylor_mode(*_, **__):
     raise NotImplementedError(NO_TAYLOR_MODE)
 
 
-kept_call_p.def_impl(_evaluate)
+kept_call_p.def_impl(_impl)
 kept_call_p.def_effectful_abstract_eval(_types_and_effects)
-mlir.register_lowering(kept_call_p, mlir.lower_fun(_evaluate, multiple_results=True))
+mlir.register_lowering(kept_call_p, mlir.lower_fun(_impl, multiple_results=True))
 ad.primitive_jvps[kept_call_p] = _jvp
 ad.primitive_transposes[kept_call_p] = _transpose
 batching.fancy_primitive_batchers[kept_call_p] = _batch

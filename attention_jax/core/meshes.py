@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 Results = TypeVar("Results")
 Tree = TypeVar("Tree")
@@ -49,7 +49,10 @@ def on_automatic_axes(
     >>> on_automatic_axes(lambda table, ids: table[ids, 0], explicit_spec(ids), table, ids)
     Array([3., 3., 1.], dtype=float32)
     """
-    mesh = _mesh_of(arrays)
+    # That of `jax.set_mesh`, or else that of the arrays' types; it may be empty.
+    meshes = [jax.sharding.get_abstract_mesh()]
+    meshes += [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves(arrays)]
+    mesh = next((mesh for mesh in meshes if not mesh.empty), meshes[0])
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = [name for name, axis_type in types if axis_type == AxisType.Explicit]
     if not explicit:
@@ -75,13 +78,6 @@ def explicit_spec(array: Any) -> PartitionSpec:
     """
     sharding = jax.typeof(array).sharding
     return PartitionSpec(*(*sharding.spec, *[None] * (array.ndim - len(sharding.spec))))
-
-
-def _mesh_of(arrays: Any) -> AbstractMesh:
-    """The mesh of `jax.set_mesh`, or else that of the arrays' types; it may be empty."""
-    meshes = [jax.sharding.get_abstract_mesh()]
-    meshes += [jax.typeof(leaf).sharding.mesh for leaf in jax.tree.leaves(arrays)]
-    return next((mesh for mesh in meshes if not mesh.empty), meshes[0])
 
 
 # --- inside jax.shard_map ---

@@ -28,7 +28,7 @@ import jax.numpy as jnp
 
 from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.experimental.visible_keys import VisibleKeys, visible_keys
-from attention_jax.kernels.preparation import project, refuse, twin
+from attention_jax.kernels.preparation import project_seen, refuse, twin
 from attention_jax.normalizers.softmax_rows import SoftmaxSums, where_positive
 from attention_jax.tiles import tiled
 from attention_jax.tiles.features import Operands
@@ -107,7 +107,7 @@ class Residuals(NamedTuple):
 
 
 def _attend_fwd(kernels: Kernels, plan: KernelPlan, inputs: Inputs) -> tuple[Any, Residuals]:
-    output, sums = kernels.forward(plan, *_project(plan, inputs))
+    output, sums = kernels.forward(plan, *_project_whole_tiles(plan, inputs))
     statistics = None if sums.moment is None else sums.summary().statistics()
     results = output.astype(inputs.query.dtype), statistics
     results = jax.tree.map(lambda rows: rows[: plan.lengths[0]], results)
@@ -118,7 +118,9 @@ def _attend_bwd(
     kernels: Kernels, plan: KernelPlan, residuals: Residuals, cotangents: Any
 ) -> tuple[Inputs]:
     inputs, sums, output = residuals
-    operands, pull_back, visible = jax.vjp(functools.partial(_project, plan), inputs, has_aux=True)
+    operands, pull_back, visible = jax.vjp(
+        functools.partial(_project_whole_tiles, plan), inputs, has_aux=True
+    )
 
     def pad(rows: Array) -> Array:
         padding = plan.padded_lengths[0] - rows.shape[0]
@@ -131,9 +133,9 @@ def _attend_bwd(
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _project(plan: KernelPlan, inputs: Inputs) -> tuple[Operands, VisibleKeys | None]:
+def _project_whole_tiles(plan: KernelPlan, inputs: Inputs) -> tuple[Operands, VisibleKeys | None]:
     """The projected tokens that the kernels read, padded to whole tiles, and what queries see."""
-    operands, windows = project(plan.options, inputs, plan.padded_lengths)
+    operands, windows = project_seen(plan.options, inputs, plan.padded_lengths)
     return operands, windows and visible_keys(plan, inputs.mask, windows)
 
 

@@ -99,8 +99,8 @@ def monotonic_attention(
     pairs = {"score": score, "params": params, "mask": mask, "bias": bias}
     options, inputs = checked_call(query, key, value, **pairs)
     if noise_rng is not None:
-        rng = checked_rng(noise_rng, name="noise_rng")
-        inputs = inputs._replace(dropout_rng=rng)  # split over the batch
+        # It is split over the batch.
+        inputs = inputs._replace(dropout_rng=checked_rng(noise_rng, name="noise_rng"))
     batch_shape, source_length = inputs.query.shape[:-2], inputs.key.shape[-2]
     offset = _number_of_batch("offset", offset, batch_shape)
     noise_scale = _number_of_batch("noise_scale", noise_scale, batch_shape)

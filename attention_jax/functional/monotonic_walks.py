@@ -155,28 +155,20 @@ def expected_weights(probabilities: Array, initial: Array) -> Array:
     """`monotonic_weights` for arguments that are already checked, broadcast and cast."""
     probabilities, initial = varying_as((probabilities, initial), probabilities, initial)
 
+    def compose(first: Any, second: Any) -> tuple[Array, Array]:
+        return first[0] * second[0], second[0] * first[1] + second[1]
+
     def next_query(previous: Array, p: Array) -> tuple[Array, Array]:
-        weights = p * _reached(p, previous)
+        # The walk reaches key j, with the probability q_j, if it passes key j - 1 or starts at j:
+        # q_j = (1 - p_(j-1)) q_(j-1) + previous_j. An associative scan composes these maps of q in
+        # log2(S) steps. No walk reaches the first key by passing another.
+        passing = jnp.concatenate([jnp.zeros_like(p[..., :1]), 1 - p[..., :-1]], axis=-1)
+        maps = passing, previous
+        weights = p * jax.lax.associative_scan(compose, maps, axis=p.ndim - 1)[1]
         return weights, weights
 
     _, weights = jax.lax.scan(next_query, initial, jnp.moveaxis(probabilities, -2, 0))
     return jnp.moveaxis(weights, 0, -2)
-
-
-def _reached(p: Array, previous: Array) -> Array:
-    """q [*B, S], the probability that the walk reaches key j.
-
-    The walk reaches key j if it passes key j - 1 or starts at key j:
-    q_j = (1 - p_(j-1)) q_(j-1) + previous_j. An associative scan composes these maps of q in
-    log2(S) steps.
-    """
-    # The probability of passing key j - 1; no walk reaches the first key that way.
-    passing = jnp.concatenate([jnp.zeros_like(p[..., :1]), 1 - p[..., :-1]], axis=-1)
-
-    def compose(first: Any, second: Any) -> tuple[Array, Array]:
-        return first[0] * second[0], second[0] * first[1] + second[1]
-
-    return jax.lax.associative_scan(compose, (passing, previous), axis=p.ndim - 1)[1]
 
 
 # --- checks of the arguments ---

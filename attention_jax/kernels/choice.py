@@ -134,7 +134,10 @@ def _portable_implementation(score: Score, inputs: Inputs, backend: str) -> str:
 
 def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes:
     """The tile sizes for these inputs; a large batch gets small tiles."""
-    table, cost = TABLES.get(backend, Table()), _cost_under_the_mask(score, inputs)
+    table, cost = TABLES.get(backend, Table()), score.tile_cost
+    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
+    if inputs.mask is not None and may_have_infinite_slopes(score, inputs.params, *sizes):
+        cost = "materialized"  # tokens of hidden pairs are replaced for each pair and feature
     numbers = _numbers_of_a_pair(cost, score, inputs)
     # Most of a tile that is much wider than a sliding window is masked.
     window = sys.maxsize if inputs.mask is None else inputs.mask.most_keys()
@@ -150,14 +153,6 @@ def chosen_block_sizes(score: Score, inputs: Inputs, backend: str) -> BlockSizes
     # Few queries get few tiles: the sum over tiles is a running sum, whose error grows with them.
     most_keys = size * query // min(query, max(target_length, 1))
     return BlockSizes(query, max(size, min(most_keys, -(-source_length // MOST_TILES))))
-
-
-def _cost_under_the_mask(score: Score, inputs: Inputs) -> TileCost:
-    """The cost of a tile that may hide pairs."""
-    sizes = inputs.query.shape[-1], inputs.key.shape[-1]
-    if inputs.mask is not None and may_have_infinite_slopes(score, inputs.params, *sizes):
-        return "materialized"  # tokens of hidden pairs are replaced for each pair and feature
-    return score.tile_cost
 
 
 def _numbers_of_a_pair(cost: TileCost, score: Score, inputs: Inputs) -> int:

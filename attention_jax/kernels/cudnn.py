@@ -32,7 +32,7 @@ from attention_jax.core.custom_vjp import custom_vjp
 from attention_jax.core.errors import one_line
 from attention_jax.kernels import preparation
 from attention_jax.kernels.windows import bounds_of
-from attention_jax.positions.contract import AndMask, operands
+from attention_jax.positions.contract import AndMask, members
 from attention_jax.positions.masks import TracedLocalMask
 from attention_jax.scores import Dot, ScaledDot, Score, is_dot_product
 from attention_jax.scores.projected_keys import ProjectedKeys, key_feature_shapes
@@ -90,7 +90,7 @@ def reason_against(options: Options, inputs: Inputs) -> str | None:
     sizes = features.shape[-1], inputs.value.shape[-1]
     if max(sizes) > LARGEST_HEAD or min(sizes) == 0:
         return f"takes 1 to {LARGEST_HEAD} features and values per head; got {sizes}"
-    if any(isinstance(part, TracedLocalMask) for part in operands(inputs.mask, AndMask)):
+    if any(isinstance(part, TracedLocalMask) for part in members(inputs.mask, AndMask)):
         return "takes causal_mask(...) and local_mask(...) of integers; got one of arrays"
     left, right, padded = bounds_of(inputs.mask)
     if (left is not None or right is not None) and right != 0:
@@ -145,7 +145,7 @@ def _output(options: Options, inputs: Inputs, *, even: bool = False) -> Array:
     examples have the same padding; the others are B. So these transpositions and those of a model
     with arrays [B, T, N, H] cancel.
     """
-    scale, (features, has_keys, key_length) = _project(options, inputs, even)
+    scale, (features, has_keys, key_length) = _library_arguments(options, inputs, even)
     *batch_shape, target_length, _ = features[0].shape
     ndim, value_dim = len(batch_shape), inputs.value.shape[-1]
     shared = [axis for axis in range(ndim) if features[1].shape[axis] == 1]
@@ -185,7 +185,7 @@ def _output(options: Options, inputs: Inputs, *, even: bool = False) -> Array:
     return output if has_keys is None else jnp.where(has_keys[..., None], output, 0)
 
 
-def _project(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]:
+def _library_arguments(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]:
     """What the library reads: all numbers are finite, and every query sees some key.
 
     Batch axes have size 1 where all examples share keys and values, or have the same padding.
@@ -203,7 +203,7 @@ def _project(options: Options, inputs: Inputs, even: bool) -> tuple[float, Any]:
         options = dataclasses.replace(options, score=score)
 
     def of_example(inputs: Inputs) -> Any:
-        operands, windows = preparation.project(options, inputs, lengths)
+        operands, windows = preparation.project_seen(options, inputs, lengths)
         features = operands[:3]
         if windows is None or not bounds_of(inputs.mask).padded:
             return features, None, None
@@ -248,11 +248,10 @@ def _batched_alike(*trees: Any) -> Any:
 # --- the derivative rule ---
 
 
-def _twin_of_batch(options: Options, inputs: Inputs) -> Array:
+def _twin_of_batch(options: Options, inputs: Inputs) -> Any:
     """The output of `preparation.twin` for the batch."""
     attend = functools.partial(preparation.twin, options)
-    output: Array = vmap_over_batch(options, attend, inputs)[0]
-    return output
+    return vmap_over_batch(options, attend, inputs)[0]
 
 
 def _fused_fwd(options: Options, inputs: Inputs) -> tuple[Array, Inputs]:

@@ -47,7 +47,7 @@ def refuse(name: str, reason: str | None) -> None:
         raise NotImplementedError(f"implementation {name!r} {reason}: use 'tiled'")
 
 
-def project(options: Options, inputs: Inputs, padded: tuple[int, int]) -> tuple[Operands, Any]:
+def project_seen(options: Options, inputs: Inputs, padded: tuple[int, int]) -> tuple[Operands, Any]:
     """The tokens of one example, projected, as the kernel reads them; and the windows of its mask.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from attention_jax.positions.contract import AndMask, Mask, operands
+from attention_jax.positions.contract import AndMask, Mask, members
 from attention_jax.positions.masks import LocalMask, PaddingMask, SegmentMask, TracedLocalMask
 
 Array = jax.Array
@@ -42,7 +42,7 @@ class Windows(NamedTuple):
 
 def reason_against_mask(mask: Mask | None, *, segments: bool = False) -> str | None:
     """Why the mask is not a window for each query, with at most one mask of segments; or None."""
-    parts = operands(mask, AndMask)
+    parts = members(mask, AndMask)
     served = LocalMask, PaddingMask, *[SegmentMask] * segments
     for part in parts:
         if not isinstance(part, served):
@@ -66,7 +66,7 @@ class Bounds(NamedTuple):
 
 def bounds_of(mask: Mask | None) -> Bounds:
     """The bounds of a mask that `reason_against_mask` has no objection to."""
-    parts = operands(mask, AndMask)
+    parts = members(mask, AndMask)
     local = [part for part in parts if type(part) is LocalMask]
     left = [part.left for part in local if part.left is not None]
     right = [part.right for part in local if part.right is not None]
@@ -78,7 +78,7 @@ def hides_tokens(mask: Mask | None, target_length: int, source_length: int) -> b
     """Whether some query may see no key, or some key be seen by no query."""
     left, right, padded = bounds_of(mask)
     varying = TracedLocalMask, SegmentMask
-    if padded or any(isinstance(part, varying) for part in operands(mask, AndMask)):
+    if padded or any(isinstance(part, varying) for part in members(mask, AndMask)):
         return True
     shorter_by = target_length - source_length  # T - S
     hides_left = left is not None and left < max(shorter_by, 0)
@@ -92,7 +92,7 @@ def windows_of(mask: Mask | None, target_length: int, source_length: int) -> Win
     end = jnp.full_like(positions, source_length)
     far = target_length + source_length  # a larger distance could overflow
     segments: list[Array] = []
-    for part in operands(mask, AndMask):
+    for part in members(mask, AndMask):
         if isinstance(part, LocalMask) and part.left is not None:
             first = jnp.maximum(first, positions - jnp.clip(part.left, -far, far))
         if isinstance(part, LocalMask) and part.right is not None:

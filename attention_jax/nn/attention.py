@@ -20,7 +20,7 @@ from attention_jax.nn.parameters import (
     check_dtypes,
     check_rngs,
     checked_tokens,
-    initial_params,
+    initial_score_params,
     normalizer_params,
     score_params,
     values_of,
@@ -82,7 +82,7 @@ class ScoreModule(RandomModule):
         check_dtypes(dtype=dtype, param_dtype=param_dtype)
         check_rngs(rngs)
         self.dtype, self.param_dtype = dtype, param_dtype
-        params = initial_params(self.score, rngs.params(), (query_dim, key_dim))
+        params = initial_score_params(self.score, rngs.params(), (query_dim, key_dim))
         self.params_of_score = score_params(params, param_dtype)
 
     def remember(self, key: Array, value: Array | None = None) -> Memory:

@@ -23,7 +23,7 @@ from attention_jax.nn.parameters import (
     check_dtypes,
     check_rngs,
     checked_tokens,
-    initial_params,
+    initial_score_params,
     layer_norm,
     normalizer_params,
     score_params,
@@ -116,7 +116,7 @@ class Heads(DropoutModule):
         self.query_norm = norm() if normalize_qk else None
         self.key_norm = norm() if normalize_qk else None
         rng_of_head = jax.random.split(rngs.params(), num_heads)
-        of_head = functools.partial(initial_params, self.score, dims=(head_dim, head_dim))
+        of_head = functools.partial(initial_score_params, self.score, dims=(head_dim, head_dim))
         params = jax.vmap(of_head)(rng_of_head)
         self.params_of_score = score_params(params, param_dtype)
         self.normalizer_params = normalizer_params(

@@ -65,7 +65,7 @@ def check_rngs(rngs: Any) -> None:
         raise ValueError(f"rngs must have a stream 'params', as nnx.Rngs(0) has; got {got}")
 
 
-def initial_params(score: Score, rng: jax.Array, dims: tuple[int, int]) -> Params:
+def initial_score_params(score: Score, rng: jax.Array, dims: tuple[int, int]) -> Params:
     """What the score's `init` makes; ValueError, in one line, if a user's cannot be called."""
     part = UserCode("score", score, "")
     cure = "init must be a function of (rng, query_dim, key_dim)"

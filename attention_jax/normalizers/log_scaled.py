@@ -16,7 +16,7 @@ from attention_jax.normalizers.softmax import Softmax
 Array = jax.Array
 
 
-def _of_inner(name: str) -> Any:
+def _of_normalizer(name: str) -> Any:
     return property(lambda self: getattr(self.normalizer, name), doc="That of `normalizer`.")
 
 
@@ -49,10 +49,10 @@ class LogScaled(Normalizer):
     learned: bool = False
     start: int | None = None
     uses_num_keys: ClassVar[bool] = True
-    sums_to_one = _of_inner("sums_to_one")
-    convex = _of_inner("convex")
-    steep = _of_inner("steep")
-    is_softmax = _of_inner("is_softmax")
+    sums_to_one = _of_normalizer("sums_to_one")
+    convex = _of_normalizer("convex")
+    steep = _of_normalizer("steep")
+    is_softmax = _of_normalizer("is_softmax")
 
     def __post_init__(self) -> None:
         if not isinstance(self.normalizer, Normalizer):

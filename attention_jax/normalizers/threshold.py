@@ -45,11 +45,8 @@ OverKeys = Callable[[Callable[..., Any], Any], Any]
 def shifted_rows(bound: Any, logits: Array) -> Array:
     """Logits [T, S] after the shift by the largest of each row and by its threshold."""
     zeros = varying_as(jnp.zeros(logits.shape[0], logits.dtype), logits, bound.params)
-
-    def over_keys(update: Callable[..., Any], carry: Any) -> Any:
-        return update(carry, logits)
-
-    return find_threshold(bound, over_keys, zeros, logits.shape[1]).shifted(logits)
+    shift = find_threshold(bound, lambda update, sums: update(sums, logits), zeros, logits.shape[1])
+    return shift.shifted(logits)
 
 
 def find_threshold(bound: Any, over_keys: OverKeys, zeros: Array, num_keys: int) -> RowShift:

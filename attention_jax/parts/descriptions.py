@@ -40,10 +40,10 @@ def describe(part: Any) -> JSON:
     >>> describe(get_score("scaled(scale=0.5)"))
     {'class': 'attention_jax.scores.ScaledDot', 'fields': 'ScaledDot(scale=0.5)'}
     """
-    return _identity(part) | ({"numbers": part.contract.sample()} if type(part) is Known else {})
+    return _description(part) | ({"numbers": part.contract.sample()} if type(part) is Known else {})
 
 
-def _identity(part: Any) -> JSON:
+def _description(part: Any) -> JSON:
     cls = part.__class__
     fields = ADDRESS.sub("", repr(part))
     description = {"class": f"{module_of(cls)}.{cls.__qualname__}", "fields": fields}
@@ -66,7 +66,7 @@ def check_description(setting: str, part: Any, stored: JSON) -> None:
         part: as in `describe`.
         stored: from config.json.
     """
-    now = _identity(part)
+    now = _description(part)
     changed = {name for name in now if stored.get(name) != now[name]}
     if "numbers" not in stored:
         changed -= {"init"}

@@ -80,7 +80,7 @@ def program_digest(code: UserCode, function: Callable[..., Any], *arguments: Any
                             f" {constant.aval.str_short()} of its enclosing scope, which would get"
                             f" no gradient: {code.remedy}"
                         )
-                    digest.update(_numbers_of(constant))
+                    digest.update(_digest_of_array(constant))
                 for equation in inner.eqns:
                     kind = equation.primitive.name
                     if kind in _HOST_CALLBACKS and equation.outvars:
@@ -96,7 +96,7 @@ def program_digest(code: UserCode, function: Callable[..., Any], *arguments: Any
     return digest.hexdigest() + end
 
 
-def _numbers_of(array: Any) -> bytes:
+def _digest_of_array(array: Any) -> bytes:
     """The digest of an array's numbers, computed once."""
     is_key = jnp.issubdtype(array.dtype, jax.dtypes.prng_key)
     fixed = isinstance(array, jax.Array)

@@ -84,7 +84,7 @@ class NormalizerContract(StaticContract):
         self.require(fits, contract, result)
         return result
 
-    def tile_of(self, name: str, arguments: Any, size: Size) -> Size:
+    def tile_size_of(self, name: str, arguments: Any, size: Size) -> Size:
         return (*arguments[1].shape, size[1])[:2]
 
     def check_numbers(self) -> None:

@@ -127,7 +127,7 @@ class StaticContract(Contract):
     def arrays(self, size: Size) -> Any:
         """The shapes of the arrays that `results` takes beside the parameters."""
 
-    def tile_of(self, name: str, arguments: Any, size: Size) -> Any:
+    def tile_size_of(self, name: str, arguments: Any, size: Size) -> Any:
         """The size of the tile on which a method was called, in a call of `size` tokens."""
 
     def check_numbers(self) -> None:
@@ -198,7 +198,7 @@ class Known:
         return value
 
     def _on_tile(self, name: str, method: Callable[..., Any], *arguments: Any) -> Any:
-        tile = self.contract.tile_of(name, arguments, self._program.size)
+        tile = self.contract.tile_size_of(name, arguments, self._program.size)
         self._program.check(self.contract, tile)
         return method(*arguments)
 

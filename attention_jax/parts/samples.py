@@ -84,10 +84,10 @@ def sample_numbers(
         others = jax.tree.map(lambda leaf: abs(0.3 * drawn(leaf)), initial)
         arrays = [drawn(np.empty(shape)) for shape in shapes]
         results = [on_numbers(numbers, params, *arrays) for params in (initial, others)]
-    return rounded(results)
+    return numbers_in(results)
 
 
-def rounded(results: Any) -> Numbers:
+def numbers_in(results: Any) -> Numbers:
     """The numbers in a pytree, in one list."""
     flat = [number for leaf in jax.tree.leaves(results) for number in np.ravel(leaf).tolist()]
     return [float(f"{number:.8g}") if np.isfinite(number) else None for number in flat]

@@ -111,7 +111,7 @@ class ScoreContract(StaticContract):
             if is_users(score, name)
         ]
 
-    def tile_of(self, name: str, arguments: Any, size: Size) -> Size:
+    def tile_size_of(self, name: str, arguments: Any, size: Size) -> Size:
         leaves = jax.tree.leaves(arguments[1:3])
         rows, columns = leaves[0].shape[0], leaves[-1].shape[0]
         if name == "project_query":  # of a single token: a stand-in, of which no number counts

@@ -81,7 +81,6 @@ class Mask(PositionFunction):
             query_positions: int [t], consecutive.
             key_positions: int [s], consecutive.
         """
-        del query_positions, key_positions
         return TileStatus(empty=jnp.zeros((), bool), full=jnp.zeros((), bool))
 
     def most_keys(self) -> int:
@@ -310,10 +309,10 @@ class ShiftedBias(Shifted, Bias):
     """A bias of longer sequences, at the positions of `shifts`."""
 
 
-def operands(function: Any, kind: type[Joined]) -> list[Any]:
+def members(function: Any, kind: type[Joined]) -> list[Any]:
     """The functions that `kind` joins, at any depth, from left to right; [] for None."""
     if isinstance(function, kind):
-        return operands(function.left, kind) + operands(function.right, kind)
+        return members(function.left, kind) + members(function.right, kind)
     return [] if function is None else [function]
 
 

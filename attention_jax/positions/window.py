@@ -121,7 +121,12 @@ def gaussian_bias(centers: Array, sigma: float | Array) -> Bias:
     centers = checked_centers(centers)
     if not jnp.issubdtype(centers.dtype, jnp.floating):
         centers = centers.astype(float)  # the widest float type, for a sigma in float64
-    return GaussianBias(centers, _checked_sigma(sigma).astype(centers.dtype))
+    number = isinstance(sigma, numbers.Integral) and not isinstance(sigma, bool)
+    array = float_array("sigma", float(sigma) if number else sigma)
+    least = np.finfo(np.float32).tiny  # XLA takes smaller floats for 0
+    if not isinstance(array, jax.core.Tracer) and not np.all(np.asarray(sigma) >= least):
+        raise ValueError(f"sigma must be greater than 0, or None for no Gaussian; got {sigma!r}")
+    return GaussianBias(centers, array.astype(centers.dtype))
 
 
 def checked_centers(centers: Any) -> Array:
@@ -136,13 +141,3 @@ def checked_centers(centers: Any) -> Array:
     if floating:
         return array.astype(accumulator_dtype(array))
     return jnp.clip(array.astype(int), -(2**30), 2**30)  # distances to positions do not overflow
-
-
-def _checked_sigma(sigma: Any) -> Array:
-    """Sigma as a float array; ValueError unless it is positive."""
-    number = isinstance(sigma, numbers.Integral) and not isinstance(sigma, bool)
-    array = float_array("sigma", float(sigma) if number else sigma)
-    least = np.finfo(np.float32).tiny  # XLA takes smaller floats for 0
-    if not isinstance(array, jax.core.Tracer) and not np.all(np.asarray(sigma) >= least):
-        raise ValueError(f"sigma must be greater than 0, or None for no Gaussian; got {sigma!r}")
-    return array

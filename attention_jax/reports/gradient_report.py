@@ -93,7 +93,9 @@ def norms_by_step(runs: Sequence[JSON]) -> Figure:
     """One panel per group of parameters, one line per run."""
     groups = list(dict.fromkeys(group for run in runs for group in run["gradient_norms"]))
     series = [run["gradient_norms"] for run in runs]
-    return _by_step(runs, series, {group: group for group in groups}, columns=4, logarithmic=groups)
+    return _panels_by_step(
+        runs, series, {group: group for group in groups}, columns=4, logarithmic=groups
+    )
 
 
 def statistics_by_step(runs: Sequence[JSON]) -> Figure:
@@ -106,11 +108,11 @@ def statistics_by_step(runs: Sequence[JSON]) -> Figure:
     }
     series = [run["by_step"] for run in runs]
     logarithmic = [name for name in titles if name.endswith("/dlogits_norm")]
-    return _by_step(runs, series, titles, columns=len(_STATISTICS), logarithmic=logarithmic)
+    return _panels_by_step(runs, series, titles, columns=len(_STATISTICS), logarithmic=logarithmic)
 
 
 @plotting.own_settings
-def _by_step(
+def _panels_by_step(
     runs: Sequence[JSON],
     series: Sequence[Mapping[str, Any]],
     titles: Mapping[str, str],

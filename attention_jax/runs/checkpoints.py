@@ -120,7 +120,7 @@ class Checkpoints:
         manifest: JSON = {**kept._asdict(), "leaves": kinds(state)}
         if kept.step in self._kept:
             earlier, reason = self._read(kept.step, check_files=False)
-            reason = reason or differences(earlier["leaves"], manifest["leaves"])
+            reason = reason or first_difference(earlier["leaves"], manifest["leaves"])
             if reason:
                 raise ValueError(f"it is kept already, but {reason}")
             if (ranked := _sealed({**earlier, **kept._asdict()})) != earlier:
@@ -130,7 +130,7 @@ class Checkpoints:
         args = ocp.args.StandardSave(_without_empty(state))
         with _path_for_orbax(self._folder) as parent, _orbax() as orbax:
             orbax.save(parent / partial.name / "state", args=args, force=True)
-        manifest["files"] = _digests(partial)
+        manifest["files"] = _file_digests(partial)
         for name in manifest["files"]:
             sync(partial / name)
         write_json(partial / "manifest.json", _sealed(manifest))
@@ -231,7 +231,7 @@ class Checkpoints:
                 raise ValueError("manifest.json has changed")
             if manifest["step"] != step:
                 raise ValueError(f"it was saved as step {manifest['step']}")
-            digests = _digests(folder) if check_files else manifest["files"]
+            digests = _file_digests(folder) if check_files else manifest["files"]
             for name, digest in manifest["files"].items():
                 if digests.get(name) != digest:
                     raise ValueError(f"{name} has changed or is missing")
@@ -244,7 +244,7 @@ class Checkpoints:
         manifest, reason = self._read(step, check_files=True)
         if reason:
             return None, reason
-        if different := differences(manifest["leaves"], kinds(like)):
+        if different := first_difference(manifest["leaves"], kinds(like)):
             raise ValueError(
                 f"checkpoint {self._folder / str(step)} is of another configuration: {different}."
                 " Use the configuration that it was saved with"
@@ -325,7 +325,7 @@ def kinds(tree: State) -> dict[str, str]:
     return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in named_leaves(tree).items()}
 
 
-def differences(saved: dict[str, str], wanted: dict[str, str]) -> str:
+def first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
     """The first of two `kinds` that differ, for an error; "" if all agree. Old names are equal."""
     saved, wanted = (
         {earlier_name(name): kind for name, kind in each.items()} for each in (saved, wanted)
@@ -376,7 +376,7 @@ def _without_empty(tree: State) -> State:
     return jax.tree.map(lambda leaf: leaf if leaf.size else None, tree)
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _file_digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file in a folder, by name."""
 
     def digest(path: Path) -> str:

@@ -38,7 +38,9 @@ def drop_lines_after(path: Path, step: int | None = None) -> None:
     Raises:
         ValueError: a line is damaged or has no step, or the file cannot be written.
     """
-    ends = (end for end, line in _from_end(path) if step is None or _step(path, line) <= step)
+    ends = (
+        end for end, line in _from_end(path) if step is None or _step_of_line(path, line) <= step
+    )
     length = next(ends, 0)
     if path.exists() and length < path.stat().st_size:
         with writing("file", path):
@@ -51,7 +53,7 @@ def last_line(path: Path, step: float = math.inf) -> JSON:
     Raises:
         ValueError: this line or a later one cannot be read.
     """
-    lines = (line for _, line in _from_end(path) if _step(path, line) <= step)
+    lines = (line for _, line in _from_end(path) if _step_of_line(path, line) <= step)
     return _parsed(path, next(lines, b"{}"))
 
 
@@ -108,7 +110,7 @@ def _parsed(path: Path, text: bytes) -> JSON:
     return line
 
 
-def _step(path: Path, text: bytes) -> int:
+def _step_of_line(path: Path, text: bytes) -> int:
     step = _parsed(path, text).get("step")
     if not isinstance(step, int):
         raise ValueError(f"{path} cannot be read: each line must have a step")

@@ -13,7 +13,7 @@ import numpy as np
 
 from attention_jax.core.checks import optional_package
 from attention_jax.core.errors import one_line
-from attention_jax.runs.checkpoints import differences, earlier_name, kinds, named_leaves
+from attention_jax.runs.checkpoints import earlier_name, first_difference, kinds, named_leaves
 from attention_jax.runs.run_folder import write_bytes, writing
 
 
@@ -59,7 +59,7 @@ def read_parameters(path: Path, like: Any) -> tuple[Any, dict[str, str]]:
     except (OSError, AttributeError, package.SafetensorError) as error:
         # AttributeError: NumPy lacks a dtype that the format has, such as float8.
         raise ValueError(f"{path} cannot be read: {one_line(error)}") from error
-    if different := differences(kinds(leaves), kinds(like)):
+    if different := first_difference(kinds(leaves), kinds(like)):
         raise ValueError(f"{path} holds other parameters than the model has: {different}")
     ordered = [leaves.get(name, leaves.get(earlier_name(name))) for name in named_leaves(like)]
     return jax.tree.unflatten(jax.tree.structure(like), ordered), metadata

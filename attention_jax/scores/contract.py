@@ -81,17 +81,14 @@ class Score:
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         """Initial parameters, {} if there are none to learn."""
-        del rng, query_dim, key_dim
         return {}
 
     def project_query(self, params: Params, query: Array) -> Features:
         """The query features that `pair` reads: [T, Dq] -> [T, Fq], or a pytree of such arrays."""
-        del params
         return query
 
     def project_key(self, params: Params, key: Array) -> Features:
         """The key features that `pair` reads: [S, Dk] -> [S, Fk], or a pytree of such arrays."""
-        del params
         return key
 
     def pair(self, params: Params, q_features: Features, k_features: Features) -> Array:
@@ -118,7 +115,6 @@ class Score:
         `dtype`, for a tensor core; that must hardly change the logits. Rounding twice must equal
         rounding once, because `remember` keeps rounded features.
         """
-        del side, dtype
         return features
 
     def tile_params(self, params: Params, q_features: Features) -> Params:
@@ -128,7 +124,6 @@ class Score:
         `pair` would otherwise decide on each tile, such as whether any query of the batch is large
         (`core/batches.py`): on a sharded batch, that would take communication for each tile.
         """
-        del q_features
         return params
 
     @with_hints({"mask": "Flax attention_fn=interop.flax_attention_fn(score, params)"})
@@ -144,7 +139,6 @@ class Score:
 
     def param_shapes(self, params: Params, query_dim: int, key_dim: int) -> Params:
         """The expected shapes of `params`: a pytree of `jax.ShapeDtypeStruct`."""
-        del params
         return {} if type(self).init is Score.init else init_shapes(self, query_dim, key_dim)
 
 
@@ -159,6 +153,6 @@ def init_shapes(part: Any, *sizes: int) -> Params:
 
 @functools.lru_cache(maxsize=256)
 def _init_shapes(part: Any, default_dtype: Any, *sizes: int) -> Params:
-    del default_dtype  # of arrays that `init` makes; it changes with `jax.enable_x64`
+    # `default_dtype`, that of arrays which `init` makes, changes with `jax.enable_x64`.
     # Here the PRNG key is traced; outside, each call with a part of a user would compute it.
     return jax.eval_shape(lambda: part.init(jax.random.key(0), *sizes))

@@ -35,7 +35,6 @@ class Dot(Score):
 
         A scale that is no power of two is a factor where it would round queries again.
         """
-        del q_features
         return 1.0
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:

@@ -12,21 +12,6 @@ from attention_jax.scores.distance import L2, Elliptical
 from attention_jax.scores.indexer import Indexer
 from attention_jax.scores.wrapped import Power, Softplus
 
-__all__ = [
-    "L2",
-    "LITERATURE",
-    "NGPT",
-    "Elliptical",
-    "Hyperbolic",
-    "Indexer",
-    "Manhattan",
-    "Neural",
-    "Power",
-    "Softplus",
-    "Tropical",
-    "Yat",
-]
-
 LITERATURE: dict[str, Score] = {
     "elliptical": Elliptical(),
     "hyperbolic": Hyperbolic(),

@@ -15,7 +15,7 @@ from attention_jax.scores.dot import Dot, ScaledDot
 Array = jax.Array
 
 
-def _of_inner(name: str) -> Any:
+def _of_score(name: str) -> Any:
     """The attribute or method of the inner score."""
     return property(lambda self: getattr(self.score, name), doc=f"`{name}` of the inner score.")
 
@@ -44,16 +44,16 @@ class WrappedScore(Score):
         if not isinstance(self.score, Score):
             raise ValueError(f"score must be a Score; got {self.score!r} (see get_score)")
 
-    needs_equal_dims = _of_inner("needs_equal_dims")
-    tile_cost = _of_inner("tile_cost")
-    finite_slopes = _of_inner("finite_slopes")
-    translation_invariant = _of_inner("translation_invariant")
-    init = _of_inner("init")
-    param_shapes = _of_inner("param_shapes")
-    project_query = _of_inner("project_query")
-    project_key = _of_inner("project_key")
-    round = _of_inner("round")
-    tile_params = _of_inner("tile_params")
+    needs_equal_dims = _of_score("needs_equal_dims")
+    tile_cost = _of_score("tile_cost")
+    finite_slopes = _of_score("finite_slopes")
+    translation_invariant = _of_score("translation_invariant")
+    init = _of_score("init")
+    param_shapes = _of_score("param_shapes")
+    project_query = _of_score("project_query")
+    project_key = _of_score("project_key")
+    round = _of_score("round")
+    tile_params = _of_score("tile_params")
 
 
 class LogitMap(WrappedScore):

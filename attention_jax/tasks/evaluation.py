@@ -60,12 +60,12 @@ def accuracies(
     config, results = task.network.known(), {}
     for length in lengths:
         batch = drawn(jax.random.fold_in(jax.random.key(seed), length), size=strings, length=length)
-        results[length] = _accuracies(config, task.vocabulary.size, params, batch)
+        results[length] = _accuracies_of_length(config, task.vocabulary.size, params, batch)
     return results
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _accuracies(
+def _accuracies_of_length(
     config: ModelConfig, vocabulary_size: int, params: Params, batch: Batch
 ) -> Accuracies:
     lengths = batch.target_lengths - 1  # letters

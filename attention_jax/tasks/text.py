@@ -185,7 +185,7 @@ class Text(CausalTask):
             batch, _ = self.examples(folder)
             # A window may begin or end within a character.
             rows = np.asarray(batch.target_inputs)[:SHOWN]
-            inputs = [_decoded(row).strip("\ufffd") for row in rows]
+            inputs = [_as_text(row).strip("\ufffd") for row in rows]
         if not all(inputs):
             raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
         model = self.bind(params)
@@ -196,7 +196,7 @@ class Text(CausalTask):
             source = jnp.asarray(prompt[None, :-1]), jnp.array([len(prompt) - 1], jnp.int32)
             options: Any = {"max_length": _ANSWER, "sos": int(prompt[-1]), "beams": beams}
             (answer,) = np.asarray(best_answers(model, *source, **options))
-            texts.append((text, _decoded(answer), None))
+            texts.append((text, _as_text(answer), None))
             sequences.append(np.concatenate([prompt, answer]))
         size = min(map(len, sequences)) - 1
         batch = _pairs(np.stack([sequence[: size + 1] for sequence in sequences]))
@@ -215,12 +215,12 @@ def _pairs(ids: np.ndarray) -> Batch:
     return without_source(ids[:, :-1], ids[:, 1:])
 
 
-def _decoded(ids: Iterable[int]) -> str:
+def _as_text(ids: Iterable[int]) -> str:
     return bytes(int(token) - FIRST for token in ids if token >= FIRST).decode(errors="replace")
 
 
 def _labels(batch: Batch, count: int) -> Labels:
-    options: Any = {"text": lambda ids: _decoded(ids)[:40], "label": _label}
+    options: Any = {"text": lambda ids: _as_text(ids)[:40], "label": _label}
     return labels_of(batch, count, mask_padding=True, **options)
 
 

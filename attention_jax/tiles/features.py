@@ -75,10 +75,10 @@ def project_tokens(
         lambda leaf: _replace_and_pad(leaf, lengths[1], used[1], _stand_in(leaf, "key")), key
     )
     values = _replace_and_pad(values, lengths[1], used[1], 0).astype(inputs.value_dtype)
-    return Operands(*_projected(score, inputs, params, query, key), values, params)
+    return Operands(*_features(score, inputs, params, query, key), values, params)
 
 
-def _projected(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -> tuple[Any, Any]:
+def _features(score: Score, inputs: Inputs, params: Any, query: Any, key: Any) -> tuple[Any, Any]:
     """The features of `query` [T, Dq] and `key` [S, Dk], all given in the compute dtype.
 
     The score projects them in float32. If the tokens of `inputs` are 16 bits wide, it rounds the
@@ -125,7 +125,7 @@ def stand_in_features(score: Score, inputs: Inputs) -> tuple[Any, Any] | None:
         return None
     params, query, key = cast_floats((params, query, key), inputs.compute_dtype)
     query, key = _stand_in(query, "query"), jax.tree.map(lambda leaf: _stand_in(leaf, "key"), key)
-    features = _projected(score, inputs, params, query, key)
+    features = _features(score, inputs, params, query, key)
     return jax.tree.map(lambda leaf: jax.lax.stop_gradient(leaf[0]), features)
 
 
@@ -168,7 +168,7 @@ def pair_logits(
     """
 
     def of_tile(q_features: Any, k_features: Any, allowed: Array | None) -> Array:
-        return _pair(score, params, q_features, k_features, allowed, stand_ins)
+        return _pair_with_stand_ins(score, params, q_features, k_features, allowed, stand_ins)
 
     features = {0: q_features, 1: k_features}
     t, s = (jax.tree.leaves(each)[0].shape[0] for each in features.values())
@@ -190,7 +190,7 @@ def pair_logits(
     return of_tile(features[0], features[1], allowed)
 
 
-def _pair(
+def _pair_with_stand_ins(
     score: Score, params: Params, q_features: Any, k_features: Any, allowed: Any, stand_ins: Any
 ) -> Array:
     """`pair_logits` of a tile in which no side has one token alone."""

@@ -3,7 +3,7 @@
 An implementation is a pure, traceable function `attend(options, inputs) -> (output, statistics)` of
 ONE example, or of a whole batch where `kernels.OF_A_BATCH` names it. The statistics are
 `AttentionStatistics`, or None unless they are requested. With all arrays in one argument, batching
-is `jax.vmap` over it. The loops over keys leave out a sink, which `results` adds at the end.
+is `jax.vmap` over it. The loops over keys leave out a sink, which `results_of_rows` adds.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def narrow_or(compute_dtype: jnp.dtype, dtypes: set[Any]) -> jnp.dtype:
     return jnp.dtype(dtype) if narrow else compute_dtype
 
 
-def results(
+def results_of_rows(
     options: Options, inputs: Inputs, output: Array, summary: Any
 ) -> tuple[Array, AttentionStatistics | None]:
     """The results of an implementation, from its rows without a sink.

@@ -21,7 +21,7 @@ from jax.export import is_symbolic_dim
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.batches import all_over_batch
 from attention_jax.core.meshes import varying_as
-from attention_jax.positions.contract import Bias, DenseBias, Mask, SumBias, TileStatus, operands
+from attention_jax.positions.contract import Bias, DenseBias, Mask, SumBias, TileStatus, members
 from attention_jax.positions.dropout import DropoutMask
 from attention_jax.positions.masks import padding_mask
 from attention_jax.tiles.features import project_tokens, stand_in_features
@@ -325,7 +325,7 @@ def tile_of(tiles: Any, index: Array) -> Any:
     )
 
 
-def joined(tiles: Array, length: int) -> Array:
+def uncut(tiles: Array, length: int) -> Array:
     """[count, t, ...] -> [length, ...], which drops the padding at the end."""
     return tiles.reshape(tiles.shape[0] * tiles.shape[1], *tiles.shape[2:])[:length]
 
@@ -347,6 +347,6 @@ def _cut_bias(plan: Plan, bias: Bias | None) -> BiasTiles:
         table = jnp.pad(table, ((0, query_padding), (0, key_padding)))
         return table.reshape(query_tiles, t, key_tiles, s).swapaxes(1, 2)
 
-    summands = operands(cast_floats(bias, plan.dtype), SumBias)
+    summands = members(cast_floats(bias, plan.dtype), SumBias)
     tables = tuple(cut_table(each.table) for each in summands if isinstance(each, DenseBias))
     return BiasTiles(tables, tuple(each for each in summands if not isinstance(each, DenseBias)))

@@ -31,8 +31,8 @@ from attention_jax.normalizers import AttentionStatistics
 from attention_jax.positions.contract import Mask, ShiftedBias, ShiftedMask, Shifts
 from attention_jax.tiles import prepare as tiling
 from attention_jax.tiles import tiled
-from attention_jax.tiles.options import Inputs, Options, results
-from attention_jax.tiles.prepare import Arrays, Plan, Round, joined
+from attention_jax.tiles.options import Inputs, Options, results_of_rows
+from attention_jax.tiles.prepare import Arrays, Plan, Round, uncut
 
 Array = jax.Array
 
@@ -129,12 +129,12 @@ def attend(options: Options, axis: str, inputs: Inputs) -> tuple[Array, Attentio
     plan = tiling.make_plan(options, halves, inputs.compute_dtype)
     ring = Ring(axis, lengths, plan.padded_lengths)
     plan = dataclasses.replace(plan, lengths=lengths, ring=ring)
-    rows = tiled.attend_tiles(plan, _prepare(plan, ring, inputs))
-    rows = jax.tree.map(lambda tiles: joined(tiles, lengths[0]), rows)
-    return jax.tree.map(lambda row: ring.mirrored(row, 0), results(options, inputs, *rows))
+    rows = tiled.attend_tiles(plan, _arrays_of_device(plan, ring, inputs))
+    rows = jax.tree.map(lambda tiles: uncut(tiles, lengths[0]), rows)
+    return jax.tree.map(lambda row: ring.mirrored(row, 0), results_of_rows(options, inputs, *rows))
 
 
-def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> Arrays:
+def _arrays_of_device(plan: Plan, ring: Ring, inputs: Inputs) -> Arrays:
     """`tiling.prepare` for the tokens of this device.
 
     The schedule has an axis [devices] in front, for the rounds. All are made before the first
@@ -149,11 +149,12 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> Arrays:
 
     def used(lengths: tuple[int, int], **unshifted: Any) -> tuple[Array | None, Array | None]:
         """The used tokens among the queries or the keys of all devices."""
-        part = dataclasses.replace(plan, lengths=lengths)
-        mask = shifted_mask(part, dataclasses.replace(shifts, **unshifted))
+        plan_of_all = dataclasses.replace(plan, lengths=lengths)
+        mask = shifted_mask(plan_of_all, dataclasses.replace(shifts, **unshifted))
         if mask is None:
             return None, None
-        return tiling.used_tokens(part, mask, tiling.schedule_of(tiling.tile_statuses(part, mask)))
+        schedule = tiling.schedule_of(tiling.tile_statuses(plan_of_all, mask))
+        return tiling.used_tokens(plan_of_all, mask, schedule)
 
     mask = shifted_mask(plan, shifts)
     schedule = None
@@ -166,13 +167,13 @@ def _prepare(plan: Plan, ring: Ring, inputs: Inputs) -> Arrays:
     (queries, keys), zero = ring.lengths, jnp.zeros(1, int)
     counts, _ = used((queries, devices * keys), keys=zero)
     _, used_keys = used((devices * queries, keys), queries=zero)
-    parts = inputs._replace(
+    mirrored = inputs._replace(
         query=ring.mirrored(inputs.query, 0),
         key=ring.mirrored(inputs.key, 1),
         value=ring.mirrored(inputs.value, 1),
         bias=None if inputs.bias is None else ShiftedBias(inputs.bias, shifts),
     )
-    arrays = tiling.cut_inputs(plan, parts, mask, schedule, (counts, used_keys), devices * keys)
+    arrays = tiling.cut_inputs(plan, mirrored, mask, schedule, (counts, used_keys), devices * keys)
     if arrays.dropout_mask is not None:
         arrays = arrays._replace(dropout_mask=ShiftedMask(arrays.dropout_mask, shifts))
     return arrays

@@ -113,7 +113,7 @@ class Tile:
                     gradient = jnp.sum(gradient, axis=axis, keepdims=True)
             row = 0 if dtable.shape[0] == 1 else self.i
             column = 0 if dtable.shape[1] == 1 else self.j
-            return _add_at(dtable, (row, column), gradient)
+            return add_at(dtable, (row, column), gradient)
 
         tables = tuple(map(add_to_table, dbiases.tables))
         values, pull_back = jax.vjp(self._values_of_functions, biases.functions)
@@ -131,15 +131,7 @@ def empty_sums(plan: Plan, arrays: Arrays) -> RowSums:
     )
 
 
-# --- tiles of arrays ---
-
-
-def add_to_tile(tiles: Any, index: Array, addends: Any) -> Any:
-    """Adds the leaves of `addends` to the tile at `index` of each leaf."""
-    return jax.tree.map(lambda leaf, addend: _add_at(leaf, (index,), addend), tiles, addends)
-
-
-def _add_at(tiles: Array, index: tuple, addend: Array) -> Array:
+def add_at(tiles: Array, index: tuple, addend: Array) -> Array:
     """`tiles.at[index].add(addend)` as an update of a slice, which needs no check of bounds."""
     start = (*index, *[0] * addend.ndim)
     shape, never = (*[1] * len(index), *addend.shape), {"allow_negative_indices": False}

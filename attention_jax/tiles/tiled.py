@@ -31,9 +31,9 @@ from attention_jax.normalizers.fold import FinalRows, RowSums, sums_over_keys
 from attention_jax.normalizers.softmax_rows import RowShift, RowSummary
 from attention_jax.tiles import twin
 from attention_jax.tiles.features import pair_logits_vjp
-from attention_jax.tiles.options import Inputs, Options, results
-from attention_jax.tiles.prepare import Arrays, Plan, Shared, joined, over_key_tiles, prepare
-from attention_jax.tiles.tile import Tile, add_to_tile, empty_sums
+from attention_jax.tiles.options import Inputs, Options, results_of_rows
+from attention_jax.tiles.prepare import Arrays, Plan, Shared, over_key_tiles, prepare, uncut
+from attention_jax.tiles.tile import Tile, add_at, empty_sums
 
 Array = jax.Array
 
@@ -45,10 +45,10 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
         zeros = jnp.zeros((target_length, inputs.value.shape[-1]), inputs.compute_dtype)
         sums = RowSums.empty(options.normalizer, zeros, entropy=options.return_statistics)
         rows = sums.finalize(options.normalizer)
-        return results(options, inputs, rows.output, rows.summary)
+        return results_of_rows(options, inputs, rows.output, rows.summary)
     rows = attend_tiles(*prepare(options, inputs))
-    output, summary = jax.tree.map(lambda tiles: joined(tiles, target_length), rows)
-    return results(options, inputs, output, summary)
+    output, summary = jax.tree.map(lambda tiles: uncut(tiles, target_length), rows)
+    return results_of_rows(options, inputs, output, summary)
 
 
 @functools.partial(
@@ -185,7 +185,8 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
                     damping=tile.add_bias_gradient(dshared.damping, shared.damping, ddamping),
                 )
                 dqueries = jax.tree.map(jnp.add, dqueries, dq)
-                return dqueries, add_to_tile(dkeys, j, of_keys), dshared
+                dkeys = jax.tree.map(lambda total, dk: add_at(total, (j,), dk), dkeys, of_keys)
+                return dqueries, dkeys, dshared
 
             carry = varying_as((dqueries, *carry), arrays, drows)
             dqueries, *carry = over_key_tiles(plan, arrays.schedule, i, one_key_tile, carry)
@@ -294,13 +295,10 @@ def _tile_gradients(
         dlogits,
     )
     gradients = dq, (dk, dvalues), (dparams, dlogits, dnormalizer, dfactors * factors)
-    if scale is None:
-        return gradients
-    return jax.tree.map(
-        lambda gradient: (
-            gradient  # of a flag in the params, 0
-            if gradient.dtype == jnp.bool_
-            else (gradient / scale).astype(gradient.dtype)
-        ),
-        gradients,
-    )
+
+    def unscaled(gradient: Array) -> Array:
+        if scale is None or gradient.dtype == jnp.bool_:  # of a flag in the params, 0
+            return gradient
+        return (gradient / scale).astype(gradient.dtype)
+
+    return jax.tree.map(unscaled, gradients)

@@ -41,14 +41,18 @@ def export(run: TrainedRun, out: Path | str, seed_index: int = 0) -> None:
         raise ValueError("run must be a run in a folder, with a config.json; got none")
     config, beside = read_config(run.workdir), out.with_name("config.json")
     if beside.exists():
-        if _digest(read_config(out.parent)) != _digest(config):
+        if _model_digest(read_config(out.parent)) != _model_digest(config):
             raise ValueError(f"out {out} must be beside no other config.json; name another folder")
     elif any(path.with_name("checkpoints").is_dir() for path in out.parent.glob("*/config.json")):
         raise ValueError(
             f"out {out} must be in a folder without runs, which would look like a run with the"
             " config.json that is written beside it; name another folder"
         )
-    metadata = {"step": str(run.step), "seed": str(seed_index), "model_sha256": _digest(config)}
+    metadata = {
+        "step": str(run.step),
+        "seed": str(seed_index),
+        "model_sha256": _model_digest(config),
+    }
     write_parameters(out, params, metadata)
     if not (out.parent / "checkpoints").exists():  # else it is the folder of a run
         with writing("file", beside):
@@ -73,12 +77,12 @@ def model_of(path: Path, seed: int, step: StepName, score: str | None) -> Any:
     task = task_in(path.parent, score=score)
     like = of_one_seed(state_shapes(task).params)
     params, metadata = read_parameters(path, like)
-    if metadata.get("model_sha256") != _digest(read_config(path.parent)):
+    if metadata.get("model_sha256") != _model_digest(read_config(path.parent)):
         raise ValueError(f"{path} is of another model than config.json beside it")
     return task.bind(jax.device_put(params))
 
 
-def _digest(config: JSON) -> str:
+def _model_digest(config: JSON) -> str:
     """The SHA-256 of the settings in config.json that define the model, not its training."""
     names = ("task", "model", "scores", "normalizers")
     content = json.dumps([config.get(name) for name in names], sort_keys=True)

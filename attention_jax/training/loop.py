@@ -93,12 +93,12 @@ def train_steps(
 
 def _step(task: Task, layout: Layout, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
     """One step of one seed with a batch from the host; None for a task that draws its batches."""
-    batch = layout.constrained(_batch(task, state, batch), "data")
+    batch = layout.constrained(_batch_of_step(task, state, batch), "data")
     state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"))
     return layout.constrained(state), metrics
 
 
-def _batch(task: Task, state: TrainState, batch: Any) -> Any:
+def _batch_of_step(task: Task, state: TrainState, batch: Any) -> Any:
     """The given batch; if it is None, the batch that the task draws for the state's next step."""
     size = task.train.batch_size
     if batch is not None or size is None:
@@ -166,7 +166,7 @@ def gradient_statistics(task: Task, state: TrainState, batches: Any = None) -> M
 
     def one_seed(state: TrainState, batch: Any) -> Metrics:
         rng = _rng_of_step(state, "loss")
-        return task.statistics(task.loss, state.params, _batch(task, state, batch), rng)
+        return task.statistics(task.loss, state.params, _batch_of_step(task, state, batch), rng)
 
     return jax.vmap(one_seed)(state, batches)
 

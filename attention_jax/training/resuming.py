@@ -62,11 +62,11 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
     # The parts were compared above, and the program is compared below; where other settings change
     # them too, the message names the settings alone.
     old, new = (
-        {**plain(leaves_of(each)), **_digests(content)}
+        {**plain(leaves_of(each)), **_data_digests(content)}
         for each, content in ((earlier, stored), (task, config))
     )
     free = {f"train.{name}" for name in TrainConfig.free_on_resume}
-    if _digests(config):  # which decide, wherever the data lies
+    if _data_digests(config):  # which decide, wherever the data lies
         paths = [name for name, value in leaves_of(task).items() if isinstance(value, Path)]
         free |= {name for name in paths if old[name] is not None}
     names = sorted({*old, *new} - free)
@@ -98,7 +98,7 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
     check_optimizer(task, stored, config)
 
 
-def _digests(content: JSON) -> JSON:
+def _data_digests(content: JSON) -> JSON:
     """The digests of the data in a config.json, by names such as "text_sha256.training"."""
     digests = {name: value for name, value in content.items() if name.endswith("_sha256")}
     return leaves_of(digests)

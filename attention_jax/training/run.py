@@ -150,7 +150,7 @@ def train_run(
             keep: Any = {"keep": task.train.keep, "keep_best": task.train.keep_best}
             checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first)
         state, first_step = _first_state(task, layout, checkpoints, params)
-        processes.first_does(lambda: _drop_lines_after(folder, first_step))
+        processes.first_does(lambda: _drop_logs_after(folder, first_step))
         if is_first and first_step:
             _warn_of_cpus(folder)
         # What training reports to.
@@ -244,7 +244,7 @@ def _as_list(on_metrics: Loggable) -> list[Any]:
     return [] if on_metrics is None else [on_metrics]
 
 
-def _drop_lines_after(folder: Path, step: int) -> None:
+def _drop_logs_after(folder: Path, step: int) -> None:
     # A run without a checkpoint starts over, and writes the line of step 0 again.
     for name in LINES:
         drop_lines_after(folder / f"{name}.jsonl", step or -1)

@@ -12,8 +12,8 @@ from attention_jax.runs.checkpoints import (
     Checkpoints,
     Restored,
     StepName,
-    differences,
     earlier_name,
+    first_difference,
     kinds,
     named_leaves,
     saved_steps,
@@ -97,7 +97,7 @@ def first_params(task: Task, folder: Path, *, resumes: bool = False) -> tuple[Pa
         except ValueError as error:
             raise ValueError(f"init_from {source}: {error}") from error
     params = jax.device_get(params)
-    digest = _digest(params)
+    digest = _params_digest(params)
     if has_begun and stored.get(_DIGEST) != digest:
         raise ValueError(f"init_from {source} has other parameters than when {folder} began")
     return params, {_DIGEST: digest}
@@ -139,7 +139,7 @@ def _read(source: Path, task: Task, like: Params) -> Params:
         return jax.tree.map(lambda leaf: np.stack([leaf] * seeds), params)
     run = SavedRun(source)
     params = run.restore("newest").state.params
-    if different := differences(kinds(of_one_seed(params)), kinds(one_seed)):
+    if different := first_difference(kinds(of_one_seed(params)), kinds(one_seed)):
         raise ValueError(f"its parameters must be those of this run: {different}")
     if run.task.train.seeds not in (1, seeds):
         raise ValueError(
@@ -153,7 +153,7 @@ def of_one_seed(params: Params) -> Params:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), params)
 
 
-def _digest(params: Params) -> str:
+def _params_digest(params: Params) -> str:
     """SHA-256 of the names (those of before), kinds and bytes of all leaves."""
     digest, kind_of = hashlib.sha256(), kinds(params)
     for name, leaf in named_leaves(params).items():

@@ -22,7 +22,7 @@ from attention_jax.core.errors import one_line, users_line
 from attention_jax.core.names import is_of_this_package
 from attention_jax.parts.descriptions import check_same
 from attention_jax.parts.digests import program_digest
-from attention_jax.parts.samples import Numbers, program_and_results, rounded, same_numbers
+from attention_jax.parts.samples import Numbers, numbers_in, program_and_results, same_numbers
 from attention_jax.parts.user_code import UserCode
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
@@ -182,11 +182,11 @@ def numbers_of(task: Task, feed: Feed | None) -> Numbers:
                 batch = task.batch(rngs[0], size=typing.cast(int, task.train.batch_size))
             gradient = jax.value_and_grad(task.loss, has_aux=True)
             (loss, _), dparams = gradient(others, batch, rngs[1])
-            return loss, _sums(batch), _sums(dparams)
+            return loss, _norm_and_sums(batch), _norm_and_sums(dparams)
 
         own = type(task).optimizer is not Task.optimizer
         updates = [_updates(task.optimizer(), params)] if own else []
-        return _sums(params), jax.lax.map(one, jax.random.split(rng)), *updates
+        return _norm_and_sums(params), jax.lax.map(one, jax.random.split(rng)), *updates
 
     results = _measured(measured, jax.random.key(0), fed)
     # Tasks that check their own examples say it of these.
@@ -198,14 +198,14 @@ def numbers_of(task: Task, feed: Feed | None) -> Numbers:
                 " batch with two keys, so that each step learns from it",
                 stacklevel=2,
             )
-    return rounded(results)
+    return numbers_in(results)
 
 
 def numbers_of_optimizer(task: Task) -> Numbers:
     """Numbers of the optimiser that `train` names: eight updates of the parameters of a task."""
     train = dataclasses.replace(task.train, steps=task.train.updates, accumulate=1)
     optimizer = train.transformation()
-    return rounded(_measured(lambda rng: _updates(optimizer, task.init(rng)), jax.random.key(0)))
+    return numbers_in(_measured(lambda rng: _updates(optimizer, task.init(rng)), jax.random.key(0)))
 
 
 def _updates(optimizer: optax.GradientTransformation, params: Params) -> Any:
@@ -226,7 +226,7 @@ def _updates(optimizer: optax.GradientTransformation, params: Params) -> Any:
 
         start = (params, jax.tree.map(counted, optimizer.init(params)))
         (last, _), _ = jax.lax.scan(update, start, jnp.arange(8.0, dtype=jnp.float32))
-        return _sums(jax.tree.map(jnp.subtract, last, params))
+        return _norm_and_sums(jax.tree.map(jnp.subtract, last, params))
 
     with jax.numpy_dtype_promotion("standard"):
         return jax.lax.map(from_count, jnp.array([0, 100, 10_000]))
@@ -241,7 +241,7 @@ def _pattern(leaf: Any, frequency: Any, scale: Any = 1.0) -> Any:
     return numbers.reshape(jnp.shape(leaf)).astype(jnp.result_type(leaf))
 
 
-def _sums(tree: Any) -> Any:
+def _norm_and_sums(tree: Any) -> Any:
     """The logarithm of a pytree's norm, and weighted sums of its leaves relative to the norm."""
     leaves = [
         jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
@@ -268,7 +268,7 @@ def _measured(function: Callable[..., Any], *arguments: Any) -> Any:
     return max(narrow, default=0.0), *results
 
 
-def _same(stored: Numbers, now: Numbers) -> bool:
+def _same_task_numbers(stored: Numbers, now: Numbers) -> bool:
     """Whether numbers are equal up to rounding, in float32 or in the 16-bit floats among them."""
     epsilons = (numbers[0] or 0.0 for numbers in (stored, now) if numbers)
     return same_numbers(stored, now, max(1e-4, *(4 * epsilon for epsilon in epsilons)))
@@ -298,7 +298,7 @@ def check_program(part: UserCode, stored: JSON, now: JSON, sample: Callable[[], 
         f" {str(now.get('program'))[:12]} now"
     )
     jax_then = str(stored.get("jax")) if stored.get("jax") != now.get("jax") else ""
-    check_same(text, stored.get(_NUMBERS), sample, jax_then, _same)
+    check_same(text, stored.get(_NUMBERS), sample, jax_then, _same_task_numbers)
 
 
 def kept_program(stored: JSON, now: JSON, sample: Callable[[], Numbers]) -> JSON:

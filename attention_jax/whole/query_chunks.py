@@ -22,7 +22,7 @@ from attention_jax.core.products import weighted_sum
 from attention_jax.scores import Score
 from attention_jax.tiles.features import pair_logits
 from attention_jax.tiles.options import BlockSizes, Inputs, Options
-from attention_jax.tiles.prepare import Arrays, BiasTiles, Plan, joined, prepare, repeated
+from attention_jax.tiles.prepare import Arrays, BiasTiles, Plan, prepare, repeated, uncut
 from attention_jax.tiles.tile import Tile
 
 Array = jax.Array
@@ -121,7 +121,7 @@ def attend_in_order(
         attend = jax.checkpoint(attend, prevent_cse=False)
     query_tiles = (jnp.arange(plan.query_tiles), arrays.queries, tables)
     carry, results = jax.lax.scan(attend, carry, query_tiles, unroll=plan.query_tiles == 1)
-    results = jax.tree.map(functools.partial(joined, length=lengths[0]), results)
+    results = jax.tree.map(functools.partial(uncut, length=lengths[0]), results)
     return *results, carry
 
 

@@ -25,7 +25,7 @@ from attention_jax.normalizers.contract import BoundNormalizer
 from attention_jax.normalizers.softmax_rows import summary_of_rows
 from attention_jax.positions import dropout
 from attention_jax.tiles.features import pair_logits, project_tokens, stand_in_features
-from attention_jax.tiles.options import Inputs, Options, results
+from attention_jax.tiles.options import Inputs, Options, results_of_rows
 
 Array = jax.Array
 
@@ -50,7 +50,7 @@ def attend(options: Options, inputs: Inputs) -> tuple[Array, AttentionStatistics
     # A NaN value that another query may see reaches a query without keys as 0 * NaN.
     output = jnp.where(any_allowed[:, None], output, 0)
     summary = summary_of_rows(logits) if options.normalizer.is_softmax else None
-    return results(options, inputs, output, summary)
+    return results_of_rows(options, inputs, output, summary)
 
 
 def logits_mask_and_values(options: Options, inputs: Inputs) -> tuple[Array, Array | None, Array]:

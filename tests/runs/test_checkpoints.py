@@ -16,7 +16,7 @@ from saved_files import assert_bits_equal, fsynced, snapshot
 
 from attention_jax.runs.checkpoints import Checkpoints, Restored
 from attention_jax.runs.parameters_file import read_parameters, write_parameters
-from attention_jax.training.saved_run import _digest
+from attention_jax.training.saved_run import _params_digest
 
 
 def state(seed=0):
@@ -103,7 +103,7 @@ def test_leaves_are_found_under_their_names_of_before(tmp_path):
     before, now = of_a_model("params"), of_a_model("params_of_score")
     write_parameters(tmp_path / "file.safetensors", before, {})
     assert_bits_equal(read_parameters(tmp_path / "file.safetensors", now)[0], now)
-    assert _digest(now) == _digest(before)
+    assert _params_digest(now) == _params_digest(before)
     for saved in (before, now):
         Checkpoints(tmp_path).save(1, saved, metric=1.0)
         assert_bits_equal(Checkpoints(tmp_path).restore(now).state, now)

@@ -23,7 +23,7 @@ from attention_jax.experimental.kernel_attention import KernelPlan, Kernels, Row
 from attention_jax.experimental.mosaic_gpu import calls, tanh_quotients
 from attention_jax.experimental.mosaic_gpu.kernels import (
     BackwardResults,
-    Shared,
+    KernelInputs,
     SideArrays,
     backward_kernel,
     forward_kernel,
@@ -78,7 +78,7 @@ def _reason_against(options: Options, inputs: Inputs) -> str | None:
 
 def _kernel_arrays(
     plan: KernelPlan, operands: Operands, visible: VisibleKeys | None
-) -> tuple[Shared, Shared, SideArrays, SideArrays]:
+) -> tuple[KernelInputs, KernelInputs, SideArrays, SideArrays]:
     """What the forward kernel reads, and the backward kernels too.
 
     Returns:
@@ -90,8 +90,8 @@ def _kernel_arrays(
     features = tanh_quotients.token_features(v, operands.queries, operands.keys)
     weights, small, queries, keys = features
     return (
-        Shared(weights, small, ranges(visited)),
-        Shared(weights, small, ranges(visited.T)),
+        KernelInputs(weights, small, ranges(visited)),
+        KernelInputs(weights, small, ranges(visited.T)),
         SideArrays(queries, None, None, jnp.stack(windows[:2])),
         SideArrays(keys, operands.values.astype(jnp.float32).T, None, None),
     )
@@ -102,7 +102,7 @@ def _forward(
 ) -> tuple[Array, SoftmaxSums]:
     of_queries, _, queries, keys = _kernel_arrays(plan, operands, visible)
     results = operands.values.shape[1], 3 if plan.options.return_statistics else 2
-    output, (largest, total, *moment) = calls.run(
+    output, (largest, total, *moment) = calls.run_kernel(
         forward_kernel, "attention_forward", of_queries, queries, keys, results
     )
     return output.T.astype(plan.output_dtype), SoftmaxSums(largest, total, *moment or [None])
@@ -119,7 +119,7 @@ def _backward(
 
     def sums(name: str, own_keys: bool, *arrays: Any) -> BackwardResults:
         kernel = functools.partial(backward_kernel, own_keys)
-        return calls.run(kernel, f"attention_gradient_of_{name}", *arrays)
+        return calls.run_kernel(kernel, f"attention_gradient_of_{name}", *arrays)
 
     of_rows = sums("queries", False, of_queries, queries, keys, BackwardResults(count, count, None))
     of_columns = sums("keys", True, of_keys, keys, queries, BackwardResults(count, None, value_dim))

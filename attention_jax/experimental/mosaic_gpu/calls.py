@@ -11,7 +11,12 @@ import numpy as np
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from attention_jax.experimental.devices import interpret_params, only_on
-from attention_jax.experimental.mosaic_gpu.kernels import Program, Shared, SideArrays, copies
+from attention_jax.experimental.mosaic_gpu.kernels import (
+    KernelInputs,
+    ProgramRefs,
+    SideArrays,
+    copies,
+)
 from attention_jax.experimental.mosaic_gpu.registers import ROWS, Registers
 from attention_jax.experimental.mosaic_gpu.tanh_quotients import FEATURES_PER_STEP
 
@@ -27,10 +32,10 @@ def shared_memory(features: int, value_dim: int) -> int:
     return 4 * (ROWS * rows + features) + OTHER_MEMORY
 
 
-def run(
-    kernel: Callable[[Registers, Program], None],
+def run_kernel(
+    kernel: Callable[[Registers, ProgramRefs], None],
     name: str,
-    shared: Shared,
+    shared: KernelInputs,
     own: SideArrays,
     other: SideArrays,
     results: Any,
@@ -62,7 +67,7 @@ def run(
 
     def body(*refs: Any) -> None:
         inputs, results, memory = jax.tree.unflatten(structure, refs)
-        kernel(Registers(interpret is not None), Program(*(*inputs, results, *memory)))
+        kernel(Registers(interpret is not None), ProgramRefs(*(*inputs, results, *memory)))
 
     def call(*leaves: Array) -> Any:
         outputs = plgpu.kernel(

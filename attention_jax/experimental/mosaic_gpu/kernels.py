@@ -35,7 +35,7 @@ Array = jax.Array
 LARGEST_BOX = 256  # rows of one asynchronous copy
 
 
-class Shared(NamedTuple):
+class KernelInputs(NamedTuple):
     """What every kernel reads, in the GPU's main memory."""
 
     weights: Any  # [rows, step] of F features; the row F / step begins with a constant
@@ -52,10 +52,10 @@ class SideArrays(NamedTuple):
     windows: Any  # int32 [2, tokens] of queries: the first visible key, and the end; None for keys
 
 
-class Program(NamedTuple):
+class ProgramRefs(NamedTuple):
     """The references of a program, in the main memory and, from `own` on, in its own memory."""
 
-    shared: Shared
+    shared: KernelInputs
     own_side: SideArrays
     other_side: SideArrays
     results: Any  # a NamedTuple of arrays [n, tokens] of the own side, or None
@@ -120,7 +120,7 @@ def _in_form(small: Any, function: Callable[[Callable], Any]) -> Any:
 
 
 def _tile_logits(
-    registers: Registers, program: Program, small: Any, own_keys: bool, i: Any, j: Any
+    registers: Registers, program: ProgramRefs, small: Any, own_keys: bool, i: Any, j: Any
 ) -> Array:
     """The logits of the own tile i and the other tile j, -inf outside of the queries' windows."""
     weights = program.weights
@@ -143,7 +143,7 @@ def _tile_logits(
     return jnp.where((keys >= first) & (keys < stop), logits, -jnp.inf)
 
 
-def _queries(registers: Registers, program: Program, own_keys: bool) -> tuple[Any, SideArrays]:
+def _queries(registers: Registers, program: ProgramRefs, own_keys: bool) -> tuple[Any, SideArrays]:
     """How a number of each query is spread to the tile of pairs, and the tile of queries."""
     if own_keys:
         return registers.along_columns, program.other
@@ -151,7 +151,7 @@ def _queries(registers: Registers, program: Program, own_keys: bool) -> tuple[An
 
 
 def _denominators(
-    registers: Registers, program: Program, denominator: Callable, k: Any
+    registers: Registers, program: ProgramRefs, denominator: Callable, k: Any
 ) -> Iterator[tuple[int, tuple[Any, Any], Array, Array]]:
     """(n, the features n and n + 1 of step k, d of the first and of the second), of each two."""
     own, other = program.own.features, program.other.features
@@ -167,7 +167,7 @@ def _denominators(
 # --- forward ---
 
 
-def forward_kernel(registers: Registers, program: Program) -> None:
+def forward_kernel(registers: Registers, program: ProgramRefs) -> None:
     """output = sum_j exp(x_j - largest) v_j / total, total = sum_j exp(x_j - largest)
 
     The results are the output [Dv, T] and the rows of `SoftmaxSums`: [3, T], or [2, T] without
@@ -177,7 +177,7 @@ def forward_kernel(registers: Registers, program: Program) -> None:
     program.start(i)
     small = program.shared.small[0]
     output, sums = program.tile_results
-    _clear(registers, output)
+    _clear_rows(registers, output)
 
     def visit(j: Any, before: SoftmaxSums) -> SoftmaxSums:
         program.load_other(j)
@@ -226,7 +226,7 @@ class BackwardResults(NamedTuple):
     vectors: Any  # [Dv, S] of keys: the gradients of the values; None for queries
 
 
-def backward_kernel(own_keys: bool, registers: Registers, program: Program) -> None:
+def backward_kernel(own_keys: bool, registers: Registers, program: ProgramRefs) -> None:
     """The gradients of the tokens of one side: of keys if `own_keys`, else of queries.
 
     The cotangents of the output are divided by the rows' totals.
@@ -237,7 +237,7 @@ def backward_kernel(own_keys: bool, registers: Registers, program: Program) -> N
     small = program.shared.small[0]
     of_queries, queries = _queries(registers, program, own_keys)
     for ref in jax.tree.leaves(sums):
-        _clear(registers, ref)
+        _clear_rows(registers, ref)
 
     def visit(j: Any, carry: None) -> None:
         program.load_other(j)
@@ -264,7 +264,7 @@ def backward_kernel(own_keys: bool, registers: Registers, program: Program) -> N
     program.store(i)
 
 
-def _clear(registers: Registers, ref: Any) -> None:
+def _clear_rows(registers: Registers, ref: Any) -> None:
     def clear_row(n: Any) -> None:
         ref[n] = registers.row_vector_filled(0)
 
@@ -272,7 +272,7 @@ def _clear(registers: Registers, ref: Any) -> None:
 
 
 def _add_slopes(
-    registers: Registers, program: Program, dlogits: Array, denominator: Callable
+    registers: Registers, program: ProgramRefs, dlogits: Array, denominator: Callable
 ) -> None:
     """Adds the sums along rows of g r (1 - r), and of g r for queries."""
     sums = program.tile_results

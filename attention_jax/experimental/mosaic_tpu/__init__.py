@@ -24,7 +24,7 @@ from attention_jax.experimental.kernel_attention import KernelPlan, Kernels, Row
 from attention_jax.experimental.mosaic_tpu import calls
 from attention_jax.experimental.mosaic_tpu.operands import (
     LANES,
-    blocks_of,
+    kernel_blocks,
     operands_in_tiles,
     rows_in_tiles,
     tile_program,
@@ -93,8 +93,8 @@ def _forward(
     plan: KernelPlan, operands: Operands, visible: VisibleKeys | None
 ) -> tuple[Array, SoftmaxSums]:
     program = tile_program(plan, operands)
-    blocks = blocks_of(plan, operands_in_tiles(program, operands), visible)
-    output, sums = calls.run(calls.forward_call, program, blocks)
+    blocks = kernel_blocks(plan, operands_in_tiles(program, operands), visible)
+    output, sums = calls.run_call(calls.forward_call, program, blocks)
     return output.reshape(-1, output.shape[-1]), jax.tree.map(jnp.ravel, sums)
 
 
@@ -103,12 +103,12 @@ def _backward(
 ) -> Operands:
     program = tile_program(plan, operands)
     tiles, pull_back = jax.vjp(functools.partial(operands_in_tiles, program), operands)
-    blocks = blocks_of(plan, tiles, visible)._replace(
+    blocks = kernel_blocks(plan, tiles, visible)._replace(
         terms=rows_in_tiles(terms._replace(dlogsumexp=None, doutput=None), plan.query_tiles),
         doutput=cut(terms.doutput.astype(operands.values.dtype), plan.query_tiles),
     )
     calls.check_memory(blocks)
-    (doperands,) = pull_back(calls.run(calls.backward_call, program, blocks))
+    (doperands,) = pull_back(calls.run_call(calls.backward_call, program, blocks))
     return doperands
 
 

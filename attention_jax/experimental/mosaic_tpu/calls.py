@@ -28,7 +28,9 @@ KERNELS_SHARE = 100 / 128  # of that memory, what a kernel may use
 GRADIENTS_SHARE = 72 / 128  # what its gradients may; the tiles need the rest
 
 
-def run(call: Callable[[TileProgram, Blocks], Any], program: TileProgram, blocks: Blocks) -> Any:
+def run_call(
+    call: Callable[[TileProgram, Blocks], Any], program: TileProgram, blocks: Blocks
+) -> Any:
     """`forward_call` or `backward_call`, if that can be lowered for a TPU."""
     if interpret_params() is None:
         leaves, structure = jax.tree.flatten(blocks)

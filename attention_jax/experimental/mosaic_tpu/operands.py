@@ -133,7 +133,7 @@ def rows_in_tiles(rows: Any, tiles: int) -> Any:
     return jax.tree.map(lambda row: row.reshape(tiles, 1, -1), rows)
 
 
-def blocks_of(plan: KernelPlan, operands: Operands, visible: VisibleKeys | None) -> Blocks:
+def kernel_blocks(plan: KernelPlan, operands: Operands, visible: VisibleKeys | None) -> Blocks:
     """What the forward kernel reads, and the backward kernel too.
 
     Args:

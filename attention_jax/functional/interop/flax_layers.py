@@ -118,7 +118,6 @@ class _FlaxAttention(nnx.Module):
         is_causal: bool = False,
     ) -> Array:
         """Takes the arguments of `flax.nnx.dot_product_attention`, in the same order."""
-        del precision
         named = {"query": query, "key": key, "value": value}
         arrays = tuple(any_array(name, array) for name, array in named.items())
         query, key, value = promote_dtype(arrays, dtype=dtype)

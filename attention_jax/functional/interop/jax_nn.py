@@ -105,10 +105,11 @@ def dot_product_attention(
     # What a user wrote is traced here, outside of the program below.
     score, inputs = checked_heads(score, params, (query, key, value), masks, bias, ndim=4)
     batch_size = query.shape[0] if query.ndim > 3 else 1
-    lengths = (
-        _checked_lengths("query_seq_lengths", query_seq_lengths, batch_size),
-        _checked_lengths("key_value_seq_lengths", key_value_seq_lengths, batch_size),
-    )
+    given = {"query_seq_lengths": query_seq_lengths, "key_value_seq_lengths": key_value_seq_lengths}
+    lengths = [
+        None if each is None else check_axes(name, integer_array(name, each), (batch_size,), ())
+        for name, each in given.items()
+    ]
     return _dot_product_attention(score, implementation, bool(return_residual), inputs, *lengths)
 
 
@@ -164,9 +165,3 @@ def _mask_of_window(size: int | tuple[int, int] | None) -> Mask | None:
         raise ValueError(
             f"local_window_size must be an int or (left, right), each at least 0; got {size!r}"
         ) from error
-
-
-def _checked_lengths(name: str, lengths: Any, batch_size: int) -> Array | None:
-    if lengths is None:
-        return None
-    return check_axes(name, integer_array(name, lengths), (batch_size,), ())

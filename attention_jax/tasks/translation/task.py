@@ -257,7 +257,7 @@ class Translation(Task):
         sums = np.zeros(3)
         known = self.model.known(self)
         for step in range(batches.steps_per_epoch):
-            batch_sums, tokens = _sums(known, params, batches.batch(0, step))
+            batch_sums, tokens = _loss_sums(known, params, batches.batch(0, step))
             sums += np.array([batch_sums.loss, batch_sums.negative_log_likelihood, tokens], float)
         return {"loss": sums[0] / sums[2], "negative_log_likelihood": sums[1] / sums[2]}
 
@@ -323,5 +323,5 @@ class Translation(Task):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _sums(task: Translation, params: Params, batch: Batch) -> Any:
+def _loss_sums(task: Translation, params: Params, batch: Batch) -> Any:
     return task._loss_sums(params, batch, None)
