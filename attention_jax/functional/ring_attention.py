@@ -40,9 +40,10 @@ def ring_attention(
     them, and of their gradients; no [T, S] array exists. So T and S may be n times as long as on a
     single device.
 
-    Communication: in each step a device sends (S / n) (Fk + Dv) numbers in the compute dtype to the
-    next device, where Fk is the number of key features of the score, and in the backward pass as
-    many numbers for their gradients. Before the first step, each device exchanges half of its
+    Communication: in each step a device sends (S / n) (Fk + Dv) numbers to the next device, where
+    Fk is the number of key features of the score, in the compute dtype, or in that of 16-bit tokens
+    which are multiplied in it; in the backward pass also as many for their gradients, in float32 or
+    float64. Before the first step, each device exchanges half of its
     tokens, so that a causal mask gives every device the same work; the output is exchanged back.
 
     The result does not depend on the number of devices. It equals that of `attention` up to

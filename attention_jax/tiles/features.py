@@ -220,8 +220,8 @@ def pair_logits_vjp(
 ) -> tuple[Params, Any, Any]:
     """Pulls `dlogits` [t, s] back through `pair_logits`.
 
-    The score's `pair_vjp` does it, unless stand-ins replace hidden pairs: JAX then differentiates
-    `pair`.
+    The score's `pair_vjp` does it. JAX differentiates `pair` instead where stand-ins replace hidden
+    pairs, and where a product of one row is computed in blocks.
 
     Returns:
         (dparams, dq_features, dk_features); zeros for integer features.

@@ -60,7 +60,7 @@ class Options:
 
 
 class Inputs(NamedTuple):
-    """The arrays of one example."""
+    """The arrays of a call, with batch axes *B; of one example, without, in an implementation."""
 
     query: Array  # [T, Dq]
     key: Any  # [S, Dk], or `ProjectedKeys`
