@@ -97,8 +97,8 @@ def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
     def one_round(arrays: Arrays, of_keys: None, sums: RowSums) -> tuple[None, RowSums]:
         """Every tile of queries, over the keys of `arrays`."""
 
-        def one_query_tile(tile: tuple[Array, Any, RowSums]) -> RowSums:
-            i, queries, sums = tile
+        def one_query_tile(slices: tuple[Array, Any, RowSums]) -> RowSums:
+            i, queries, sums = slices
 
             def over_keys(add: Callable[..., Any], carry: Any) -> Any:
                 def one_key_tile(j: Array, masked: bool, carry: Any) -> Any:
@@ -112,8 +112,8 @@ def _forward(plan: Plan, arrays: Arrays) -> FinalRows:
             # `add` is `RowSums.with_tile`; before, for a threshold, what its search adds up.
             return sums_over_keys(sums, bound, over_keys, plan.padded_lengths[1])
 
-        tiles = jnp.arange(plan.query_tiles), arrays.queries, sums
-        return of_keys, jax.lax.map(one_query_tile, tiles)
+        of_tiles = jnp.arange(plan.query_tiles), arrays.queries, sums
+        return of_keys, jax.lax.map(one_query_tile, of_tiles)
 
     _, sums = plan.over_rounds(arrays, None, empty_sums(plan, arrays), one_round)
     return sums.finalize(normalizer)
@@ -154,28 +154,28 @@ class RowCotangents(NamedTuple):
 # since dlog(n)/dx_j = w_j and dH/dx_j = -w_j (log w_j + H). No tile forms w = exp(x - M) / n: it
 # has exp(x - M), and the cotangents of each row are divided by its divisor n once.
 def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arrays]:
-    arrays, drows = residuals.arrays, _row_cotangents(plan, residuals, cotangents)
+    arrays, all_drows = residuals.arrays, _row_cotangents(plan, residuals, cotangents)
 
-    def one_round(arrays: Arrays, dkeys: Any, others: Any) -> tuple[Any, Any]:
+    def one_round(arrays: Arrays, dkeys_values: Any, others: Any) -> tuple[Any, Any]:
         """Adds what every tile of queries gives to the gradients, over the keys of `arrays`.
 
         Args:
             arrays: with the keys that are on this device.
-            dkeys: the gradients of these keys' features and values, [key_tiles, s, ...].
+            dkeys_values: the gradients of these keys' features and values, [key_tiles, s, ...].
             others: those of the queries, [query_tiles, t, ...], and of what all pairs share.
         """
 
-        def one_query_tile(carry: Any, tile: Any) -> tuple[Any, Any]:
-            i, queries, (shift, divisor, *cotangents), dqueries = tile
+        def one_query_tile(carry: Any, slices: Any) -> tuple[Any, Any]:
+            i, queries, (shift, divisor, *cotangents), dqueries = slices
             scale = _scale_of_float16(arrays, cotangents)
             if scale is not None:
                 cotangents = jax.tree.map(lambda leaf: leaf * scale, cotangents)
             drows = RowCotangents(shift, divisor, *cotangents)
 
             def one_key_tile(j: Array, masked: bool, carry: Any) -> Any:
-                dqueries, dkeys, dshared = carry
+                dqueries, dkeys_values, dshared = carry
                 tile = Tile(plan, arrays, i, j, masked)
-                dq, of_keys, of_shared = _tile_gradients(tile, queries, drows, scale)
+                dq, dkv, of_shared = _tile_gradients(tile, queries, drows, scale)
                 dparams, dlogits, dnormalizer, ddamping = of_shared
                 shared = arrays.shared
                 dshared = Shared(
@@ -185,17 +185,20 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
                     damping=tile.add_bias_gradient(dshared.damping, shared.damping, ddamping),
                 )
                 dqueries = jax.tree.map(jnp.add, dqueries, dq)
-                dkeys = jax.tree.map(lambda total, dk: add_at(total, (j,), dk), dkeys, of_keys)
-                return dqueries, dkeys, dshared
+                dkeys_values = jax.tree.map(
+                    lambda total, of_tile: add_at(total, (j,), of_tile), dkeys_values, dkv
+                )
+                return dqueries, dkeys_values, dshared
 
             carry = varying_as((dqueries, *carry), arrays, drows)
             dqueries, *carry = over_key_tiles(plan, arrays.schedule, i, one_key_tile, carry)
             return tuple(carry), dqueries
 
         dqueries, dshared = others
-        tiles = jnp.arange(plan.query_tiles), arrays.queries, drows, dqueries
-        (dkeys, dshared), dqueries = jax.lax.scan(one_query_tile, (dkeys, dshared), tiles)
-        return dkeys, (dqueries, dshared)
+        of_tiles = jnp.arange(plan.query_tiles), arrays.queries, all_drows, dqueries
+        carry = dkeys_values, dshared
+        (dkeys_values, dshared), dqueries = jax.lax.scan(one_query_tile, carry, of_tiles)
+        return dkeys_values, (dqueries, dshared)
 
     def zeros(leaf: Array) -> Array:
         """In at least float32, for the sum of gradients of tiles; a leaf that is no float stays."""
@@ -203,11 +206,11 @@ def _attend_bwd(plan: Plan, residuals: Residuals, cotangents: Any) -> tuple[Arra
         return jnp.zeros_like(leaf, dtype=plan.dtype) if is_float else leaf
 
     floats = (arrays.keys, arrays.values), (arrays.queries, arrays.shared)
-    dkeys, others = jax.tree.map(zeros, floats)
-    dkeys, others = plan.over_rounds(arrays, dkeys, others, one_round)
-    gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), (dkeys, others), floats)
-    (dk, dvalues), (dq, dshared) = gradients
-    return (Arrays(dq, dk, dvalues, dshared),)
+    of_keys, others = jax.tree.map(zeros, floats)
+    totals = plan.over_rounds(arrays, of_keys, others, one_round)
+    gradients = jax.tree.map(lambda total, leaf: total.astype(leaf.dtype), totals, floats)
+    (dkeys, dvalues), (dqueries, dshared) = gradients
+    return (Arrays(dqueries, dkeys, dvalues, dshared),)
 
 
 attend_tiles.defvjp(_attend_fwd, _attend_bwd)
@@ -277,6 +280,7 @@ def _tile_gradients(
     dfactors, doutput = einsum("td,sd->ts", drows.doutput, values), drows.doutput
     if drows.divisor is not None:
         dfactors, doutput = (each / drows.divisor[:, None] for each in (dfactors, doutput))
+    # Factors are weights times numbers of their own, so cotangents pass by the same map.
     factors, dweights = map(tile.factors_of_values, (undivided, dfactors))
     dvalues = tall_product(doutput.astype(values.dtype), factors)
     if drows.doffset is not None:
