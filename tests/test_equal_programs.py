@@ -155,6 +155,11 @@ def test_a_branch_on_the_number_of_tokens_belongs_to_the_program(implementation,
         }
         close(call(X), **expected)
         close(call(np.stack([X, X]))[1], **expected)
+    if (branch, implementation) == ("equal", "tiled"):  # a tile takes it, and the call does not
+        twice = np.concatenate([X, X])
+        for now["score"] in (0.5, 2.0):
+            options = {"implementation": implementation, "block_sizes": BlockSizes(6, 6)}
+            close(attention(twice, twice, twice, score=score, **options)[:6], now["score"])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,6 +92,12 @@ def test_features_of_all_pairs_take_memory_too():
             inputs = inputs_of(target=length, source=length, score=score)
             assert chosen(score, inputs, backend) == name
         assert choice.chosen_block_sizes(score, inputs, "cpu").key ** 2 * hidden <= 2**20
+    # Under a mask, tokens of hidden pairs are replaced pair by pair where a slope may be infinite.
+    singular = type("Singular", (aj.Dot,), {"finite_slopes": False})()
+    for mask, numbers in ((None, 1), (aj.causal_mask(), 64)):
+        inputs = inputs_of(target=4096, source=4096)._replace(mask=mask)
+        blocks = choice.chosen_block_sizes(singular, inputs, "cpu")
+        assert 2**18 <= blocks.key**2 * numbers <= 2**20
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])

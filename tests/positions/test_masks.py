@@ -52,6 +52,19 @@ class Threshold(Mask):
         return self.table[..., query_positions[:, None], key_positions[None, :]] > 0
 
 
+class Even:
+    """A mixin."""
+
+    def allowed(self, query_positions, key_positions):
+        even = key_positions[None, :] % 2 == 0
+        return super().allowed(query_positions, key_positions) & even
+
+
+@mask_dataclass
+class EvenInWindow(Even, type(local_mask(1, 3))):
+    """A class of the library whose rule its user replaces."""
+
+
 VALUES = normal(B, T, S)
 SIZES = 11, 13  # queries and keys of random masks
 CAUSAL, TABLE = np.tri(T, S, dtype=bool), allowed_table("dense")[0]
@@ -64,6 +77,10 @@ RULES = {  # mask -> its table
     "one's own": (
         Strided(3) & ~causal_mask(-1),
         table_of(lambda i, j: (i - j) % 3 == 0 and j > i - 1),
+    ),
+    "one's own mixin": (
+        EvenInWindow(1, 3),
+        table_of(lambda i, j: i - 1 <= j <= i + 3 and j % 2 == 0),
     ),
     "one's own array": (Threshold(VALUES), VALUES > 0),
     "batch axes": (
