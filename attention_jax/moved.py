@@ -1,4 +1,4 @@
-"""Modules under the names that they had: pickles of earlier versions find their classes there."""
+"""Modules under the names that they had, where pickles of earlier versions find what they name."""
 
 import importlib
 import sys
@@ -9,12 +9,13 @@ MOVED = {
     "functional.interop": "functional.interop.flax_layers",
     "functional.local": "positions.window",
     "implementations.contract": "tiles.options",
+    "implementations.masked_softmax": "whole.masked_softmax",
     "normalizers.rows": "normalizers.softmax_rows",
     "pairwise.biases": "positions.biases positions.contract",
     "pairwise.dropout": "positions.dropout",
     "pairwise.mask_algebra": "positions.contract",
     "pairwise.masks": "positions.masks",
-    "pairwise.position_functions": "positions.contract",
+    "pairwise.position_functions": "positions.contract positions.function",
     "scores.soft_cap": "scores.wrapped",
 }
 for _before, _now in MOVED.items():
@@ -22,8 +23,10 @@ for _before, _now in MOVED.items():
     try:  # a module that remains, without some of its classes
         _module = importlib.import_module(_name)
     except ModuleNotFoundError:
+        _folder = _name.rpartition(".")[0]  # Python imports it first
+        sys.modules.setdefault(_folder, types.ModuleType(_folder))
         _module = sys.modules[_name] = types.ModuleType(_name)
-    for _new in _now.split():
-        for _key, _value in vars(importlib.import_module(f"attention_jax.{_new}")).items():
-            if isinstance(_value, type):
+    for _new in (f"attention_jax.{each}" for each in _now.split()):
+        for _key, _value in vars(importlib.import_module(_new)).items():
+            if getattr(_value, "__module__", None) == _new:  # its own classes and functions
                 vars(_module).setdefault(_key, _value)

@@ -112,3 +112,23 @@ def test_the_wheel_is_used_from_another_folder(archives, tmp_path):
     used = subprocess.run([python, "use.py"], cwd=tmp_path, env=environment, capture_output=True)
     assert used.returncode == 0, used.stderr.decode()
     assert "<!doctype html>" in (tmp_path / "gradients.html").read_text()
+
+
+def test_pickles_of_before_find_what_has_moved():
+    """A pickle names the module in which its class or function was defined."""
+    names = (
+        "pairwise.masks causal_mask", "pairwise.masks LocalMask", "pairwise.mask_algebra AndMask",
+        "pairwise.biases t5_bias", "pairwise.position_functions array_field",
+        "implementations.contract BlockSizes", "implementations.masked_softmax masked_softmax",
+        "functional.local window_mask", "functional.interop dot_product_attention",
+        "functional.capture_point CapturedAttention", "normalizers.rows AttentionStatistics",
+        "scores.soft_cap SoftCap",
+    )  # fmt: skip
+    read = (
+        "import pickle, sys\n"  # the library is not imported before it reads a pickle
+        "for name in sys.argv[1:]:\n"
+        "    module, attribute = name.split()\n"
+        "    text = f'cattention_jax.{module}\\n{attribute}\\n.'\n"
+        "    assert pickle.loads(text.encode()).__name__ == attribute\n"
+    )
+    subprocess.run([sys.executable, "-c", read, *names], check=True, cwd=ROOT)
