@@ -136,6 +136,11 @@ def imported(name: str, text: str, noun: str, names: Mapping[str, Any]) -> Any:
     return getattr(module, attribute)
 
 
+def of_field(field: str, name: str) -> Any:
+    """A property: the attribute or method `name` of the object in a field."""
+    return property(lambda self: getattr(getattr(self, field), name), doc=f"`{name}` of `{field}`.")
+
+
 # --- which classes are of this library ---
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.kernels.windows import Windows
-from attention_jax.positions.contract import Mask, TileStatus
+from attention_jax.positions.contract import Mask
 from attention_jax.positions.masks import padding_mask
-from attention_jax.tiles.prepare import Plan
+from attention_jax.tiles.prepare import Plan, tile_statuses
 
 Array = jax.Array
 
@@ -34,13 +34,7 @@ def visible_keys(plan: Plan, mask: Mask | None, windows: Windows) -> VisibleKeys
     (target_length, source_length), (t, s) = plan.lengths, plan.padded_lengths
     unpadded = padding_mask(jnp.asarray(source_length))
     mask = unpadded if mask is None else mask & unpadded
-
-    def status(i: Array, j: Array) -> TileStatus:
-        return mask.tile_status(*plan.positions(i, j))
-
-    over_keys = jax.vmap(status, (None, 0))
-    tiles = jnp.arange(plan.query_tiles), jnp.arange(plan.key_tiles)
-    empty, full = jax.vmap(over_keys, (0, None))(*tiles)
+    empty, full = tile_statuses(plan, mask)
     windows = windows.map(
         lambda row: jnp.pad(row, (0, t - target_length), mode="edge"),
         lambda row: jnp.pad(row, (0, s - source_length), mode="edge"),

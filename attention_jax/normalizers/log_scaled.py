@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from attention_jax.core.checks import check_integer, checked_number
+from attention_jax.core.names import of_field
 from attention_jax.normalizers.contract import Normalizer, Params
 from attention_jax.normalizers.softmax import Softmax
 
 Array = jax.Array
-
-
-def _of_normalizer(name: str) -> Any:
-    return property(lambda self: getattr(self.normalizer, name), doc="That of `normalizer`.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,10 +46,10 @@ class LogScaled(Normalizer):
     learned: bool = False
     start: int | None = None
     uses_num_keys: ClassVar[bool] = True
-    sums_to_one = _of_normalizer("sums_to_one")
-    convex = _of_normalizer("convex")
-    steep = _of_normalizer("steep")
-    is_softmax = _of_normalizer("is_softmax")
+    sums_to_one = of_field("normalizer", "sums_to_one")
+    convex = of_field("normalizer", "convex")
+    steep = of_field("normalizer", "steep")
+    is_softmax = of_field("normalizer", "is_softmax")
 
     def __post_init__(self) -> None:
         if not isinstance(self.normalizer, Normalizer):

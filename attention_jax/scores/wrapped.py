@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.checks import check_real
+from attention_jax.core.names import of_field
 from attention_jax.scores.contract import Features, Params, Score
 from attention_jax.scores.dot import Dot, ScaledDot
 
 Array = jax.Array
-
-
-def _of_score(name: str) -> Any:
-    """The attribute or method of the inner score."""
-    return property(lambda self: getattr(self.score, name), doc=f"`{name}` of the inner score.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,16 +39,16 @@ class WrappedScore(Score):
         if not isinstance(self.score, Score):
             raise ValueError(f"score must be a Score; got {self.score!r} (see get_score)")
 
-    needs_equal_dims = _of_score("needs_equal_dims")
-    tile_cost = _of_score("tile_cost")
-    finite_slopes = _of_score("finite_slopes")
-    translation_invariant = _of_score("translation_invariant")
-    init = _of_score("init")
-    param_shapes = _of_score("param_shapes")
-    project_query = _of_score("project_query")
-    project_key = _of_score("project_key")
-    round = _of_score("round")
-    tile_params = _of_score("tile_params")
+    needs_equal_dims = of_field("score", "needs_equal_dims")
+    tile_cost = of_field("score", "tile_cost")
+    finite_slopes = of_field("score", "finite_slopes")
+    translation_invariant = of_field("score", "translation_invariant")
+    init = of_field("score", "init")
+    param_shapes = of_field("score", "param_shapes")
+    project_query = of_field("score", "project_query")
+    project_key = of_field("score", "project_key")
+    round = of_field("score", "round")
+    tile_params = of_field("score", "tile_params")
 
 
 class LogitMap(WrappedScore):

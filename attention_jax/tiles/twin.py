@@ -35,14 +35,14 @@ def attend_tiles(plan: Plan, arrays: Arrays) -> tuple[Array, RowSummary | None]:
 
     # Each tile of queries consists of its index, its features and its rows of the bias tables.
     tables = [repeated(table, plan.query_tiles) for table in arrays.shared.biases.tables]
-    tiles = jnp.arange(plan.query_tiles), arrays.queries, tables
+    of_tiles = jnp.arange(plan.query_tiles), arrays.queries, tables
 
     def one_round(arrays: Arrays, of_keys: None, sums: RowSums) -> tuple[None, RowSums]:
         @jax.checkpoint
-        def add_keys(tile: Any) -> RowSums:
-            return _add_keys(plan, arrays, *tile)
+        def one_query_tile(slices: Any) -> RowSums:
+            return _add_keys(plan, arrays, *slices)
 
-        return of_keys, jax.lax.map(add_keys, (*tiles, sums))
+        return of_keys, jax.lax.map(one_query_tile, (*of_tiles, sums))
 
     if plan.ring is not None:
         one_round = jax.checkpoint(one_round)
@@ -64,9 +64,9 @@ def _add_keys(
     tables = [repeated(table, plan.key_tiles)[order] for table in tables]
     key_tiles = (jnp.arange(plan.key_tiles), order, keys, values, tables)
 
-    def over_keys(update: Callable[..., Any], carry: Any) -> Any:
+    def over_keys(add: Callable[..., Any], carry: Any) -> Any:
         @jax.checkpoint
-        def visit_key_tile(carry: Any, key_tile: Any) -> tuple[Any, None]:
+        def one_key_tile(carry: Any, key_tile: Any) -> tuple[Any, None]:
             n, *rest = key_tile
             return jax.lax.cond(n < visited, add_tile, lambda carry, *_: carry, carry, *rest), None
 
@@ -78,8 +78,8 @@ def _add_keys(
             tile = Tile(plan, of_tile, i, j, arrays.mask is not None)
             logits = tile.logits(queries, keys, differentiable=True)
             logits = bound.transform(logits, tile.num_keys)
-            return update(carry, logits, values, tile.factors_of_values)
+            return add(carry, logits, values, tile.factors_of_values)
 
-        return jax.lax.scan(visit_key_tile, carry, key_tiles)[0]
+        return jax.lax.scan(one_key_tile, carry, key_tiles)[0]
 
     return sums_over_keys(sums, bound, over_keys, plan.padded_lengths[1])
