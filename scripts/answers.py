@@ -15,7 +15,7 @@ from attention_jax.tasks.pages import AXES, answers_view, cross_attention
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments(OfARun):
-    """Print the answers of a trained model to some inputs, and draw its attention as a PNG.
+    """Print the answers of a trained model to some inputs, and draw its attention.
 
     The step and the seed of the model go to standard error.
 
@@ -24,7 +24,7 @@ class Arguments(OfARun):
             by default some examples of the task.
         seed_index: which of the run's seeds answers, from 0.
         beams: partial answers kept at each step of the search; 1 is greedy.
-        figure: the PNG file; None for `workdir`/figures/answers.png.
+        figure: a .png, .pdf or .svg file; None for `workdir`/figures/answers.png.
         html: also write a page to explore every attention of the model, to this HTML file.
         compare: further run folders, whose attention stands beside that of `workdir` on the page.
         all_steps: the page has a slider through step 0 and all checkpoints that are kept.
@@ -48,7 +48,7 @@ class Arguments(OfARun):
         elif self.compare or self.all_steps:
             raise ValueError("compare and all_steps belong to a page, html; got no html")
         if self.figure is not None:
-            plotting.check_png(self.figure)
+            plotting.check_figure(self.figure)
 
 
 def main(arguments: Arguments) -> None:

@@ -67,8 +67,8 @@ class Arguments:
     not depend on the number of steps; elsewhere they are another configuration, which is refused.
 
     At the end come a table of all finished runs in `workdir`, with a row per combination (mean ±
-    standard deviation over seeds and the worst seed), and the files table.csv, table.json and
-    sweep.png in `workdir`.
+    standard deviation over seeds and the worst seed), a figure, and the files table.csv and
+    table.json in `workdir`.
 
     Attributes:
         scores: the scores to compare.
@@ -84,6 +84,7 @@ class Arguments:
             finished, and the last part to end makes that of all.
         table: train nothing; make the table of these run folders, made by any command. All must be
             of one task. What varies among them becomes the columns.
+        figure: a .png, .pdf or .svg file; None for `workdir`/sweep.png.
     """
 
     scores: ScoreNames = (DEFAULT_SCORE,)
@@ -95,6 +96,7 @@ class Arguments:
     lengths: tuple[int, ...] = ()
     part: Annotated[str | None, tyro.conf.arg(metavar="I/N")] = None
     table: tuple[Path, ...] = ()
+    figure: Path | None = None
     combinations: Annotated[tuple[Combination, ...], tyro.conf.Suppress] = ()
 
     def with_other_options(self, words: list[str]) -> Self:
@@ -104,11 +106,15 @@ class Arguments:
             ValueError: a combination is not possible, or options do not go together.
         """
         share_of((), self.part)
+        if self.figure is not None:
+            plotting.check_figure(self.figure)
         if self.table:
             if words or self.settings or self.part:
                 options = {"--set": self.settings, "--part": self.part}
                 given = " ".join([*(name for name in options if options[name]), *words])
-                raise ValueError(f"table must go with workdir and lengths alone; got {given}")
+                raise ValueError(
+                    f"table must go with workdir, lengths and figure alone; got {given}"
+                )
             return self
         if self.workdir is None:
             raise ValueError("workdir must name the folder of the sweep; got none")
@@ -230,7 +236,8 @@ def main(arguments: Arguments) -> int:
         others = (path for path in workdir.iterdir() if path.is_dir() and path not in trained)
         there = [path for path in trained if path.exists()]
         folders = [*there, *sorted(others)]
-    unfinished = make_table(folders, workdir, arguments.lengths)
+    figure = arguments.figure or workdir / "sweep.png"
+    unfinished = make_table(folders, workdir, arguments.lengths, figure)
     if arguments.part:
         missing = len(trained) - len({*there} - {*unfinished})
         say(f"part {arguments.part}: {missing} of {len(trained)} combinations are missing")
@@ -279,7 +286,9 @@ class Row(NamedTuple):
     settings: dict[str, Any]  # the score first
 
 
-def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -> list[Path]:
+def make_table(
+    folders: Sequence[Path], workdir: Path, lengths: Sequence[int], figure: Path
+) -> list[Path]:
     """Prints the table of the finished runs in folders, and writes its files to `workdir`.
 
     Returns:
@@ -324,9 +333,10 @@ def make_table(folders: Sequence[Path], workdir: Path, lengths: Sequence[int]) -
     with writing("workdir", workdir):
         write_text(workdir / "table.csv", _csv(rows))
         write_json(workdir / "table.json", {"results": records, "environments": environments})
-        plotting.save(_figure(rows), workdir / "sweep.png")
-    for name in ("table.csv", "table.json", "sweep.png"):
-        say(str(workdir / name))
+    with writing("figure", figure):
+        plotting.save(_figure(rows), figure)
+    for path in (workdir / "table.csv", workdir / "table.json", figure):
+        say(str(path))
     return left_out
 
 

@@ -322,6 +322,7 @@ WORDS = [
         "--set keep=1,2 --mesh seed=4096": "mesh", '--set positions="learned': "positions",
         "--task translation --lengths 3": "lengths", "--task reversl": "task",
         "--part 0/8": "part", "--part 9/8": "part", "--part x": "part",
+        "--figure a.jpg": "a.jpg",
         "--distributed": "distributed",
         "--set attention=local-p --normalizer entmax": "normalizer"}.items()),
     (("train", "--workdir", "RUN"), "--resume"),

@@ -1,5 +1,7 @@
 """Figures show the numbers they are given."""
 
+import re
+
 import matplotlib
 import matplotlib.image
 import numpy as np
@@ -94,12 +96,20 @@ def test_figures_do_not_depend_on_the_users_settings():
         plotting.png(figure)
 
 
+@pytest.mark.parametrize(
+    ("suffix", "head"), [(".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")]
+)
 @pytest.mark.parametrize("text", ["a $\\foo$ b", "a $x_$ b", "$a_$", "5 $", "_a^b", "😀 שלום"])
-def test_what_users_wrote_can_be_drawn(text):
-    pairs = np.array([[0.25, 0.75]])
-    plotting.png(plotting.weight_heatmaps({text: (pairs, [text], [text, "\x1b[2J"])}))
-    values = {(text, text): [1.0, 3.0], ("dot", "b"): [2.0]}
-    plotting.png(results_by_setting([Panel(text, values)]))
+def test_what_users_wrote_can_be_drawn(text, suffix, head, tmp_path):
+    pairs, values = np.array([[0.25, 0.75]]), {(text, text): [1.0, 3.0], ("dot", "b"): [2.0]}
+    for draw in (
+        lambda: plotting.weight_heatmaps({text: (pairs, [text], [text, "\x1b[2J"])}),
+        lambda: results_by_setting([Panel(text, values)]),
+    ):
+        saved, again = (plotting.save(draw(), tmp_path / f"{n}{suffix}").read_bytes() for n in "ab")
+        assert saved.startswith(head)
+        assert saved == again
+        assert not re.search(rb"(?i)date\b", saved)
 
 
 def test_dollars_are_letters():
