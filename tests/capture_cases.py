@@ -1,9 +1,10 @@
 """Inputs for the tests of `capture`, and attention weights in NumPy."""
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import oracles
-from oracles import assert_leaves_close, softmax
+from oracles import softmax
 
 import attention_jax as aj
 
@@ -29,7 +30,7 @@ def numpy_weights(query, key):
 
 
 def close(got, expected, tolerance=1e-12):
-    assert_leaves_close(got, expected, rtol=tolerance, atol=tolerance)
+    chex.assert_trees_all_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def only(captured):

@@ -17,6 +17,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -330,8 +331,8 @@ def check_conformance(
 
 def _check_bits(got: Any, clean: Any, allowed: np.ndarray) -> None:
     got = jax.device_get(got)
-    for (name, array), of_name in zip(named(clean).items(), jax.tree.leaves(got), strict=True):
-        np.testing.assert_array_equal(of_name, array, err_msg=name)
+    chex.assert_trees_all_equal(got, clean)
+    for name, array in named(got).items():
         assert np.any(array), f"{name} is zero everywhere: this test shows nothing"
     (outputs, gradients), rows, keys = got, allowed.any(2), allowed.any(1)
     np.testing.assert_array_equal(outputs["logsumexp"] == -np.inf, ~rows)

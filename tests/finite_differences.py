@@ -1,9 +1,9 @@
 """First and second derivatives of a function in every mode, against central differences."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from oracles import assert_leaves_close
 from quick_compilation import quick_jit
 
 
@@ -43,5 +43,5 @@ def check_derivatives(function, *point):
     (below, _, _), (_, first, second), (above, _, _) = map(at, (-step, 0, step))
     slope, curvature = jax.tree.map(lambda x, y: (y - x) / (2 * step), below, above)
     expected = [slope] * 2, [curvature] * 3 + [product(curvature)]
-    assert_leaves_close([*first], expected[0], rtol=1e-6, atol=1e-6)
-    assert_leaves_close(second, expected[1], rtol=1e-6, atol=1e-6)
+    chex.assert_trees_all_close([*first], expected[0], rtol=1e-6, atol=1e-6)
+    chex.assert_trees_all_close(second, expected[1], rtol=1e-6, atol=1e-6)

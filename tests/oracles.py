@@ -18,13 +18,6 @@ def softmax(logits, allowed=True):
     return exponentials / np.where(total == 0, 1, total)
 
 
-def assert_leaves_close(got, expected, **tolerances):
-    """Equal structures, and leaves that are close."""
-    assert jax.tree.structure(got) == jax.tree.structure(expected)
-    for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-        np.testing.assert_allclose(one, other, **tolerances)
-
-
 def complex_step(total, inputs):
     """The gradient of a function by each number of a tree: Im f(x + ih) / h, exact to rounding.
 

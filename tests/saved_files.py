@@ -2,19 +2,22 @@
 
 import os
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 
 def assert_bits_equal(left, right):
-    assert jax.tree.structure(left) == jax.tree.structure(right)
-    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape
-        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
-            one, other = jax.random.key_data(one), jax.random.key_data(other)
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    """Equal dtypes, shapes and bytes: -0.0 is not 0.0, and one NaN is not another."""
+
+    def bits(leaf):
+        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        data = jax.random.key_data(leaf) if is_key else leaf
+        return np.frombuffer(np.asarray(data).tobytes(), np.uint8)
+
+    chex.assert_trees_all_equal_shapes_and_dtypes(left, right)
+    chex.assert_trees_all_equal(*(jax.tree.map(bits, tree) for tree in (left, right)), strict=True)
 
 
 def snapshot(folder):

@@ -1,6 +1,9 @@
 """The structure of the code: floors of the library, and short files."""
 
 import ast
+import configparser
+import re
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -23,6 +26,7 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 FOLDERS = ("attention_jax", "benchmarks", "experiments", "scripts", "tests")  # from below
 FILES = {folder: sorted((ROOT / folder).rglob("*.py")) for folder in FOLDERS}
 LIBRARY = FILES["attention_jax"]
+MODULE_OF = {"orbax-checkpoint": "orbax", "pillow": "PIL", "pyyaml": "yaml"}
 
 
 def relative(path):
@@ -68,6 +72,15 @@ def test_folders_import_from_folders_below():
             found = {folder_of.get(name.partition(".")[0]) for name in imported_modules(path)}
             wrong += [(relative(path), above) for above in FOLDERS[floor + 1 :] if above in found]
     assert wrong == []
+
+
+def test_what_is_installed_is_what_the_library_imports():
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    packages = re.findall(r"^[\w-]+", settings["options"]["install_requires"], re.MULTILINE)
+    imported = {name.partition(".")[0] for path in LIBRARY for name in imported_modules(path)}
+    expected = {MODULE_OF.get(package, package) for package in packages}
+    assert imported - {"attention_jax"} - sys.stdlib_module_names == expected
 
 
 def test_one_room_reads_command_lines():

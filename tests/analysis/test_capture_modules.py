@@ -2,12 +2,13 @@
 
 import functools
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
 from flax import nnx
-from oracles import assert_leaves_close, normal
+from oracles import normal
 
 import attention_jax as aj
 from attention_jax import nn
@@ -16,7 +17,7 @@ from attention_jax.analysis import capture, capture_gradients
 B, T, S, D = 2, 5, 7, 6
 
 
-close = functools.partial(assert_leaves_close, rtol=1e-6, atol=1e-6)
+close = functools.partial(chex.assert_trees_all_close, rtol=1e-6, atol=1e-6)
 
 
 def captured(function, *args, **kwargs):

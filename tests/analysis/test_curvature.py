@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +58,7 @@ def test_a_quadratic_form_has_its_matrix():
             return [product(vector), product(other)], edges
 
         products, edges = jax.device_get(all_of_it(params, vector, other))
-        assert jax.tree.map(jnp.shape, products[0]) == jax.tree.map(jnp.shape, params)
+        chex.assert_trees_all_equal_shapes(products[0], params)
         flat, flat_other, image, image_of_other = (
             np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)])
             for tree in (vector, other, *products)

@@ -6,6 +6,7 @@ it is traced.
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -56,19 +57,16 @@ def test_compositions_are_those_of_plain_jax():
 
     @quick_jit
     def all_of_them(*arrays):
-        results = {}
-        for name in counted:
-            compose, _ = COMPOSITIONS[name]
-            results[name] = compose(counted[name].function)(*arrays), compose(plain)(*arrays)
-        return results
+        functions = {name: each.function for name, each in counted.items()}
+        return [
+            {name: COMPOSITIONS[name][0](function)(*arrays) for name, function in each.items()}
+            for each in (functions, dict.fromkeys(functions, plain))
+        ]
 
     with jax.enable_x64(True):
-        results = all_of_them(Q, K, V)
-    for name, pair in results.items():
-        for one, other in zip(*map(jax.tree.leaves, pair), strict=True):
-            np.testing.assert_allclose(one, other, rtol=0, atol=1e-11, err_msg=name)
-        calls = counted[name].calls
-        assert (calls["bwd"] > 0) == COMPOSITIONS[name][1], (name, calls)
+        chex.assert_trees_all_close(*all_of_them(Q, K, V), rtol=0, atol=1e-11)
+    for name, each in counted.items():
+        assert (each.calls["bwd"] > 0) == COMPOSITIONS[name][1], (name, each.calls)
 
 
 # --- arguments and results of every kind ---
@@ -128,9 +126,7 @@ def test_pytrees_integers_keys_and_nothing():
         return gradients(f)(flags), gradients(mixed)(flags)
 
     results = both(np.array([True, False]))
-    for one, other in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
-        assert one.dtype == other.dtype
+    chex.assert_trees_all_close(*results, rtol=1e-5, strict=True)
 
 
 def test_dtypes_and_weak_types():

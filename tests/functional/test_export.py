@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from conformance import quick_jit
 from flax import nnx
 from jax import export
-from oracles import assert_leaves_close, normal
+from oracles import normal
 
 import attention_jax as aj
 from attention_jax import analysis, nn
@@ -51,7 +52,7 @@ def test_one_program_for_every_batch_size():
     got = results_and_gradients(program.call, *inputs_of(3))
     direct = functools.partial(attend, implementation="reference")
     expected = results_and_gradients(direct, *inputs_of(3))
-    assert_leaves_close(got, expected, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["scaled", "additive"])
@@ -126,5 +127,4 @@ def test_a_program_takes_and_returns_every_pytree():
     trees = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
     program = export.export(jax.jit(lambda trees: trees), platforms=["cpu"])(trees)
     found = export.deserialize(program.serialize()).call(trees)
-    assert jax.tree.structure(found) == jax.tree.structure(trees)
-    jax.tree.map(np.testing.assert_array_equal, found, trees)
+    chex.assert_trees_all_equal(found, trees, strict=True)

@@ -3,6 +3,7 @@
 import functools
 import inspect
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,14 +136,11 @@ def results_of_integers(dtype):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16", "uint32"])
 def test_integers_of_any_width_are_positions(dtype):
-    for name, expected in results_of_integers("int32").items():
-        got = results_of_integers(dtype)[name]
-        for leaf, wanted in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
-            assert leaf.dtype == wanted.dtype, name
-            np.testing.assert_array_equal(leaf, wanted, err_msg=name)
+    expected = results_of_integers("int32")
+    chex.assert_trees_all_equal(results_of_integers(dtype), expected, strict=True)
     with jax.enable_x64(True):
         assert padding_mask(np.array([5], "int64")).key_lengths.dtype == "int64"
-    masked = results_of_integers("int32")["query lengths"][1, :, 0]
+    masked = expected["query lengths"][1, :, 0]
     assert_close(masked, np.where(np.arange(300)[:, None] < 100, attended(LONG[1, :, 0]), 0))
 
 

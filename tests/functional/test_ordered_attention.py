@@ -6,6 +6,7 @@ chunk holds, and not a whole number of chunks.
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,14 +104,7 @@ def allowed_of(hidden):
 
 
 def same(ours, expected, tolerance):
-    assert jax.tree.structure(ours) == jax.tree.structure(expected)
-    jax.tree_util.tree_map_with_path(
-        lambda path, left, right: np.testing.assert_allclose(
-            left, right, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
-        ),
-        ours,
-        expected,
-    )
+    chex.assert_trees_all_close(ours, expected, rtol=tolerance, atol=tolerance)
 
 
 def cotangents(results, seed=7):

@@ -4,6 +4,7 @@
 compiled program, and strict promotion mixed dtypes.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -41,9 +42,8 @@ def check_strictly(score_name, normalizer_name, implementation):
     with jax.checking_leaks(), jax.debug_infs(True), strict[0], strict[1]:
         output, pull_back = jax.vjp(attend, arrays)
         (gradients,) = pull_back(jnp.asarray(cotangents()["output"], jnp.float32))
-    for leaf in jax.tree.leaves((output, gradients)):
-        assert jnp.all(jnp.isfinite(leaf))
-        assert jnp.any(leaf)
+    chex.assert_tree_all_finite((output, gradients))
+    assert all(map(jnp.any, jax.tree.leaves((output, gradients))))
 
 
 @pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,5 +96,5 @@ def test_arguments_of_other_kinds_are_the_same_arguments():
     for name, call in calls.items():
         expected = call(source, jnp.full(B, 3), **ends)
         for given in ((source.tolist(), None), (jnp.asarray(source), [3] * B)):
-            jax.tree.map(np.testing.assert_array_equal, call(*given, **others), expected)
+            chex.assert_trees_all_equal(call(*given, **others), expected)
         assert np.all(np.isfinite(jax.tree.leaves(expected)[-1])), name

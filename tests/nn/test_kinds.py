@@ -3,6 +3,7 @@
 test_model.py compares the kinds in a model with float64 NumPy.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -91,7 +92,7 @@ def test_a_kind_is_its_function_with_its_parameters(kind):
         )
 
     expected, of_memory, alone, random = run_jit(calls, *tokens)
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-6), of_memory, expected)
+    chex.assert_trees_all_close(of_memory, expected, rtol=1e-7, atol=2e-6)
     assert alone.weights is None
     np.testing.assert_allclose(alone.output, expected.output, atol=1e-6)
     if kind != "coverage":

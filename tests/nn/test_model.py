@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -137,7 +138,7 @@ def test_step_by_step_is_all_at_once(case):
 def test_padding_is_invisible(case):
     config, _, one, other = answers(case)
     if config.mask_padding:
-        jax.tree.map(np.testing.assert_array_equal, one, other)
+        chex.assert_trees_all_equal(one, other)
     else:  # rows 0 and 2 have padding, row 1 has none
         changed = np.max(np.abs(one[0] - other[0]), axis=(1, 2))
         assert min(changed[0], changed[2]) > 1e-3 > changed[1]
@@ -184,8 +185,7 @@ def test_remat_stores_less_for_the_same_gradient():
     stored = jax.jit(stored, static_argnums=0)
     (most, *expected), (least, *found) = stored(False), stored(True)
     assert least < 0.7 * most
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
-    jax.tree.map(close, found, expected)
+    chex.assert_trees_all_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_decoder_without_a_source():
@@ -273,4 +273,4 @@ def test_bound_parameters():
     config = config_of(tied_embeddings="all", **BARE)
     _, params = make(config)
     bound = nnx.to_pure_dict(nnx.state(bind(config, params, V), nnx.Param))
-    jax.tree.map(np.testing.assert_array_equal, bound, params)
+    chex.assert_trees_all_equal(bound, params)

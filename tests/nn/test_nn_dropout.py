@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -44,9 +45,9 @@ def test_as_flaxs_layers(name):
     make, arguments = MODULES[name]
     module, plain = make(rngs=nnx.Rngs(0)), make(rngs=nnx.Rngs(0), keep_rngs=False)
     params, own = (nnx.to_pure_dict(nnx.state(x, nnx.Param)) for x in (module, plain))
-    jax.tree.map(np.testing.assert_array_equal, params, own)  # the stream changes none of them
+    chex.assert_trees_all_equal(params, own)  # the stream changes none of them
     # Without it the state is the parameters, as training and checkpoints want it.
-    assert jax.tree.structure(nnx.to_pure_dict(nnx.state(plain))) == jax.tree.structure(own)
+    chex.assert_trees_all_equal_structs(nnx.to_pure_dict(nnx.state(plain)), own)
     streams = [path for path, _ in nnx.to_flat_state(nnx.state(module, nnx.RngKey))]
     assert streams == [("rngs", "key")]  # one stream, which the module hands on
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +40,7 @@ def test_scaled_with_these_settings_is_flax(dtypes):
     theirs = nnx.MultiHeadAttention(3, D, **options, decode=False, rngs=nnx.Rngs(0))
     for name, peer in (("query", "query"), ("key", "key"), ("value", "value"), ("output", "out")):
         one, other = (nnx.state(x) for x in (getattr(ours, name), getattr(theirs, peer)))
-        jax.tree.map(np.testing.assert_array_equal, one, other)  # drawn with the same keys
+        chex.assert_trees_all_equal(one, other)  # drawn with the same keys
         dtype = dtypes.get("param_dtype", jnp.float32)
         assert {leaf.dtype for leaf in jax.tree.leaves(one)} == {jnp.dtype(dtype)}
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):

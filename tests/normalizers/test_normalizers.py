@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -74,7 +75,7 @@ def test_ssmax_with_factor_1_over_log_n_is_softmax():
     got = aj.attention(
         query, key, value, implementation="tiled", block_sizes=BLOCKS, **options_of_ssmax
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), got, expected)
+    chex.assert_trees_all_close(got, expected, rtol=1e-7, atol=2e-6)
 
 
 def test_known_weights():
@@ -197,7 +198,7 @@ def test_a_score_of_minus_infinity(keys):
     expected = value_and_gradients("reference", "dot", bias)
     for implementation in ("reference", "tiled"):
         got = value_and_gradients(implementation, score, None)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), got, expected)
+        chex.assert_trees_all_close(got, expected, rtol=1e-7, atol=1e-5)
 
 
 # --- dtypes, batches, rings ---

@@ -1,11 +1,12 @@
 """Dropout: a function of (rng, positions) alone; its statistics; its gradient."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, DK, DV, S, T, quick_jit
-from oracles import assert_leaves_close, normal
+from oracles import normal
 from score_cases import slow_unless
 
 from attention_jax import attention, monotonic_attention, padding_mask
@@ -116,7 +117,7 @@ def test_output_and_gradient_are_those_of_the_kept_weights(implementation):
         got, expected = with_gradients(*tokens)
     (output, statistics), (expected_output, weights) = got[0], expected[0]
     np.testing.assert_allclose(output, expected_output, atol=1e-14)
-    assert_leaves_close(got[1], expected[1], rtol=0, atol=1e-13)
+    chex.assert_trees_all_close(got[1], expected[1], rtol=0, atol=1e-13)
     weights = np.asarray(weights)[:, :4]  # the entropy is that before dropout
     np.testing.assert_allclose(statistics.entropy, -(weights * np.log(weights)).sum(1), rtol=1e-12)
 
@@ -146,10 +147,9 @@ def test_an_example_is_dropped_alike_whoever_shares_the_batch(generator):
         noisy = monotonic_attention(*(tokens,) * 3, score="dot", noise_rng=rng)
         return attention(*(tokens,) * 3, **call), noisy, drop_features(tokens, rng, 0.5)
 
-    found = quick_jit(run)(tokens, keys), quick_jit(run)(tokens[1:], keys[1:])
-    for whole, shared in zip(*map(jax.tree.leaves, found), strict=True):
-        np.testing.assert_array_equal(whole[1:], shared)
-    assert not np.array_equal(found[1][2][0] == 0, found[1][2][1] == 0)
+    whole, shared = quick_jit(run)(tokens, keys), quick_jit(run)(tokens[1:], keys[1:])
+    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[1:], whole), shared)
+    assert not np.array_equal(shared[2][0] == 0, shared[2][1] == 0)
 
 
 def test_every_word_of_a_key_of_xlas_generator_counts():

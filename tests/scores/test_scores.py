@@ -4,12 +4,13 @@ import functools
 import itertools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import assert_close, named, quick_jit
-from oracles import assert_leaves_close, complex_step, normal, softmax
+from oracles import complex_step, normal, softmax
 from products import product_dtypes
 from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, features_of, numpy_params
 
@@ -75,7 +76,7 @@ def test_second_derivatives_of_a_cosine():
 
     ours = functools.partial(Cosine(1.0), {})
     with jax.enable_x64(True):
-        assert_leaves_close(*hessians(query, key), rtol=0, atol=1e-13)
+        chex.assert_trees_all_close(*hessians(query, key), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("scale", [1, -0.5, np.float64(0.5), np.float32(0.25)])
@@ -164,9 +165,8 @@ def test_a_cosine_of_zeros():
         return (logits, logits.T), *jax.jvp(jax.grad(total), (arrays,), (ones,))
 
     logits, *of_both_orders = derivatives((query, key))
-    for leaf in jax.tree.leaves(of_both_orders):
-        assert np.isfinite(leaf).all()
-        assert np.any(leaf)
+    chex.assert_tree_all_finite(of_both_orders)
+    assert all(map(np.any, jax.tree.leaves(of_both_orders)))
     for dquery, dkey in (logits, *of_both_orders):
         assert not np.any(dquery[2])
         assert not np.any(dkey[3])
@@ -266,8 +266,7 @@ def test_equal_tokens_and_zeros_have_finite_derivatives(name):
         return jax.jvp(jax.grad(total), (arrays,), (jax.tree.map(jnp.ones_like, arrays),))
 
     gradients, products = first_and_second((numpy_params(score, 6, 6), tokens, tokens))
-    for leaf in jax.tree.leaves((gradients, products)):
-        assert np.isfinite(leaf).all()
+    chex.assert_tree_all_finite((gradients, products))
     assert all(map(np.any, gradients[1:]))
 
 

@@ -6,12 +6,13 @@ The expected values come from a plain softmax whose distances are safe where the
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from oracles import assert_leaves_close, normal
+from oracles import normal
 from score_cases import slow_unless
 
 import attention_jax as aj
@@ -90,7 +91,7 @@ def test_hidden_pairs_send_no_nan(score, implementation, order):
     with jax.enable_x64(True):
         got = derivatives(functools.partial(of_attention, implementation, score))
         expected = derivatives(functools.partial(safe_attention, score))
-    assert_leaves_close(got, expected, rtol=1e-9, atol=1e-10)
+    chex.assert_trees_all_close(got, expected, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("attend", slow_unless(["monotonic"], ["coverage", "monotonic"]))
@@ -107,7 +108,7 @@ def test_hidden_pairs_of_other_forms_of_attention(attend):
     gradient = quick_jit(jax.grad(loss, (0, 1, 2)))
     # A gradient is continuous: nothing else is singular.
     got, near = (gradient({"scale": jnp.float32(0.7)}, TOKENS, apart) for apart in (0.0, 1e-4))
-    assert_leaves_close(got, near, rtol=2e-2, atol=2e-3)
+    chex.assert_trees_all_close(got, near, rtol=2e-2, atol=2e-3)
 
 
 @jax.custom_jvp

@@ -5,6 +5,7 @@ import json
 import shutil
 from unittest import mock
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -143,8 +144,7 @@ def test_a_batch_from_the_host_depends_on_seed_and_step_alone(scaled):
     task, run = scaled
     feed, other = (task.feed(run.workdir) for _ in range(2))
     other.batch(1, 2)
-    for one, same in zip(feed.batch(1, 4), other.batch(1, 4), strict=True):
-        np.testing.assert_array_equal(one, same)
+    chex.assert_trees_all_equal(feed.batch(1, 4), other.batch(1, 4))
     assert not np.array_equal(feed.batch(0, 4).targets, feed.batch(1, 4).targets)
 
 

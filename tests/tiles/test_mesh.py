@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from oracles import assert_leaves_close, normal
+from oracles import normal
 from score_cases import CORE_SCORES, DK, SCORE_CASES, slow_unless
 
 import attention_jax as aj
@@ -19,7 +20,7 @@ from attention_jax import interop
 
 B, T, S, DV = 4, 5, 7, 3
 BATCH = P("data")
-close = functools.partial(assert_leaves_close, rtol=2e-5, atol=2e-5)
+close = functools.partial(chex.assert_trees_all_close, rtol=2e-5, atol=2e-5)
 
 
 def mesh_of(kind="explicit"):

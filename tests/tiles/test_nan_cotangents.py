@@ -7,13 +7,13 @@ the same loss written safely: its cotangent is 0 at these rows.
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
 from flax import nnx
-from oracles import assert_leaves_close
 from score_cases import numpy_params, slow_unless
 
 import attention_jax as aj
@@ -119,7 +119,7 @@ def check_cotangents(both, arguments):
     np.testing.assert_array_equal(jax.tree.leaves(result)[0][:, EMPTY], 0)
     assert any(np.any(leaf) for leaf in jax.tree.leaves(expected))
     for poison in (np.nan, np.inf):
-        assert_leaves_close(both(arguments, poison)[1], expected, rtol=2e-5, atol=1e-6)
+        chex.assert_trees_all_close(both(arguments, poison)[1], expected, rtol=2e-5, atol=1e-6)
     return result, expected
 
 
@@ -132,7 +132,7 @@ def test_nothing_that_the_mask_hides_reaches_anything(name):
         np.where(unread[:, None], np.float32(np.nan), tokens)
         for tokens, unread in zip(TOKENS, UNREAD, strict=True)
     )
-    jax.tree.map(np.testing.assert_array_equal, both((*dirty, *more), 0.0), clean)
+    chex.assert_trees_all_equal(both((*dirty, *more), 0.0), clean)
 
 
 def test_cotangents_of_rows_without_keys_reach_nothing_in_a_module():

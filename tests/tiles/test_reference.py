@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,9 +50,8 @@ def test_second_derivatives_see_no_nan_of_masked_places():
         return sum((leaf**2).sum() for leaf in jax.tree.leaves(gradient))
 
     gradient = jax.jit(jax.grad(gradient_norm))(point)
-    for leaf in jax.tree.leaves(gradient):
-        assert np.isfinite(leaf).all()
-        assert np.any(leaf)
+    chex.assert_tree_all_finite(gradient)
+    assert all(map(np.any, jax.tree.leaves(gradient)))
     assert not gradient["query"][2:].any()
     assert not gradient["key"][3:].any()
     assert not gradient["value"][3:].any()

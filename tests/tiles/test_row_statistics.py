@@ -3,6 +3,7 @@
 The logits are a bias, so that they are exactly these numbers.
 """
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -106,6 +107,6 @@ def test_derivatives_of_extreme_rows_are_finite():
         return jax.vjp(attended, *arrays)[1](cotangents)
 
     gradients = pulled_back(cotangents, logits, jnp.float32(0), values)
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
+    chex.assert_tree_all_finite(gradients)
     assert not gradients[0][0].any()
     assert gradients[0][1:, 4:].any()
