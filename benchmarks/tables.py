@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from attention_jax.commands.command_line import command
+from attention_jax.reports.table_text import markdown
 from attention_jax.runs.environment import environment
 from attention_jax.runs.run_folder import write_json
 from benchmarks.measure import quartiles, ratio
@@ -16,12 +17,6 @@ RESULTS = Path(__file__).parent / "results"
 Row = dict[str, Any]
 Column = Callable[[list[Row]], str]
 Columns = Mapping[str, Column]  # heading -> the cell for the rows of one line
-
-
-def markdown(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(str(x).replace('|', '/') for x in line)} |" for line in lines)
 
 
 def table(columns: Columns, rows: Iterable[Row]) -> str:

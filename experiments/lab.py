@@ -40,6 +40,7 @@ from attention_jax.commands.command_line import check_names as check_names
 from attention_jax.commands.command_line import command, run_command, share_of
 from attention_jax.parts import identity, known_score
 from attention_jax.reports import plotting
+from attention_jax.reports.table_text import markdown as markdown
 from attention_jax.runs.environment import environment
 from attention_jax.runs.progress import say as say
 from attention_jax.runs.run_folder import make_folder, write_json
@@ -47,7 +48,6 @@ from attention_jax.scores import get_score
 from attention_jax.scores.registry import FOUR_SCORES as FOUR_SCORES
 from attention_jax.training.metrics import mean_and_deviation
 from benchmarks.measure import interleaved as interleaved
-from benchmarks.tables import markdown as markdown
 
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import hashlib
-import io
 import itertools
 import re
 import shlex
@@ -27,23 +25,15 @@ from attention_jax.commands.command_line import (
     share_of,
 )
 from attention_jax.reports import plotting
-from attention_jax.reports.setting_figure import Panel, results_by_setting
+from attention_jax.reports.results_table import ResultsTable, check_choose_on, options_of
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.progress import say, warn
-from attention_jax.runs.run_folder import make_folder, write_json, write_text, writing
+from attention_jax.runs.run_folder import make_folder, writing
 from attention_jax.scores import DEFAULT_SCORE
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
-from attention_jax.training.run_results import (
-    FinishedRun,
-    check_lengths,
-    finished_run,
-    summary_of,
-    summary_text,
-)
-from attention_jax.training.settings import fields_of, leaves_of
-from attention_jax.training.task import Result
+from attention_jax.training.run_results import SUMMARY, check_lengths, evaluated_run
+from attention_jax.training.settings import fields_of
 
 
 class Combination(NamedTuple):
@@ -66,9 +56,9 @@ class Arguments:
     combinations to `workdir`. With more --steps, finished runs go on where the learning rate does
     not depend on the number of steps; elsewhere they are another configuration, which is refused.
 
-    At the end come a table of all finished runs in `workdir`, with a row per combination (mean ±
-    standard deviation over seeds and the worst seed), a figure, and the files table.csv and
-    table.json in `workdir`.
+    At the end come a table of all runs in `workdir`, with a row per combination (the mean over
+    seeds, its 95 % interval and the worst seed), a figure, and the table as table.md, table.tex,
+    table.csv and table.json in `workdir`. A run that is not finished is a row with its step.
 
     Attributes:
         scores: the scores to compare.
@@ -84,6 +74,9 @@ class Arguments:
             finished, and the last part to end makes that of all.
         table: train nothing; make the table of these run folders, made by any command. All must be
             of one task. What varies among them becomes the columns.
+        choose_on: how many seeds, the first ones, choose the best setting of each score, by the
+            task's first result. The row of this setting is marked, and the numbers of the table are
+            those of the other seeds. With 0 nothing is chosen.
         figure: a .png, .pdf or .svg file; None for `workdir`/sweep.png.
     """
 
@@ -96,6 +89,7 @@ class Arguments:
     lengths: tuple[int, ...] = ()
     part: Annotated[str | None, tyro.conf.arg(metavar="I/N")] = None
     table: tuple[Path, ...] = ()
+    choose_on: int = 0
     figure: Path | None = None
     combinations: Annotated[tuple[Combination, ...], tyro.conf.Suppress] = ()
 
@@ -113,13 +107,15 @@ class Arguments:
                 options = {"--set": self.settings, "--part": self.part}
                 given = " ".join([*(name for name in options if options[name]), *words])
                 raise ValueError(
-                    f"table must go with workdir, lengths and figure alone; got {given}"
+                    f"table must go with workdir, lengths, choose_on and figure alone; got {given}"
                 )
             return self
         if self.workdir is None:
             raise ValueError("workdir must name the folder of the sweep; got none")
         check_lengths(task_of(self.task), self.lengths)
         made = _combinations(self, self.workdir, words)
+        for combination in made:
+            check_choose_on(self.choose_on, combination.arguments.task.train.seeds)
         return dataclasses.replace(self, combinations=tuple(made))
 
 
@@ -197,14 +193,6 @@ def _combination(words: list[str], names: list[str], workdir: Path) -> Combinati
     return Combination(label, dataclasses.replace(arguments, workdir=folder, resume=True))
 
 
-def options_of(task: Any) -> dict[str, Any]:
-    """The value of each setting of a task, by the name of its option of scripts/train.py."""
-    return {
-        name.rpartition(".")[2]: str(value) if isinstance(value, Path) else value
-        for name, value in leaves_of(task).items()
-    }
-
-
 def folder_name(score: str, values: Mapping[str, Any]) -> str:
     """A file name for a combination, different for different combinations.
 
@@ -234,12 +222,10 @@ def main(arguments: Arguments) -> int:
             return status
         trained = [combination.arguments.workdir for combination in arguments.combinations]
         others = (path for path in workdir.iterdir() if path.is_dir() and path not in trained)
-        there = [path for path in trained if path.exists()]
-        folders = [*there, *sorted(others)]
-    figure = arguments.figure or workdir / "sweep.png"
-    unfinished = make_table(folders, workdir, arguments.lengths, figure)
+        folders = [*(path for path in trained if path.exists()), *sorted(others)]
+    finished = make_table(folders, workdir, arguments)
     if arguments.part:
-        missing = len(trained) - len({*there} - {*unfinished})
+        missing = len({*trained} - {*finished})
         say(f"part {arguments.part}: {missing} of {len(trained)} combinations are missing")
     return 0
 
@@ -279,127 +265,38 @@ def train_combinations(combinations: Sequence[Combination], part: str | None) ->
 # --- the table ---
 
 
-class Row(NamedTuple):
-    """A run, and the settings that tell it from the other runs of the table."""
-
-    run: FinishedRun
-    settings: dict[str, Any]  # the score first
-
-
-def make_table(
-    folders: Sequence[Path], workdir: Path, lengths: Sequence[int], figure: Path
-) -> list[Path]:
-    """Prints the table of the finished runs in folders, and writes its files to `workdir`.
+def make_table(folders: Sequence[Path], workdir: Path, arguments: Arguments) -> list[Path]:
+    """Prints the table of the runs in folders, and writes its files to `workdir`.
 
     Returns:
-        the folders that are left out.
+        the folders of the finished runs.
 
     Raises:
-        ValueError: there is no finished run, the runs are of several tasks, or a file cannot be
-            written.
+        ValueError: there is no run, the runs are of several tasks or have too few seeds, or a file
+            cannot be written.
     """
-    runs: list[FinishedRun] = []
-    left_out = []
+    runs = []
     for folder in folders:
         try:
-            runs.append(finished_run(folder, lengths))
+            runs.append(evaluated_run(folder, arguments.lengths))
         except ValueError as error:
             if not is_users_mistake(error):
                 raise
             warn(f"left out of the table: {error}")
-            left_out.append(folder)
-    if not runs:
-        raise ValueError("table must be of one or more finished runs; got none")
-    if other := [run for run in runs if type(run.task) is not type(runs[0].task)]:
-        raise ValueError(
-            f"table must be of runs of one task; got {runs[0].task.name} ({runs[0].workdir})"
-            f" and {other[0].task.name} ({other[0].workdir})"
-        )
-    rows = rows_of(runs)
-    records = [_record(row, metric) for row in rows for metric in row.run.results]
-    environments = {str(run.workdir): run.environment for run in runs}
-    metrics = list(dict.fromkeys(name for row in rows for name in row.run.results))
+    table = ResultsTable.of(runs, choose_on=arguments.choose_on)
     lines = [
-        [
-            *map(str, settings.values()),
-            *(_cell(run.results[name]) if name in run.results else "-" for name in metrics),
-            f"{run.seconds:.0f}",
-        ]
-        for run, settings in rows
+        [f"{line[0]} *" if row.chosen else line[0], *line[1:]]
+        for row, line in zip(table.rows, table.lines, strict=True)
     ]
-    head = (*rows[0].settings, *metrics, "seconds")
-    print_table("mean ± standard deviation over seeds (worst seed)", head, lines)
-    make_folder("workdir", workdir)
-    with writing("workdir", workdir):
-        write_text(workdir / "table.csv", _csv(rows))
-        write_json(workdir / "table.json", {"results": records, "environments": environments})
+    print_table(SUMMARY, table.head, lines)
+    say(table.caption)
+    files = table.save(workdir)
+    figure = arguments.figure or workdir / "sweep.png"
     with writing("figure", figure):
-        plotting.save(_figure(rows), figure)
-    for path in (workdir / "table.csv", workdir / "table.json", figure):
+        plotting.save(table.figure(), figure)
+    for path in (*files, figure):
         say(str(path))
-    return left_out
-
-
-def rows_of(runs: Sequence[FinishedRun]) -> list[Row]:
-    """The runs with their score and all settings that vary among them.
-
-    Runs that do not differ in any setting are told apart by their folders, as the setting "run".
-    """
-    settings = [options_of(run.task) for run in runs]
-    varying = [name for name in settings[0] if any(s[name] != settings[0][name] for s in settings)]
-    names = dict.fromkeys([*(["score"] if "score" in settings[0] else []), *varying])
-    rows = [Row(run, {n: s[n] for n in names}) for run, s in zip(runs, settings, strict=True)]
-    if len({tuple(row.settings.values()) for row in rows}) < len(rows):
-        rows = [Row(run, {**of_run, "run": str(run.workdir)}) for run, of_run in rows]
-    return rows
-
-
-def _cell(result: Result) -> str:
-    return summary_text(result, ".2f" if result.high == 100 else "#.3g")
-
-
-def _record(row: Row, metric: str) -> dict[str, Any]:
-    """One result of a run; numbers that are not finite are null."""
-    run, result = row.run, row.run.results[metric]
-    numbers = {**summary_of(result)._asdict(), "step": run.step, "seconds": run.seconds}
-    return {
-        "run": str(run.workdir),
-        "settings": row.settings,
-        "metric": metric,
-        "by_seed": [*map(finite_or_null, result.by_seed)],
-        **{name: finite_or_null(number) for name, number in numbers.items()},
-    }
-
-
-def _csv(rows: Sequence[Row]) -> str:
-    """A line per run; a cell is empty if the run lacks the result, or if it is not finite."""
-    lines = []
-    for run, settings in rows:
-        numbers: dict[str, float] = {}
-        for metric, result in run.results.items():
-            summary = summary_of(result)._asdict()
-            numbers |= {f"{metric} {part}": number for part, number in summary.items()}
-        numbers |= {"seeds": run.task.train.seeds, "steps": run.step, "seconds": run.seconds}
-        finite = {name: finite_or_null(number) for name, number in numbers.items()}
-        lines.append({"run": str(run.workdir), **settings, **finite})
-    file = io.StringIO()
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    writer = csv.DictWriter(file, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return file.getvalue()
-
-
-def _figure(rows: Sequence[Row]) -> Any:
-    panels: dict[str, Panel] = {}
-    for run, settings in rows:
-        others = "\n".join(f"{name} {settings[name]}" for name in settings if name != "score")
-        for metric, result in run.results.items():
-            panel = panels.setdefault(metric, Panel(metric, {}, result.low, result.high))
-            score = str(settings.get("score", run.task.name))
-            by_seed = {**panel.by_seed, (score, others): result.by_seed}
-            panels[metric] = panel._replace(by_seed=by_seed)
-    return results_by_setting(list(panels.values()))
+    return [run.workdir for run in runs if run.is_finished]
 
 
 if __name__ == "__main__":

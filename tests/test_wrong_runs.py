@@ -25,7 +25,7 @@ from attention_jax.tasks import Recall, Regression, Reversal, Text, task_of
 from attention_jax.tasks.evaluation import accuracies
 from attention_jax.tasks.translation.translate import Search
 from attention_jax.training.run import TrainedRun, load_run, train_run
-from attention_jax.training.run_results import finished_run, results_of
+from attention_jax.training.run_results import evaluated_run, results_of
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Task, TrainConfig
 from experiments.translation import translation_comparison, translation_settings
@@ -270,7 +270,7 @@ CALLS = [
     (lambda folder: load_run(run_of_two_seeds()).params_of(2), "seed_index"),
     (lambda folder: (run := load_run(run_of_two_seeds())).task.answers(
         run.params_of(0), ["abc"], beams=0), "beams"),
-    (lambda folder: finished_run(run_of_two_seeds(), [0]), "lengths"),
+    (lambda folder: evaluated_run(run_of_two_seeds(), [0]), "lengths"),
     (lambda folder: results_of(TrainedRun(toy(), {}, 3), [3]), "lengths"),
     (lambda folder: results_of(TrainedRun(toy(Listing), {}, 3)), "evaluate("),
 ]  # fmt: skip
@@ -321,9 +321,8 @@ WORDS = [
         "--set dim=8 --dim 4": "dim", "--score dot": "score", "--bogus 3": "--bogus",
         "--set keep=1,2 --mesh seed=4096": "mesh", '--set positions="learned': "positions",
         "--task translation --lengths 3": "lengths", "--task reversl": "task",
-        "--part 0/8": "part", "--part 9/8": "part", "--part x": "part",
-        "--figure a.jpg": "a.jpg",
-        "--distributed": "distributed",
+        "--part 0/8": "part", "--part 9/8": "part", "--part x": "part", "--figure a.jpg": "a.jpg",
+        "--distributed": "distributed", "--choose-on 5": "choose_on", "--choose-on -1": "choose_on",
         "--set attention=local-p --normalizer entmax": "normalizer"}.items()),
     (("train", "--workdir", "RUN"), "--resume"),
     (("train", "--workdir", "RUN", "--resume", "--letters", "3"), "letters"),

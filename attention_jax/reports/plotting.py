@@ -28,10 +28,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 
 # Decorates functions that draw: Matplotlib's defaults, whatever a matplotlibrc or rcParams say.
 # Two differ: publishers refuse the fonts of type 3, and the same figure is the same SVG.
-own_settings = matplotlib.rc_context(
-    {name: value for name, value in matplotlib.rcParamsDefault.items() if name != "backend"}
-    | {"pdf.fonttype": 42, "svg.hashsalt": "attention_jax"}
-)
+_SETTINGS: dict[Any, Any] = {**matplotlib.rcParamsDefault, "pdf.fonttype": 42}
+_SETTINGS["svg.hashsalt"] = "attention_jax"
+del _SETTINGS["backend"]
+own_settings = matplotlib.rc_context(_SETTINGS)
 
 
 def style_of(index: int) -> dict[str, Any]:

@@ -12,19 +12,19 @@ import numpy as np
 
 from attention_jax.runs.metrics_file import last_line, read_lines
 from attention_jax.runs.run_folder import JSON, read_json
-from attention_jax.training.metrics import mean_and_deviation
+from attention_jax.training.metrics import mean_and_deviation, mean_interval
 from attention_jax.training.run import TrainedRun, load_run
 from attention_jax.training.task import Result, Task
 
 
 @dataclasses.dataclass(frozen=True)
-class FinishedRun:
-    """A run that was trained to its end.
+class EvaluatedRun:
+    """A run, and the results of its newest checkpoint.
 
     Attributes:
         workdir: its folder.
         task: its task, with all settings.
-        step: its last step.
+        step: the step of the checkpoint.
         results: its results by name.
         seconds: wall time of training, of all its sessions together, compilation included.
         environment: versions, device and commit of its first session.
@@ -37,25 +37,27 @@ class FinishedRun:
     seconds: float
     environment: JSON
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was trained to its last step."""
+        return self.step >= self.task.train.steps
 
-def finished_run(workdir: Path, lengths: Sequence[int] = ()) -> FinishedRun:
-    """The run in a folder with its results.
+
+def evaluated_run(workdir: Path, lengths: Sequence[int] = ()) -> EvaluatedRun:
+    """The run in a folder with its results, those of training included, finished or not.
 
     Args:
         workdir: the run's folder.
         lengths: also the results at these lengths.
 
     Raises:
-        ValueError: the folder holds no run of an unchanged task, or its run cannot be loaded, or is
-            not finished; or the task has no results by length.
+        ValueError: the folder holds no run of an unchanged task, or its run cannot be loaded; or
+            the task has no results by length.
     """
     run = load_run(workdir)
-    steps = run.task.train.steps
-    if run.step < steps:
-        raise ValueError(f"workdir {workdir} is not finished: step {run.step} of {steps}")
     results = results_of(run, lengths)
     seconds = [line["seconds"] for line in read_lines(workdir / "timing.jsonl")]
-    return FinishedRun(
+    return EvaluatedRun(
         workdir=workdir,
         task=run.task,
         step=run.step,
@@ -105,25 +107,38 @@ class Summary(NamedTuple):
 
     mean: float
     deviation: float  # sample standard deviation; NaN for a single seed, which has none
+    low: float  # the 95 % interval of the mean, `mean_interval`; NaN for a single seed
+    high: float
     worst: float  # NaN if a seed diverged
 
 
 def summary_of(result: Result) -> Summary:
-    """Mean, deviation and the worst seed."""
+    """Mean, deviation, interval and the worst seed."""
     values = np.asarray(result.by_seed, np.float64)
     mean, deviation = mean_and_deviation(values)
+    low, high = mean_interval(values, result.low, np.inf if result.high is None else result.high)
     worst = values.min() if result.larger_is_better else values.max()  # NaN is both
-    return Summary(float(mean), float(deviation), float(worst))
+    return Summary(float(mean), float(deviation), low, high, float(worst))
+
+
+SUMMARY = "mean [95 % interval over seeds] (worst seed)"  # what `summary_text` shows
 
 
 def summary_text(result: Result, form: str) -> str:
-    """Returns "mean ± deviation (worst)" in a format such as ".4g", or the number of one seed.
+    """Returns "mean [low, high] (worst)" in a format such as ".4g", or the number of one seed.
+
+    If a number is not finite, the text says how many seeds diverged.
 
     >>> summary_text(Result([0.5, 0.25], True), ".2f"), summary_text(Result([0.5], True), ".2f")
-    ('0.38 ± 0.18 (0.25)', '0.50')
+    ('0.38 [0.00, 1.96] (0.25)', '0.50')
+    >>> summary_text(Result([0.5, math.nan], True), ".2f")
+    '1 of 2 diverged'
     """
-    mean, deviation, worst = (f"{number:{form}}" for number in summary_of(result))
-    return mean if len(result.by_seed) == 1 else f"{mean} ± {deviation} ({worst})"
+    seeds, finite = len(result.by_seed), int(np.isfinite(result.by_seed).sum())
+    if finite < seeds:
+        return f"{seeds - finite} of {seeds} diverged"
+    mean, _, low, high, worst = (f"{number:{form}}" for number in summary_of(result))
+    return mean if seeds == 1 else f"{mean} [{low}, {high}] ({worst})"
 
 
 def check_lengths(task: Task | type[Task], lengths: Sequence[int]) -> None:

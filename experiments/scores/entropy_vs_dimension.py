@@ -54,13 +54,13 @@ from matplotlib.figure import Figure
 from attention_jax import attention, attention_weights
 from attention_jax.reports import plotting
 from attention_jax.scores import get_score
+from attention_jax.training.metrics import student_t
 from experiments import entropy_limits as limits
 from experiments.lab import Claim, Row, ScoreNames, column, main, markdown, where
 
 DAY_11_KEYS, DAY_11_DIM = 10, 512
 DRAWN = (1, 16, 64, 256, 512)  # d_k of the notebook's heat maps
 GROUPS = 10  # independent groups of queries, for the error of a slope
-T_QUANTILE = 2.262  # 97.5 % quantile of Student's t with GROUPS - 1 degrees of freedom
 CAPTIONS = {
     "entropy_vs_dimension": "Entropy over d_k and over the number of keys, raw and scaled.",
     "entropy_vs_dimension_heatmaps": "Weights of four queries, raw and scaled, at five d_k.",
@@ -190,7 +190,7 @@ def faster(rows: list[Row], unit: str) -> tuple[float, float]:
         falls.append(-np.polyfit(np.log2(column(falling, "dim")), groups, 1)[0])
     few, many = falls[0], falls[-1]  # their groups are independent of each other
     error = math.hypot(few.std(ddof=1), many.std(ddof=1)) / math.sqrt(GROUPS)
-    return float(many.mean() - few.mean()), T_QUANTILE * error
+    return float(many.mean() - few.mean()), student_t(GROUPS - 1) * error
 
 
 def table(rows: list[Row]) -> str:

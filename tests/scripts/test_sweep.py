@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from command_lines import call, load, users_settings
 from matplotlib.image import imread
-from toy_task import toy
 from user_tasks import Rotate
 
 from attention_jax.runs.metrics_file import read_lines
@@ -25,7 +24,6 @@ from attention_jax.training import run as training
 from attention_jax.training import saved_run
 from attention_jax.training.loop import TrainState
 from attention_jax.training.run import load_run
-from attention_jax.training.run_results import FinishedRun
 from attention_jax.training.settings import config_of, task_in
 
 sweep = load("scripts/sweep.py")
@@ -138,7 +136,10 @@ def test_csv_json_and_figure_agree(workdir):
         expected = statistics.mean(values), statistics.stdev(values), worst
         for part, number in zip(("mean", "deviation", "worst"), expected, strict=True):
             assert float(row[f"{name} {part}"]) == record[part] == pytest.approx(number)
-        assert int(row["steps"]) == record["step"] == 4
+        for end in ("low", "high"):
+            assert float(row[f"{name} {end}"]) == record[end]
+        assert 0 <= record["low"] <= record["mean"] <= record["high"]
+        assert int(row["step"]) == int(row["steps"]) == record["step"] == 4
         assert float(row["seconds"]) == record["seconds"] > 0
     environments = json.loads((workdir / "table.json").read_text())["environments"]
     assert environments.keys() == {row["run"] for row in rows}
@@ -193,8 +194,9 @@ def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, trai
     assert steps_and_losses(8, "dot", "scaled") == [at_8, at_8]
     assert trained[0] == [(0, 4), (0, 8), (4, 8)]  # nothing twice
     run("--scores", "dot", "--steps", 12, *options)  # stops at 8
-    status, _, err = run("--table", tmp_path / "dot", tmp_path / "scaled")
-    assert (status, f"{tmp_path}/dot is not finished: step 8 of 12" in err) == (0, True)
+    status, out, _ = run("--table", tmp_path / "dot", tmp_path / "scaled")
+    assert (status, "8 of 12" in out, "8 of 8" in out) == (0, True, True)
+    assert [(row["step"], row["steps"]) for row in table(tmp_path)] == [("8", "12"), ("8", "8")]
 
 
 def test_settings_that_change_no_bit_may_change_in_a_finished_sweep(tmp_path, run, trained):
@@ -330,13 +332,13 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     status, out, err = run("--table", *runs)
     assert status == 0
     warnings = err.splitlines()
-    for path, warning in zip(runs[1:4], warnings, strict=True):
+    for path, warning in zip(runs[1:3], warnings, strict=True):
         assert warning.startswith("warning: left out of the table: ")
         assert str(path) in warning
     rows = table(tmp_path)
-    assert [row["run"] for row in rows] == [str(other), str(workdir / NAMES[1])]
-    varying = [(row["score"], row["batch_size"]) for row in rows]
-    assert varying == [("dot", "3"), ("scaled", "5")]
+    assert [row["run"] for row in rows] == [*map(str, (other, unfinished, workdir / NAMES[1]))]
+    varying = [(row["score"], row["batch_size"], row["step"], row["steps"]) for row in rows]
+    assert varying == [("dot", "3", "4", "4"), ("dot", "5", "4", "6"), ("scaled", "5", "4", "4")]
     assert "learning_rate" not in rows[0]
     assert str(tmp_path / "sweep.png") in out
     # A seed that diverged has no number.
@@ -346,11 +348,6 @@ def test_table_of_mixed_runs(workdir, tmp_path, run):
     assert records(tmp_path)[1]["mean"] is None
 
 
-def test_a_model_of_a_users_own_may_have_no_score():
-    runs = [FinishedRun(None, toy(steps=steps), steps, {}, 1.0, {}) for steps in (4, 6)]
-    assert [row.settings for row in sweep.rows_of(runs)] == [{"steps": 4}, {"steps": 6}]
-
-
 def test_runs_of_the_same_settings_are_told_apart_by_their_folders(workdir, tmp_path, run):
     copy = tmp_path / "copy"
     copy.symlink_to(workdir / NAMES[0])
@@ -358,3 +355,14 @@ def test_runs_of_the_same_settings_are_told_apart_by_their_folders(workdir, tmp_
     assert status == 0
     assert str(copy) in out
     assert len({json.dumps(r["settings"]) for r in records(tmp_path / "table")}) == 2
+
+
+def test_other_seeds_are_reported_than_those_that_choose(workdir, tmp_path, run):
+    figure = tmp_path / "new" / "figure.svg"
+    words = ["--table", *(workdir / name for name in NAMES), "--workdir", tmp_path]
+    status, out, _ = run(*words, "--choose-on", 1, "--figure", figure)
+    assert (status, "dot *" in out, figure.read_bytes()[:5]) == (0, True, b"<?xml")
+    assert all(record["mean"] == record["by_seed"][1] for record in records(tmp_path))
+    for name in ("table.md", "table.tex"):
+        assert str(tmp_path / name) in out
+        assert "n = 1 seed" in (tmp_path / name).read_text()

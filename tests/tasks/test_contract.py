@@ -20,7 +20,7 @@ from attention_jax.tasks.gradients import GradientAnalysis, analyze_run, load_an
 from attention_jax.tasks.pages import answers_view, cross_attention
 from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask
 from attention_jax.training.run import train_run
-from attention_jax.training.run_results import finished_run, results_of
+from attention_jax.training.run_results import evaluated_run, results_of
 from attention_jax.training.task import Result, TrainConfig
 
 NAMES = (*TASKS, "user_tasks:Rotate")
@@ -154,7 +154,7 @@ def test_a_batch_from_the_host_depends_on_seed_and_step_alone(scaled):
 def test_results_have_a_number_per_seed_and_are_those_of_the_task_as_it_is(trained, monkeypatch):
     task, run = trained
     lengths = [3] if task.by_length else []
-    finished = finished_run(run.workdir, lengths)
+    finished = evaluated_run(run.workdir, lengths)
     assert {"training loss"} < finished.results.keys()
     assert any("length 3" in name for name in finished.results) == task.by_length
     for result in finished.results.values():
@@ -162,11 +162,11 @@ def test_results_have_a_number_per_seed_and_are_those_of_the_task_as_it_is(train
         assert all(np.array(result.by_seed) >= result.low)
     new = Result(np.float32([2, 3]), larger_is_better=True)
     monkeypatch.setattr(type(task), "evaluate", lambda *_, **__: {"new": new})
-    assert finished_run(run.workdir).results.keys() == {"new", "training loss"}
+    assert evaluated_run(run.workdir).results.keys() == {"new", "training loss"}
     assert json.dumps(results_of(run)["new"].by_seed) == "[2.0, 3.0]"
     if not task.by_length:
         with pytest.raises(ValueError, match="lengths must be left out"):
-            finished_run(run.workdir, [3])
+            evaluated_run(run.workdir, [3])
 
 
 def test_results_of_every_seed_are_in_their_range(scaled):

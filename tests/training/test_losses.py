@@ -13,7 +13,9 @@ from attention_jax.training.metrics import (
     exact_match,
     finite_mean,
     mean_and_deviation,
+    mean_interval,
     share,
+    student_t,
     token_accuracy,
 )
 
@@ -68,6 +70,14 @@ def test_a_share_is_a_quotient_of_counts(count):
     assert (none, none.dtype) == (0, jnp.float32)
 
 
+@pytest.mark.parametrize(
+    ("freedom", "quantile"),
+    [(1, 12.706205), (2, 4.302653), (3, 3.182446), (4, 2.776445), (9, 2.262157), (100, 1.983972)],
+)
+def test_quantiles_of_students_t(freedom, quantile):
+    assert student_t(freedom) == pytest.approx(quantile, abs=1e-6)
+
+
 def test_means_over_seeds():
     """One number has no deviation, and a seed that diverged is left out where that is said."""
     mean, deviation = mean_and_deviation([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])
@@ -75,6 +85,10 @@ def test_means_over_seeds():
     mean, deviation = mean_and_deviation([[2.5], [3.5]])
     assert mean.tolist() == [2.5, 3.5]
     assert np.isnan(deviation).all()
+    assert mean_interval([1.0, 2.0, 6.0]) == pytest.approx((3 - 6.572411, 3 + 6.572411))
+    assert mean_interval([1.0, 2.0, 6.0], 0, 9) == pytest.approx((0, 9))
+    assert mean_interval([100.0, 100.0], 0, 100) == (100, 100)
+    assert np.isnan([mean_interval([2.5]), mean_interval([1.0, 2.0, math.nan])]).all()
     assert finite_mean([math.inf, 1.0, math.nan, 4.0, -math.inf]) == 2.5
     assert math.isnan(finite_mean([math.nan]))
 

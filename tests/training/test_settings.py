@@ -19,7 +19,7 @@ from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import TRAIN, Translation
 from attention_jax.training.run import check_run, load_run, load_states, train_run
-from attention_jax.training.run_results import finished_run
+from attention_jax.training.run_results import evaluated_run
 from attention_jax.training.settings import config_of, task_in
 from attention_jax.training.task import TrainConfig
 
@@ -128,7 +128,7 @@ def test_an_extended_run_is_the_run_of_so_many_steps(tmp_path, extended):
     for name in ("config.json", "metrics.jsonl", "gradients.jsonl"):
         assert (tmp_path / name).read_bytes() == (extended / name).read_bytes()
     sessions = read_lines(extended / "timing.jsonl")
-    assert finished_run(extended).seconds == sessions[0]["seconds"] + sessions[1]["seconds"]
+    assert evaluated_run(extended).seconds == sessions[0]["seconds"] + sessions[1]["seconds"]
     assert [(line["from_step"], line["to_step"]) for line in sessions] == [(0, 6), (6, 12)]
 
 

@@ -1,0 +1,280 @@
+"""The table of many runs of one task: their results over seeds, and the best setting of each score.
+
+>>> runs = [evaluated_run(folder) for folder in folders]  # doctest: +SKIP
+>>> print(ResultsTable.of(runs, choose_on=2).markdown())  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attention_jax.reports import table_text
+from attention_jax.reports.setting_figure import Panel, results_by_setting
+from attention_jax.runs.metrics_file import finite_or_null
+from attention_jax.runs.run_folder import JSON, make_folder, write_json, write_text, writing
+from attention_jax.training.run_results import SUMMARY, EvaluatedRun, summary_of, summary_text
+from attention_jax.training.settings import leaves_of
+from attention_jax.training.task import Result
+
+
+class Row(NamedTuple):
+    """A run in a table."""
+
+    run: EvaluatedRun
+    settings: dict[str, Any]  # those that tell it from the other runs; the score first
+    results: dict[str, Result]  # of the reported seeds
+    chosen: bool  # whether it is the best of its score
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultsTable:
+    """A row per run, with its results over seeds.
+
+    Attributes:
+        rows: the runs.
+        choose_on: how many seeds, the first ones, choose the setting of each score; the numbers are
+            then those of the other seeds. With 0 nothing is chosen.
+    """
+
+    rows: list[Row]
+    choose_on: int = 0
+
+    @classmethod
+    def of(cls, runs: Sequence[EvaluatedRun], *, choose_on: int = 0) -> Self:
+        """The table of some runs of one task; runs of the same settings are told by their folders.
+
+        Among the finished runs of a score, the one with the best mean of the task's first result is
+        chosen, over the first `choose_on` seeds. At a tie the smaller training loss decides, then
+        the order of the runs. A run in which one of these seeds diverged is not chosen.
+
+        Raises:
+            ValueError: there is no run, the runs are of several tasks, or one has too few seeds.
+        """
+        if not runs:
+            raise ValueError("table must be of one or more runs; got none")
+        for run in runs:
+            if type(run.task) is not type(runs[0].task):
+                raise ValueError(
+                    f"table must be of runs of one task; got {runs[0].task.name}"
+                    f" ({runs[0].workdir}) and {run.task.name} ({run.workdir})"
+                )
+            check_choose_on(choose_on, run.task.train.seeds)
+        settings = _varying_settings(runs)
+        merits = [_merit(run, choose_on) for run in runs] if choose_on else []
+        candidates: dict[Any, list[int]] = {}  # of each score
+        for index, merit in enumerate(merits):
+            if runs[index].is_finished and np.isfinite(merit).all():
+                candidates.setdefault(settings[index].get("score"), []).append(index)
+        chosen = {min(indices, key=merits.__getitem__) for indices in candidates.values()}
+        rows = []
+        for index, (run, of_run) in enumerate(zip(runs, settings, strict=True)):
+            reported = {
+                name: result._replace(by_seed=result.by_seed[choose_on:])
+                for name, result in run.results.items()
+            }
+            rows.append(Row(run, of_run, reported, index in chosen))
+        return cls(rows, choose_on)
+
+    @property
+    def caption(self) -> str:
+        """What the numbers are: task, steps, seeds, interval, and how settings were chosen."""
+        runs = [row.run for row in self.rows]
+        steps = _count({run.task.train.steps for run in runs}, "step")
+        seeds = {run.task.train.seeds - self.choose_on for run in runs}
+        about = f"{runs[0].task.name}, {steps}, n = {_count(seeds, 'seed')}"
+        sentences = [f"{about}."]
+        if max(seeds) > 1:
+            sentences = [
+                f"{about}: {SUMMARY}.",
+                "Intervals of the mean are Student's t, cut off where no result can be.",
+            ]
+        if self.choose_on:
+            name, result = next(iter(runs[0].results.items()))
+            better = "largest" if result.larger_is_better else "smallest"
+            values = {
+                setting: ", ".join(dict.fromkeys(str(row.settings[setting]) for row in self.rows))
+                for setting in self.rows[0].settings
+                if setting != "score"
+            }
+            among = "; ".join(f"{setting} {each}" for setting, each in values.items())
+            sentences += [
+                "One run of each score is marked: it was chosen among the finished runs"
+                f"{f' ({among})' if among else ''} on {_count({self.choose_on}, 'other seed')}, by"
+                f" the {better} mean {name}, at a tie by the smallest training loss.",
+                "A run of which such a seed diverged was not chosen.",
+            ]
+        if not self._all_finished:
+            sentences += ["A run that is not finished shows the results of its step."]
+        return " ".join(sentences)
+
+    @property
+    def head(self) -> list[str]:
+        """The heading of each column."""
+        step = [] if self._all_finished else ["step"]
+        return [*self.rows[0].settings, *step, *self._metrics, "seconds"]
+
+    @property
+    def lines(self) -> list[list[str]]:
+        """The cells of each row, in the order of `head`; "-" for a result that a run lacks."""
+        return [
+            [
+                *map(str, settings.values()),
+                *([] if self._all_finished else [f"{run.step} of {run.task.train.steps}"]),
+                *(_cell(results[name]) if name in results else "-" for name in self._metrics),
+                f"{run.seconds:.0f}" if np.isfinite(run.seconds) else "-",
+            ]
+            for run, settings, results, _ in self.rows
+        ]
+
+    def markdown(self) -> str:
+        """The table with its caption in Markdown; chosen rows are bold."""
+        text = table_text.markdown_text
+        lines = [
+            [f"**{text(cell)}**" if row.chosen else text(cell) for cell in line]
+            for row, line in zip(self.rows, self.lines, strict=True)
+        ]
+        table = table_text.markdown([*map(text, self.head)], lines)
+        return f"{text(self.caption)}\n\n{table}\n"
+
+    def latex(self) -> str:
+        """The table with its caption in LaTeX, which needs no package; chosen rows are bold."""
+        bold = [index for index, row in enumerate(self.rows) if row.chosen]
+        return table_text.latex(self.head, self.lines, caption=self.caption, bold=bold) + "\n"
+
+    def csv(self) -> str:
+        """A line per run; a cell is empty if the run lacks the result, or if it is not finite."""
+        lines = []
+        for row in self.rows:
+            numbers: JSON = {}
+            for metric, result in row.results.items():
+                summary = summary_of(result)._asdict()
+                numbers |= {f"{metric} {part}": number for part, number in summary.items()}
+            numbers |= self._about(row) | {"seconds": row.run.seconds}
+            finite = {name: finite_or_null(number) for name, number in numbers.items()}
+            lines.append({"run": str(row.run.workdir), **row.settings, **finite})
+        file = io.StringIO()
+        names = list(dict.fromkeys(name for line in lines for name in line))
+        writer = csv.DictWriter(file, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return file.getvalue()
+
+    def json(self) -> JSON:
+        """The caption, an object per run and result, and environments; null for what is not finite.
+
+        "by_seed" are the numbers of all seeds, those that choose first.
+        """
+        records = []
+        for row in self.rows:
+            run = row.run
+            for metric, result in row.results.items():
+                numbers = summary_of(result)._asdict() | self._about(row)
+                numbers["seconds"] = run.seconds
+                record = {
+                    "run": str(run.workdir),
+                    "settings": row.settings,
+                    "metric": metric,
+                    "by_seed": [*map(finite_or_null, run.results[metric].by_seed)],
+                }
+                records.append(record | {n: finite_or_null(x) for n, x in numbers.items()})
+        environments = {str(row.run.workdir): row.run.environment for row in self.rows}
+        return {"caption": self.caption, "results": records, "environments": environments}
+
+    def save(self, folder: Path) -> list[Path]:
+        """Writes table.csv, table.md, table.tex and table.json to a folder; returns their paths.
+
+        Raises:
+            ValueError: the folder cannot be made, or a file cannot be written.
+        """
+        make_folder("workdir", folder)
+        texts = {"csv": self.csv(), "md": self.markdown(), "tex": self.latex()}
+        with writing("workdir", folder):
+            for suffix, text in texts.items():
+                write_text(folder / f"table.{suffix}", text)
+            write_json(folder / "table.json", self.json())
+        return [folder / f"table.{suffix}" for suffix in (*texts, "json")]
+
+    def figure(self) -> Figure:
+        """Each result by setting, with a point per reported seed."""
+        panels: dict[str, Panel] = {}
+        for run, settings, results, _ in self.rows:
+            others = "\n".join(f"{name} {settings[name]}" for name in settings if name != "score")
+            for metric, result in results.items():
+                panel = panels.setdefault(metric, Panel(metric, {}, result.low, result.high))
+                score = str(settings.get("score", run.task.name))
+                by_seed = {**panel.by_seed, (score, others): result.by_seed}
+                panels[metric] = panel._replace(by_seed=by_seed)
+        return results_by_setting(list(panels.values()))
+
+    @property
+    def _metrics(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.rows for name in row.results))
+
+    @property
+    def _all_finished(self) -> bool:
+        return all(row.run.is_finished for row in self.rows)
+
+    def _about(self, row: Row) -> JSON:
+        """Seeds and steps of a row, for files."""
+        train = row.run.task.train
+        about = {"seeds": train.seeds, "step": row.run.step, "steps": train.steps}
+        chosen = {"choose_on": self.choose_on, "chosen": row.chosen} if self.choose_on else {}
+        return about | chosen
+
+
+def check_choose_on(choose_on: int, seeds: int) -> None:
+    """Raises ValueError unless so many seeds can choose and leave one or more to be reported."""
+    if not 0 <= choose_on < seeds:
+        raise ValueError(
+            f"choose_on must be from 0 to {seeds - 1}, less than the {seeds} seeds of a run;"
+            f" got {choose_on}"
+        )
+
+
+def options_of(task: Any) -> dict[str, Any]:
+    """The value of each setting of a task, by the name of its option of scripts/train.py."""
+    return {
+        name.rpartition(".")[2]: str(value) if isinstance(value, Path) else value
+        for name, value in leaves_of(task).items()
+    }
+
+
+def _varying_settings(runs: Sequence[EvaluatedRun]) -> list[dict[str, Any]]:
+    """The score and all settings that vary among the runs, of each run.
+
+    Runs that do not differ in any setting are told apart by their folders, as the setting "run".
+    """
+    settings = [options_of(run.task) for run in runs]
+    varying = [name for name in settings[0] if any(s[name] != settings[0][name] for s in settings)]
+    names = dict.fromkeys([*(["score"] if "score" in settings[0] else []), *varying])
+    shown = [{name: of_run[name] for name in names} for of_run in settings]
+    if len({tuple(of_run.values()) for of_run in shown}) < len(runs):
+        folders = [{"run": str(run.workdir)} for run in runs]
+        return [of_run | folder for of_run, folder in zip(shown, folders, strict=True)]
+    return shown
+
+
+def _merit(run: EvaluatedRun, seeds: int) -> tuple[float, float]:
+    """What ranks a run, smaller is better: the first result and the training loss of some seeds."""
+    first = next(iter(run.results.values()))
+    sign = -1 if first.larger_is_better else 1
+    loss = run.results["training loss"]
+    return sign * float(np.mean(first.by_seed[:seeds])), float(np.mean(loss.by_seed[:seeds]))
+
+
+def _count(numbers: Iterable[int], noun: str) -> str:
+    """Returns "1 seed", "3 seeds" or "2 to 3 seeds"."""
+    low, high = min(numbers), max(numbers)
+    return f"{f'{low} to ' if low < high else ''}{high} {noun}{'s' * (high > 1)}"
+
+
+def _cell(result: Result) -> str:
+    return summary_text(result, ".2f" if result.high == 100 else "#.3g")
