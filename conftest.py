@@ -42,7 +42,7 @@ def pytest_configure():
 # machines. All other files are compiled quickly, with few of LLVM's optimisations.
 FULLY_OPTIMIZED = (
     "test_linear_memory.py", "test_nn_linear_memory.py", "test_row_statistics.py",
-    "test_pairwise_tanh.py", "test_softmax.py", "test_all_threads.py",
+    "test_pairwise_tanh.py", "test_all_threads.py",
 )  # fmt: skip
 
 

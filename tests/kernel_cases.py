@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from oracles import assert_close
 from quick_compilation import quick_jit
 
 import attention_jax as aj
@@ -85,16 +86,11 @@ def in_float64(function, *arguments):
 
 def assert_within(got, expected, bounds):
     """Within (forward, backward), relative to the largest entry of each array."""
-    for name, one in (("output", 0), ("statistics", 1), ("gradients", 2)):
-        leaves = jax.tree.leaves(got[one]), jax.tree.leaves(expected[one])
-        for number, (array, other) in enumerate(zip(*leaves, strict=True)):
-            array = np.asarray(array).astype(np.float64)
-            np.testing.assert_array_equal(np.isfinite(array), np.isfinite(other), err_msg=name)
-            array, other = (np.where(np.isfinite(other), side, 0) for side in (array, other))
-            error, scale = np.abs(array - other).max(), np.abs(other).max()
-            if name == "statistics":  # rows that are one-hot in float32: entropies of 1e-8 nats
-                scale = max(scale, 1e-6)
-            assert error <= bounds[name == "gradients"] * scale, f"{name} {number}: {error:.3g}"
+    forward, backward = bounds
+    assert_close("output", got[0], expected[0], forward)
+    # Rows that are one-hot in float32 have entropies of 1e-8 nats.
+    assert_close("statistics", got[1], expected[1], forward, terms=1e-6)
+    assert_close("gradients", got[2], expected[2], backward)
 
 
 def check(implementation, score, mask, arrays, doutput, bounds=FLOAT32, statistics=True):

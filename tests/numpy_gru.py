@@ -1,6 +1,7 @@
 """The GRU encoder-decoder of the published comparison on reversal, in NumPy."""
 
 import numpy as np
+from numpy_model import PAIRS
 from oracles import softmax
 
 from attention_jax.tasks.vocabulary import PAD
@@ -12,13 +13,6 @@ def gru(x, h, params):
     of_h = np.split(h @ params["state_kernel"] + params["state_bias"], 3)
     reset, update = (1 / (1 + np.exp(-(of_x[n] + of_h[n]))) for n in (0, 1))
     return (1 - update) * np.tanh(of_x[2] + reset * of_h[2]) + update * h
-
-
-def energy(params, h, k):
-    """Of a state and a memory, with the score "general" or "additive"."""
-    if "kernel" in params:
-        return h @ params["kernel"] @ k
-    return np.tanh(h @ params["query_kernel"] + k @ params["key_kernel"]) @ params["v"]
 
 
 def numpy_logits(params, source, target_inputs, lengths):
@@ -34,6 +28,7 @@ def numpy_logits(params, source, target_inputs, lengths):
     for table in embeddings:
         table[PAD] = 0
     start, logits = np.zeros(len(params["decoder"]["state_kernel"])), []
+    pair = PAIRS["general" if "kernel" in params["score"] else "additive"]
     for row, inputs, length in zip(source, target_inputs, lengths, strict=True):
         h, memory = start, []
         for token in row:
@@ -41,8 +36,8 @@ def numpy_logits(params, source, target_inputs, lengths):
             memory.append(h)
         h = start
         for token in inputs:
-            weights = softmax(np.array([energy(params["score"], h, k) for k in memory[:length]]))
-            context = weights @ np.array(memory[:length])
+            seen = np.array(memory[:length])
+            context = softmax(pair(params["score"], h, seen)) @ seen
             h = gru(np.concatenate([embeddings[1][token], context]), h, params["decoder"])
             both = np.concatenate([h, context])
             logits.append(both @ params["logits"]["kernel"] + params["logits"]["bias"])

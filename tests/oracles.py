@@ -1,5 +1,6 @@
 """Random arrays and a softmax in NumPy, from which tests compute what they expect."""
 
+import chex
 import jax
 import numpy as np
 
@@ -16,6 +17,35 @@ def softmax(logits, allowed=True):
     exponentials = np.exp(logits - largest)
     total = exponentials.sum(-1, keepdims=True)
     return exponentials / np.where(total == 0, 1, total)
+
+
+def softmax_gradient(weights, dweights):
+    """The gradient of logits, dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik)."""
+    return weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
+
+
+def assert_close(name, got, expected, tolerance, terms=0.0):
+    """Equal trees, shapes and infinities, and errors within tolerance * max |expected| of a leaf.
+
+    Args:
+        name: in the error, before the path of the leaf.
+        got, expected: trees of arrays.
+        tolerance: relative to the largest entry of each expected leaf.
+        terms: the size of the terms whose sums the entries are, if it is larger.
+    """
+
+    def check(path, got, expected):
+        what = name + jax.tree_util.keystr(path)
+        got, expected = (np.asarray(array).astype(np.float64) for array in (got, expected))
+        assert got.shape == expected.shape, f"{what}: shape {got.shape}, not {expected.shape}"
+        finite = np.isfinite(expected)
+        np.testing.assert_array_equal(got[~finite], expected[~finite], err_msg=what)
+        scale = np.max(np.abs(expected[finite]), initial=terms)
+        error = np.max(np.abs(got[finite] - expected[finite]), initial=0.0)
+        assert error <= tolerance * scale, f"{what}: error {error:.3g} at scale {scale:.3g}"
+
+    chex.assert_trees_all_equal_structs(got, expected)
+    jax.tree_util.tree_map_with_path(check, got, expected)
 
 
 def complex_step(total, inputs):

@@ -1,21 +1,22 @@
-"""The dtypes of the matrix products in a program."""
+"""The equations of a program, and the dtypes of its matrix products."""
 
 import jax
+
+from attention_jax.analysis.jaxpr_evaluation import programs_of
+
+
+def equations(jaxpr):
+    """Yields the equations of a program and of all programs inside of it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in programs_of(equation):
+            yield from equations(inner.jaxpr)
 
 
 def product_dtypes(function, *arguments):
     """The dtypes of the two factors of each matrix product that `function(*arguments)` runs."""
-
-    def walk(jaxpr):
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "dot_general":
-                yield tuple(factor.aval.dtype.name for factor in equation.invars)
-            for value in jax.tree.leaves(
-                equation.params,
-                is_leaf=lambda leaf: hasattr(leaf, "eqns") or hasattr(leaf, "jaxpr"),
-            ):
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    yield from walk(inner)
-
-    return set(walk(jax.make_jaxpr(function)(*arguments).jaxpr))
+    return {
+        tuple(factor.aval.dtype.name for factor in equation.invars)
+        for equation in equations(jax.make_jaxpr(function)(*arguments).jaxpr)
+        if equation.primitive.name == "dot_general"
+    }

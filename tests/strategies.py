@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from conformance import short
 from hypothesis import strategies as st
+from oracles import assert_close
 from score_cases import CORE_SCORES, SCORE_CASES, numpy_params
 
 import attention_jax as aj
@@ -313,22 +314,9 @@ def tolerance(call: Call, logits: np.ndarray, sure: np.ndarray, table: np.ndarra
 
 
 def assert_near(name, got, expected, bound, where=True, terms=0.0) -> None:
-    """Asserts the shape, infinities and NaN, and errors within bound * max |expected|.
-
-    Args:
-        name: name of the array in the error.
-        got, expected: arrays.
-        bound: tolerance relative to the largest compared entry.
-        where: bool, broadcastable; the entries to compare.
-        terms: the size of the terms whose sums the entries are, if it is larger.
-    """
+    """`assert_close` for the entries `where`, a broadcastable bool."""
     got = np.asarray(got).astype(np.float64)
     assert got.shape == expected.shape, f"{name}: shape {got.shape}, not {expected.shape}"
-    finite = np.isfinite(expected) & where
-    others = ~np.isfinite(expected) & where
-    assert np.array_equal(got[others], expected[others], equal_nan=True), name
-    scale = np.max(np.abs(expected[finite]), initial=terms)
-    with np.errstate(all="ignore"):
-        error = np.max(np.abs(got[finite] - expected[finite]), initial=0.0)
+    got, expected = (np.where(where, array, 0) for array in (got, expected))
     # XLA flushes denormal numbers to 0.
-    assert error <= bound * scale + 1e-37, f"{name}: error {error:.3g} at scale {scale:.3g}"
+    assert_close(name, got, expected, bound, max(terms, 1e-37 / bound))

@@ -79,16 +79,18 @@ def run_task(folder: Path, *, train: dict | None = None, **settings) -> Translat
     return tiny_task(folder, train={**updates, **(train or {})}, **{**defaults, **settings})
 
 
+def repeating(params, token):
+    """Parameters of a model that chooses one subword always, and never ends."""
+    table = np.array(params["source_embedding"]["embedding"])
+    table[..., token, :] = 9
+    norm = {name: np.full_like(x, name == "bias") for name, x in params["output_norm"].items()}
+    return {**params, "source_embedding": {"embedding": table}, "output_norm": norm}
+
+
 def say_always(folder, letter):
-    """Adds step 6 to a run: a model that repeats one letter, and never ends."""
+    """Adds step 6 to a run: a model that repeats one letter."""
     translator = translator_of(load_run(folder))
     state = initial_state(translator.task)
-    token = translator.subwords.encode([letter])[0][-1]
-    table = np.array(state.params["source_embedding"]["embedding"])
-    table[:, token] = 9
-    norm = {
-        name: np.full_like(x, name == "bias") for name, x in state.params["output_norm"].items()
-    }
-    params = {**state.params, "source_embedding": {"embedding": table}, "output_norm": norm}
+    params = repeating(state.params, translator.subwords.encode([letter])[0][-1])
     state = state._replace(step=state.step + 6, params=jax.tree.map(jnp.asarray, params))
     Checkpoints(folder / "checkpoints", keep=9).save(6, state)

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 from conformance import quick_jit
 from jax.flatten_util import ravel_pytree
 
@@ -31,13 +32,12 @@ def quadratic(matrix):
     return loss
 
 
+normal = functools.partial(oracles.normal, seed=1, dtype=float)
+
+
 def tree_of(vector):
     """A tree of several shapes, a scalar among them, that ravels to the vector (at least 8)."""
     return {"a": vector[:6].reshape(2, 3), "b": (vector[6], vector[7:])}
-
-
-def normal(*shape, seed=1):
-    return np.random.default_rng(seed).normal(size=shape)
 
 
 # --- quadratic forms: the Hessian is the matrix ---

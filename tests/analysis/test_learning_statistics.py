@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,13 +77,6 @@ def in_numpy(params, query, key, allowed, counted):
     return {"loss": np.sum(output**2) / 2, **norms, **means}
 
 
-def assert_close(got, expected, rtol):
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        assert got[name].shape == np.shape(value), name
-        np.testing.assert_allclose(got[name], value, rtol=rtol, err_msg=name)
-
-
 statistics_of_loss = quick_jit(functools.partial(learning_statistics, loss))
 
 
@@ -97,7 +91,7 @@ def test_statistics_in_numpy(empty_row):
         dirty = np.where((np.arange(S) < KEYS[:, None])[..., None], key, np.nan)
         for tokens in ((query, key), (noisy, dirty)):
             got = statistics_of_loss(params(), *tokens, allowed, counted)
-            assert_close(got, expected, 1e-10)
+            chex.assert_trees_all_close(got, expected, rtol=1e-10, strict=True)
 
 
 # --- norms and noise of gradients by group, against flattened NumPy arrays ---

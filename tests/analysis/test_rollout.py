@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
+from oracles import normal, softmax
 
 from attention_jax import analysis
 
@@ -18,8 +19,7 @@ L, B, N, T, S = 3, 2, 5, 7, 11
 
 def rows(*shape, seed=0):
     """Rows that sum to 1."""
-    weights = np.random.default_rng(seed).exponential(size=shape)
-    return (weights / weights.sum(-1, keepdims=True)).astype(np.float32)
+    return softmax(normal(*shape, seed=seed)).astype(np.float32)
 
 
 def normalized(weights):

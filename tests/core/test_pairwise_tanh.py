@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 from conformance import quick_jit
 from oracles import normal
@@ -39,22 +40,16 @@ def exact(v, a, b, dlogits):
     return tanh @ v, np.einsum("ts,tsa->a", dlogits, tanh), weighted.sum(1), weighted.sum(0)
 
 
-def assert_close(actual, expected, tolerance):
-    assert actual.shape == expected.shape
-    np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
-    largest = np.nanmax(np.abs(expected), initial=1e-30)
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance * largest)
+assert_close = functools.partial(oracles.assert_close, "", terms=1e-30)
 
 
 def check(*arguments, tolerance=1e-6, slope_tolerance=5e-6):
     """Compares logits and gradients with the formulas."""
     logits, *gradients = exact(*arguments)
-    got = weighted_tanh(*arguments[:3])
-    assert got.dtype == arguments[0].dtype
-    assert_close(got, logits, tolerance)
-    for actual, expected in zip(weighted_tanh_vjp(*arguments), gradients, strict=True):
-        assert actual.dtype == arguments[0].dtype
-        assert_close(actual, expected, slope_tolerance)
+    got = weighted_tanh(*arguments[:3]), *weighted_tanh_vjp(*arguments)
+    assert {array.dtype for array in got} == {arguments[0].dtype}
+    assert_close(got[0], logits, tolerance)
+    assert_close(got[1:], tuple(gradients), slope_tolerance)
 
 
 # --- values ---
@@ -196,8 +191,7 @@ def test_vmap_is_a_loop(v_axis, large):
     got = over_batch(v_axis)(v[0] if v_axis is None else v, a, b, dlogits)
     for n in range(3):
         expected = exact(v[0 if v_axis is None else n], a[n], b[n], dlogits[n])
-        for actual, wanted in zip(got, expected, strict=True):
-            assert_close(actual[n], wanted, 5e-6)
+        assert_close(tuple(array[n] for array in got), expected, 5e-6)
 
 
 # --- derivatives ---
@@ -232,11 +226,10 @@ def test_every_derivative_of_the_logits(shift):
     with jax.enable_x64(True):
         v, a, b, _ = inputs(*LOOP, np.float64)
         got, expected = (
-            jax.tree.leaves(first_and_second(f)(v, a + shift, b - shift))
+            first_and_second(f)(v, a + shift, b - shift)
             for f in (pairwise_tanh.weighted_tanh, of_the_formula)
         )
-    for one, other in zip(got, expected, strict=True):
-        assert_close(one, np.asarray(other), 1e-11)
+    assert_close(got, expected, 1e-11)
 
 
 # --- memory ---

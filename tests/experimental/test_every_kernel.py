@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from kernel_cases import assert_within, draw, in_float64, results, runnable
 from products import product_dtypes
-from score_cases import numpy_params
+from score_cases import numpy_params, slow_unless
 
 import attention_jax as aj
 from attention_jax.kernels import preparation
@@ -33,9 +33,7 @@ CASES = {
     "mosaic_tpu": Case(aj.ScaledDot(), (130, 140), (11, 11, 3), jnp.float32, (2e-5, 1e-4), MASK),
     "mosaic_gpu": Case(aj.Additive(6), (67, 71), (5, 7, 2), jnp.float32, (2e-5, 1e-4), MASK),
 }
-every_kernel = pytest.mark.parametrize(
-    "name", ["cudnn", *(pytest.param(n, marks=pytest.mark.slow) for n in list(CASES)[1:])]
-)
+every_kernel = pytest.mark.parametrize("name", slow_unless(["cudnn"], CASES))
 
 
 @functools.cache

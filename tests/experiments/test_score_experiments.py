@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import softmax
 
 from attention_jax import SCORES, causal_mask
 from experiments import entropy_limits as limits
@@ -118,8 +119,7 @@ def test_the_norm_of_even_scores_against_differences(scale):
     keys, step = 7, 1e-6
 
     def largest_weight(scores):
-        weights = np.exp(scores - scores.max())
-        return (weights / weights.sum())[-1]
+        return softmax(scores)[-1]
 
     up, down = (scale * np.linspace(-1, 1, keys) + sign * step * np.eye(keys) for sign in (1, -1))
     rises = [largest_weight(a) - largest_weight(b) for a, b in zip(up, down, strict=True)]
@@ -153,8 +153,7 @@ def test_the_expected_maximum_and_the_mean_inverse_norm():
 )
 def test_the_limits_of_entropy(sigma, keys, limit, within):
     logits = sigma * np.random.default_rng(2).normal(size=(640_000 // keys, keys))
-    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    weights /= weights.sum(axis=1, keepdims=True)
+    weights = softmax(logits)
     entropies = -np.sum(weights * np.log(np.maximum(weights, 1e-300)), axis=1)
     assert limit == pytest.approx(entropies.mean(), abs=within)
 
@@ -187,8 +186,7 @@ def test_orthogonal_keys_follow_the_formula():
     scales = jnp.array([0.01, 0.1, 0.3])
     row = geometry.scale_sweep("dot", {}, keys, scales)
     for scale, first, norm in zip(scales, row["weight"], row["jacobian"], strict=True):
-        weights = np.exp([13 * float(scale), 0, 0, 0, 0, 0, 0])
-        weights /= weights.sum()
+        weights = softmax([13 * float(scale), 0, 0, 0, 0, 0, 0])
         assert first == pytest.approx(weights[0], rel=1e-4)
         jacobian = np.diag(weights) - np.outer(weights, weights)
         assert norm == pytest.approx(np.linalg.norm(jacobian), rel=1e-4)
@@ -219,8 +217,7 @@ def test_the_sources_softmax_in_numpy():
     tokens, projections = (np.asarray(x, float) for x in qkv_walkthrough.source_arrays())
     query, key, _ = (tokens @ projection for projection in projections)
     logits = query @ key.T / np.sqrt(32)
-    columns = np.exp(logits - logits.max(axis=0))
-    sums = (columns / columns.sum(axis=0)).sum(axis=1)
+    sums = softmax(logits.T).sum(axis=0)  # of each column of logits
     assert sums.max() == pytest.approx(5, abs=0.01)
     assert np.sum(sums < 0.01) == 7  # queries that get nothing
     np.testing.assert_array_equal(logits[3], logits[6])  # token 9 occurs twice

@@ -8,19 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import ALL_IMPLEMENTATIONS, DK, DQ, DV, S, T, assert_close, quick_jit
-from oracles import softmax
+from oracles import normal, softmax, softmax_gradient
 
 import attention_jax as aj
 from attention_jax.positions.contract import as_bias
 
 B, N = 2, 3
-RNG = np.random.default_rng(8)
-
-
-def normal(*shape):
-    return jnp.asarray(RNG.normal(size=shape), jnp.float32)
-
-
 QUERY, KEY, VALUE = normal(B, N, T, DQ), normal(B, N, S, DK), normal(B, N, S, DV)
 
 
@@ -67,9 +60,8 @@ def test_bias_of_every_shape_and_its_gradient():
     output, gradients = run(biases)
     weights, expected = in_float64(kernel, sum(np.float64(bias) for bias in biases))
     assert_close("output", output, expected, 2e-6)
-    # dL_ij = A_ij (dA_ij - sum_k A_ik dA_ik), summed over the axes that share a bias
-    dweights = np.einsum("bntv,bnsv->bnts", cotangent, np.float64(VALUE))
-    dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdims=True))
+    # Summed over the axes that share a bias.
+    dlogits = softmax_gradient(weights, np.einsum("bntv,bnsv->bnts", cotangent, np.float64(VALUE)))
     for bias, gradient in zip(biases, gradients, strict=True):
         padded = (1,) * (4 - bias.ndim) + bias.shape
         shared = tuple(axis for axis, size in enumerate(padded) if size == 1)

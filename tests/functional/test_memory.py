@@ -13,6 +13,7 @@ from score_cases import DK, SCORE_CASES, each_score, numpy_params
 
 from attention_jax import (
     Cosine,
+    Dot,
     NegativeSquaredDistance,
     ScaledDot,
     Score,
@@ -58,6 +59,7 @@ def test_attention_to_a_memory_is_the_formula(name):
 @pytest.mark.parametrize(
     ("score", "dtype"),
     [
+        (Dot(), jnp.bfloat16),
         (Cosine(1.0), jnp.bfloat16),
         (NegativeSquaredDistance(), jnp.bfloat16),
         (SoftCap(SoftCap(ScaledDot())), jnp.float16),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from finite_differences import check_derivatives
+from derivative_cases import check_derivatives
 from oracles import normal
 from walk_cases import numpy_walk, numpy_weights, probabilities
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import assert_close, named
+from conformance import assert_close
 from score_cases import SCORE_CASES, each_score, numpy_params
 
 import attention_jax as aj
@@ -46,6 +46,5 @@ def test_outputs_and_gradients_of_all_implementations_agree(name):
             str(shape): of_example(example) for shape, example in zip(shapes, examples, strict=True)
         }
 
-    got, expected = jax.jit(lambda: (results("tiled"), results("reference")))()
-    for key, leaf in named(got).items():
-        assert_close(key, leaf, named(expected)[key], 2e-4, terms=1.0)  # yat of one key: 1e-4
+    both = jax.jit(lambda: (results("tiled"), results("reference")))()
+    assert_close("", *both, 2e-4, terms=1.0)  # yat of one key: 1e-4

@@ -6,8 +6,8 @@ import itertools
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 from kernel_cases import runnable
+from own_parts import Hotter, Module, Near, Slope
 
 import attention_jax as aj
 from attention_jax import attention as front_door
@@ -193,33 +193,6 @@ class Own(aj.Score):
         return q_features @ k_features.T
 
 
-class Module(nnx.Module):
-    def __init__(self):
-        self.factor = nnx.Param(jnp.ones(()))
-
-    def __call__(self, q, k):
-        return self.factor[...] * (q @ k.T)
-
-
-@aj.mask_dataclass
-class SameParity(aj.Mask):
-    def allowed(self, query_positions, key_positions):
-        return (query_positions[:, None] - key_positions[None]) % 2 == 0
-
-
-@aj.bias_dataclass
-class Near(aj.Bias):
-    def values(self, query_positions, key_positions):
-        return -jnp.abs(query_positions[:, None] - key_positions[None]).astype(float)
-
-
-class Linear(aj.Normalizer):
-    sums_to_one = False
-
-    def weight(self, params, shifted):
-        return jnp.maximum(shifted, 0)
-
-
 USERS_SCORES = {
     "named": "scaled", "of Dot": Renamed(), "of ScaledDot": Bounded(),
     "pair of its own": Cubed(), "of Score": Own(), "function": lambda q, k: q @ k.T,
@@ -227,8 +200,8 @@ USERS_SCORES = {
 }  # fmt: skip
 PRODUCTS = ("named", "of Dot", "of ScaledDot")
 PARTS = {
-    "none": {}, "mask": {"mask": SameParity()}, "bias": {"bias": Near()},
-    "normalizer": {"normalizer": Linear()},
+    "none": {}, "mask": {"mask": Near()}, "bias": {"bias": Slope()},
+    "normalizer": {"normalizer": Hotter()},
 }  # fmt: skip
 OPTIONS = {
     "plain": {}, "statistics": {"return_statistics": True},

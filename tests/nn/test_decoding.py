@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from oracles import softmax
 
 from attention_jax.nn.decoding import beam_search, greedy_search, sample_search
 
@@ -51,12 +52,6 @@ def search(state, step=chain, **options):
     return beam_search(step, state, **(NUMBERS | options))
 
 
-def log_softmax(logits):
-    logits = np.asarray(logits, np.float64)
-    shifted = logits - logits.max()
-    return shifted - np.log(np.sum(np.exp(shifted)))
-
-
 def penalised(log_p, length, alpha):
     return log_p / ((5 + length) / 6) ** alpha
 
@@ -65,7 +60,7 @@ def log_probability(table, sequence):
     """Of one row: all its tokens given those before."""
     total, previous, last = 0.0, SOS, SOS
     for step, token in enumerate(sequence):
-        total += log_softmax(table[previous, last] * sharpened(step))[token]
+        total += np.log(softmax(table[previous, last] * sharpened(step))[token])
         previous, last = last, token
     return total
 
@@ -151,7 +146,7 @@ def test_with_beams_enough_every_sequence_is_found_best_first():
     table, alpha = tables(2, 3, seed=5, dtype=np.float64), 0.6
     with jax.enable_x64(True):
         options = {"beams": 37, "length_penalty": alpha, "batch_size": 2, "max_length": 4}
-        found = jax.tree.map(np.asarray, search(chain_state(table), **options))
+        found = jax.device_get(search(chain_state(table), **options))
     assert (found.scores.dtype, found.tokens.dtype) == (np.float64, np.int32)
     assert (found.tokens.shape, found.lengths.dtype) == ((2, 37, 4), np.int32)
     for row in range(2):
@@ -172,8 +167,8 @@ def test_with_beams_enough_every_sequence_is_found_best_first():
 def test_few_beams_against_a_loop_that_never_stops_early(beams, alpha):
     """The step's state depends on the history: rows that were not reordered would be found out."""
     table = tables(11, seed=beams)
-    found = search(chain_state(table), beams=beams, length_penalty=alpha, batch_size=11)
-    found = jax.tree.map(np.asarray, found)
+    options = {"beams": beams, "length_penalty": alpha, "batch_size": 11}
+    found = jax.device_get(search(chain_state(table), **options))
     for row in range(11):
         assert_same(found, row, numpy_beam(table[row], beams, L, alpha))
     assert len(np.unique(found.lengths)) > 3
@@ -183,8 +178,8 @@ def test_one_beam_is_greedy():
     table, alpha = tables(31, seed=9), 7.0
     table[:3] = np.round(table[:3])  # ties
     table[3:13] *= 1e-7  # no ties, but their log-probabilities would round to some
-    found = search(chain_state(table), beams=1, length_penalty=alpha, batch_size=31)
-    found = jax.tree.map(np.asarray, found)
+    options = {"beams": 1, "length_penalty": alpha, "batch_size": 31}
+    found = jax.device_get(search(chain_state(table), **options))
     np.testing.assert_array_equal(found.tokens[:, 0], greedy(chain_state(table), batch_size=31))
     for row in range(31):
         tokens = found.tokens[row, 0, : int(found.lengths[row, 0])].tolist()
@@ -208,9 +203,7 @@ def test_a_row_stops_when_nothing_live_can_win_and_not_before(alpha, steps, best
         return jnp.log(p[jnp.minimum(t, 2)]), t + 1
 
     numbers = {"batch_size": 1, "max_length": 11, "beams": 2}
-    found = jax.tree.map(
-        np.asarray, search(jnp.zeros(1, int), step, length_penalty=alpha, **numbers)
-    )
+    found = jax.device_get(search(jnp.zeros(1, int), step, length_penalty=alpha, **numbers))
     jax.effects_barrier()
     assert len(calls) == steps
     assert hypotheses(found, 0)[0][2] == best
@@ -274,7 +267,7 @@ def test_samples_have_their_probabilities_and_end():
 
     cold, samples = map(np.asarray, sample(state, jax.random.key(0)))
     np.testing.assert_array_equal(cold, greedy(state, batch_size=rows, max_length=3))
-    expected = np.exp(log_softmax(table[0, SOS, SOS] / 2))
+    expected = softmax(table[0, SOS, SOS] / 2)
     np.testing.assert_allclose(np.bincount(samples[:, 0], minlength=V) / rows, expected, atol=0.04)
     # The noise of two steps is independent: equally likely tokens repeat as often as by chance.
     flat = np.where(np.arange(V) == EOS, -np.inf, np.zeros((rows, 1), np.float32))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy_model
 import pytest
 from flax import nnx
+from score_cases import slow_unless
 
 from attention_jax.nn import ANY_LENGTH, Model, ModelConfig, bind, initial_params
 
@@ -61,9 +62,7 @@ CASES = {
                           "norm": "post"}, None),
 }  # fmt: skip
 FAST = [*CASES][:6]  # test_a_decoder_without_a_source has a decoder with sines
-every_case = pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in FAST)) for case in CASES]
-)
+every_case = pytest.mark.parametrize("case", slow_unless(FAST, CASES))
 
 
 def make(config, noise=0.2, seed=1):
@@ -274,3 +273,32 @@ def test_bound_parameters():
     _, params = make(config)
     bound = nnx.to_pure_dict(nnx.state(bind(config, params, V), nnx.Param))
     chex.assert_trees_all_equal(bound, params)
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "rotary", "none"])
+@pytest.mark.parametrize("anchor", ["start", "end", "both"])
+def test_sizes_that_can_be_encoded(positions, anchor):
+    """Each id needs pairs of features: a sine and a cosine, or two features to rotate."""
+    if (positions, anchor) == ("rotary", "both"):
+        with pytest.raises(ValueError, match="position_anchor must be start or end with rotary"):
+            ModelConfig(positions=positions, position_anchor=anchor)
+        return
+    for dim in (2, 3, 6, 8, 10):
+        settings = {"dim": dim, "positions": positions, "position_anchor": anchor}
+        if positions == "none" or dim % (4 if anchor == "both" else 2) == 0:
+            ModelConfig(**settings)
+            continue
+        with pytest.raises(ValueError, match=f"{positions} positions anchored at {anchor}; got"):
+            ModelConfig(**settings)
+
+
+def test_scores_and_normalizers_of_self_attention():
+    config = ModelConfig(score="dot", normalizer="sigmoid")
+    assert (config.self_score, config.self_normalizer) == ("scaled", "softmax")
+    assert dataclasses.replace(config, self_attention_score=None).self_score == "dot"
+    config = dataclasses.replace(config, architecture="decoder")
+    assert (config.self_score, config.self_normalizer) == ("dot", "sigmoid")
+    assert ModelConfig(normalizer=None).cross_normalizer == "softmax"

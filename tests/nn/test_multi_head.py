@@ -7,6 +7,7 @@ import pytest
 from flax import nnx
 from numpy_model import multi_head, run_jit, scrambled
 from oracles import normal
+from score_cases import slow_unless
 
 from attention_jax import SCORES, alibi_bias, alibi_slopes, causal_mask, padding_mask, relative_bias
 from attention_jax.nn import MultiHeadAttention
@@ -31,12 +32,8 @@ def examples(*arrays):
     return zip(*(np.asarray(array, np.float64) for array in arrays), strict=True)
 
 
-QUICK = ("general",)  # attention itself meets every score in conformance.py
-
-
-@pytest.mark.parametrize(
-    "score", [pytest.param(x, marks=[pytest.mark.slow] * (x not in QUICK)) for x in sorted(SCORES)]
-)
+# Attention itself meets every score in conformance.py.
+@pytest.mark.parametrize("score", slow_unless(["general"], SCORES))
 def test_every_score_with_lengths_and_what_stands_beyond(score):
     """Values may be other tokens than keys."""
     module, params = make(score, num_key_heads=K if len(score) % 2 else N)

@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 from numpy_model import scrambled
+from oracles import assert_close
 
 from attention_jax import padding_mask
 from attention_jax.nn import CrossAttention, Model, ModelConfig
@@ -75,9 +76,7 @@ def check(make, call, *names):
         with jax.set_mesh(mesh):
             got = both(*placed(params, inputs, mesh))
         assert_sharded_over_the_batch(got[1])
-        for actual, desired in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-            scale = max(1, np.max(np.abs(desired)))
-            np.testing.assert_allclose(actual, desired, atol=1e-10 * scale)
+        assert_close("", got, expected, 1e-10, terms=1.0)
 
 
 def check_types(make, call, *names):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 from numpy_model import scrambled
+from products import equations
 
-from attention_jax.analysis.jaxpr_evaluation import programs_of
 from attention_jax.nn import CrossAttention, LocalMAttention, LocalPAttention, Model, ModelConfig
 
 # Primes, longer than tiles are: no product of other sizes is a multiple of T S. Where a module does
@@ -22,20 +22,14 @@ T, S, D, V = 1031, 1033, 4, 3
 
 def largest(function, *arguments):
     """The largest shape, of all arrays in a function, with T or S twice among its factors."""
-    shapes = [leaf.aval.shape for leaf in variables(jax.make_jaxpr(function)(*arguments).jaxpr)]
+    program = jax.make_jaxpr(function)(*arguments).jaxpr
+    shapes = [leaf.aval.shape for equation in equations(program) for leaf in equation.outvars]
     return max(filter(quadratic, shapes), key=math.prod, default=None)
 
 
 def quadratic(shape):
     size = math.prod(shape)
     return size > 0 and any(size % (one * other) == 0 for one in (T, S) for other in (T, S))
-
-
-def variables(jaxpr):
-    for equation in jaxpr.eqns:
-        yield from equation.outvars
-        for inner in programs_of(equation):
-            yield from variables(inner.jaxpr)
 
 
 QUERY, MEMORY = jnp.ones((1, T, D)), jnp.ones((1, S, D))

@@ -1,5 +1,6 @@
 """Modules of the named scores, with other normalisers, and with an output gate."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,8 +47,7 @@ def test_a_module_is_the_function_with_its_parameters(made, score, normalizer):
         expected = attention(query, key, key, **options), attention_weights(query, key, **options)
         return attend(query, key, mask=MASK, return_weights=True), expected
 
-    for found, expected in zip(*run_jit(both, QUERY, KEY), strict=True):
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+    chex.assert_trees_all_close(*run_jit(both, QUERY, KEY), rtol=1e-7, atol=1e-6)
 
 
 def test_each_head_has_a_sink_of_its_own():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import chex
 import jax
@@ -10,15 +11,17 @@ import numpy as np
 import pytest
 from conformance import ALL_MASKS, check_conformance
 from normalizer_cases import NORMALIZER_CASES, OwnSoftplus, sparsemax_by_sorting
-from oracles import normal, softmax
+from oracles import assert_close, normal, softmax
 from quick_compilation import quick_jit
+from score_cases import slow_unless
 
 import attention_jax as aj
+from attention_jax.normalizers.softmax_rows import LOWEST, SoftmaxSums
 
 # In tiles: a softmax with all that a normaliser can add, a search for a threshold, a plain sum. The
 # formulas of the others are tested once, in the cheaper implementation.
-IN_TILES = ("scaled_sink", "log_scaled", "own_power")
-IN_REFERENCE = ("ssmax", "sigmoid", "sparsemax", "entmax")
+FAST = [(name, "tiled") for name in ("scaled_sink", "log_scaled", "own_power")]
+FAST += [(name, "reference") for name in ("ssmax", "sigmoid", "sparsemax", "entmax")]
 
 
 T, S, D = 5, 11, 3
@@ -44,11 +47,7 @@ def params_of(normalizer):
 
 @pytest.mark.parametrize(
     ("name", "implementation"),
-    [
-        pytest.param(name, implementation, marks=[pytest.mark.slow] * (name not in names))
-        for implementation, names in (("tiled", IN_TILES), ("reference", IN_REFERENCE))
-        for name in NORMALIZER_CASES
-    ],
+    slow_unless(FAST, itertools.product(NORMALIZER_CASES, ("tiled", "reference"))),
 )
 def test_all_masks_with_poisoned_padding(name, implementation):
     score = "general" if name == "own_power" else "scaled"  # one with parameters
@@ -293,13 +292,8 @@ def test_ring_attention():
 # --- derivatives ---
 
 
-@pytest.mark.parametrize(
-    "name",
-    [  # a threshold, and a parameter of the weights
-        pytest.param(name, marks=[pytest.mark.slow] * (name != "own_softplus"))
-        for name in NORMALIZER_CASES
-    ],
-)
+# A threshold, and a parameter of the weights.
+@pytest.mark.parametrize("name", slow_unless(["own_softplus"], NORMALIZER_CASES))
 def test_two_orders_in_both_modes(name):
     """With dropout and a mask: in tiles as by automatic differentiation of the reference."""
     normalizer = NORMALIZER_CASES[name].normalizer
@@ -323,6 +317,23 @@ def test_two_orders_in_both_modes(name):
             return jax.jvp(jax.value_and_grad(loss, (0, 1, 2, 3)), primals, tangents)
 
         got, expected = derivatives("tiled", *primals), derivatives("reference", *primals)
-    for one, other in zip(*map(jax.tree.leaves, (got, expected)), strict=True):
-        scale = np.max(np.abs(other), initial=1.0)
-        np.testing.assert_allclose(one, other, atol=1e-8 * scale)
+    assert_close("", got, expected, 1e-8, terms=1.0)
+
+
+# --- the sums of a row that a kernel keeps while it goes over tiles of keys ---
+
+
+def test_tiles_one_after_another_are_one_row():
+    logits = np.random.default_rng(0).normal(scale=3, size=(3, 12)).astype("f4")
+    logits[0, :8] = -np.inf  # the first query has no key in the first two tiles
+    logits[1] = np.sort(logits[1])  # every tile has a new largest logit
+    sums = SoftmaxSums(jnp.full(3, LOWEST, jnp.float32), jnp.zeros(3), jnp.zeros(3))
+    for tile in np.split(logits, 3, axis=1):
+        largest = jnp.maximum(jnp.max(jnp.asarray(tile), axis=1), LOWEST)
+        sums, _, _ = sums.with_tile(jnp.asarray(tile), largest)
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(axis=1, keepdims=True)
+    exponentials = np.exp(shifted)
+    products = exponentials * np.where(exponentials > 0, shifted, 0)
+    np.testing.assert_allclose(sums.total, exponentials.sum(axis=1), rtol=1e-5)
+    np.testing.assert_allclose(sums.moment, products.sum(axis=1), rtol=1e-5)

@@ -9,15 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import assert_close, named, quick_jit
+from conformance import assert_close, quick_jit
 from oracles import complex_step, normal, softmax
-from products import product_dtypes
 from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, features_of, numpy_params
 
 from attention_jax import attention, attention_weights, get_score
 from attention_jax.scores import (
     Cosine,
-    Dot,
     General,
     NegativeSquaredDistance,
     ScaledDot,
@@ -56,9 +54,7 @@ def test_logits_and_pair_vjp_are_those_of_the_formula(name):
     values = formula(jax.tree.map(lambda leaf: leaf[None], arrays))[0].reshape(dlogits.shape)
     gradient = complex_step(lambda arrays: formula(arrays).imag @ dlogits.reshape(-1), arrays)
     with jax.enable_x64(True):
-        got = named(run(arrays, dlogits))
-    for path, expected in named((values, gradient)).items():
-        assert_close(path, got[path], expected, 1e-12)
+        assert_close("", run(arrays, dlogits), (values, gradient), 1e-12)
 
 
 def test_second_derivatives_of_a_cosine():
@@ -222,17 +218,6 @@ def test_a_scale_rounds_no_16_bit_query_again(size, implementation):
         np.testing.assert_allclose(statistics.logsumexp, expected, rtol=2e-6)
         error = np.sqrt(np.mean((np.float64(output) - softmax(logits) @ wide[2]) ** 2))
         assert error < 2e-3
-
-
-@pytest.mark.parametrize("inner", [Dot(), Cosine(1.0), NegativeSquaredDistance(), SoftCap()])
-def test_a_cap_multiplies_bfloat16_tokens_in_bfloat16(inner):
-    def gradient(query, key):
-        def total(query):
-            return attention(query, key, key, score=SoftCap(inner), implementation="tiled").sum()
-
-        return jax.grad(total)(query)
-
-    assert product_dtypes(gradient, *tokens(dtype=jnp.bfloat16)) == {("bfloat16", "bfloat16")}
 
 
 def test_an_offset_of_some_features_costs_no_digits_where_others_are_wide():

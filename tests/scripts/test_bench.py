@@ -2,6 +2,7 @@
 
 import csv
 import importlib
+import itertools
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -189,18 +190,28 @@ def test_progress_is_over_the_whole_and_knows_the_time_left(run, monkeypatch, tm
     ]
 
 
-def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
+@pytest.fixture
+def edit(tmp_path, monkeypatch):
+    """A function that writes the module of the score "edited_to_bench:Mine"."""
     monkeypatch.syspath_prepend(tmp_path)
-    file, kept = tmp_path / "edited_to_bench.py", tmp_path / "kept.json"
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
-    def rows(text, found):
-        file.write_text(text)
+    def write(text):
+        (tmp_path / "edited_to_bench.py").write_text(text)
         sys.modules.pop("edited_to_bench", None)
         importlib.invalidate_caches()
+
+    return write
+
+
+def test_an_edited_score_is_measured_again(edit, tmp_path):
+    kept = tmp_path / "kept.json"
+
+    def rows(text, found):
+        edit(text)
         program = lab.program_of("edited_to_bench:Mine", 16)
         return lab.kept_rows(kept, program, lambda: [{"found": found}])
 
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert rows(MINE, 1) == [{"found": 1}]
     assert rows(MINE, 2) == [{"found": 1}]
     assert rows(MINE.replace("-jnp", "-2 * jnp"), 3) == [{"found": 3}]
@@ -212,22 +223,19 @@ def test_an_edited_score_is_measured_again(tmp_path, monkeypatch):
         rows(MINE, 6)
 
 
-def test_the_maps_of_an_edited_score_and_its_cost_are_measured_again(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    score, count = "edited_map:Mine", [0]
+FEW = {"tasks": ("recall",), "extra": (), "gains": (), "again": (), "at_fast": (), "predicted": ()}
+
+
+def test_the_maps_of_an_edited_score_and_its_cost_are_measured_again(edit, tmp_path, monkeypatch):
+    score, counts = "edited_to_bench:Mine", itertools.count(1)
 
     def measured(*arguments):
-        count[0] += 1
-        return [{"count": count[0]}]
+        return [{"count": next(counts)}]
 
     def rows(text):
-        (tmp_path / "edited_map.py").write_text(text)
-        sys.modules.pop("edited_map", None)
-        importlib.invalidate_caches()
-        few = {"tasks": ("recall",), "rates": (3e-3,), "extra": (), "gains": (), "again": ()}
-        few |= {"at_fast": (), "predicted": ()}
-        of_maps = maps.run(maps.Config((score,), tests=0, workdir=tmp_path / "maps", **few))
+        edit(text)
+        options = {"rates": (3e-3,), "tests": 0, "workdir": tmp_path / "maps"}
+        of_maps = maps.run(maps.Config((score,), **options, **FEW))
         return of_maps + cost.run(cost.Config((score,), workdir=tmp_path / "cost"))
 
     for experiment in (maps, cost):
@@ -254,9 +262,8 @@ def test_parts_share_the_files_of_cells(tmp_path):
 def test_a_group_of_cells_belongs_to_one_part(tmp_path, monkeypatch):
     monkeypatch.setattr(maps, "_measured", lambda config, cells, rows: [{"rows": len(rows)}])
     monkeypatch.setattr(maps, "_known_by", lambda config, cells, rows: [cells, len(rows)])
-    few = {"tasks": ("recall",), "rates": (3e-3, 1e-3), "extra": (), "gains": (), "again": ()}
-    few |= {"at_fast": (), "predicted": ()}
-    config = maps.Config(("l2", "general", "cosine"), workdir=tmp_path, **few)
+    options = {"rates": (3e-3, 1e-3), "workdir": tmp_path}
+    config = maps.Config(("l2", "general", "cosine"), **options, **FEW)
     group = [{"rows": 0}, {"rows": 1}, {"rows": 2}]  # two maps, and the test of their best cell
     assert lab.rows_of(maps, config, "2/3") == (group, 6)
     assert {path.name.partition(",")[0] for path in tmp_path.iterdir()} == {"general"}

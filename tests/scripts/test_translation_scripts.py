@@ -14,7 +14,7 @@ from unittest import mock
 import jax.numpy as jnp
 import pytest
 from command_lines import call, check_error, load, users_settings
-from saved_files import assert_bits_equal
+from saved_files import assert_bits_equal, snapshot
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
 
 from attention_jax.tasks.reversal import Reversal
@@ -235,9 +235,6 @@ TRANSLATE = ["translate", "--workdir", "run", "--out", "new"]
     ],
 )
 def test_a_mistake_is_one_line_and_changes_nothing(command, arguments, named):
-    def kept():
-        return {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
-
-    before = kept()
+    before = snapshot(Path())
     check_error(command(*arguments, stdin=b"Ja\n\xff\n"), named)
-    assert kept() == before
+    assert snapshot(Path()) == before

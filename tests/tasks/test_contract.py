@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from saved_files import assert_bits_equal
+from score_cases import slow_unless
 from stand_in_training import scaled_at_each_step
 from toy_task import saved_state
 from translation_cases import run_task, write_text
@@ -63,7 +64,7 @@ def tasks(*fast):
 
     The others differ from these in what they draw, which is tested below and in test_tokens.
     """
-    return [pytest.param(name, marks=[] if name in fast else pytest.mark.slow) for name in NAMES]
+    return slow_unless(fast, NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import sacrebleu
+from translation_cases import repeating
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.translation import translate as translating
@@ -52,19 +53,6 @@ def translator():
     return Translator(task, params, Subwords.learned(WORDS, SIZE))
 
 
-def repeating(translator, token):
-    """The same model, made to choose one id always."""
-    params = jax.tree.map(lambda leaf: leaf, translator.params)
-    params["output_norm"] = {
-        "scale": np.zeros_like(params["output_norm"]["scale"]),
-        "bias": np.ones_like(params["output_norm"]["bias"]),
-    }
-    table = params["source_embedding"]["embedding"].copy()
-    table[token] = 10 * np.abs(table).max()
-    params["source_embedding"] = {"embedding": table}
-    return translator._replace(params=params)
-
-
 @functools.partial(jax.jit, static_argnames=("task", "most", "beams", "length_penalty"))
 def decoded(task, params, source, lengths, most, **search):
     ends = {"max_length": most, "sos": SOS, "eos": EOS, "pad": PAD}
@@ -75,14 +63,8 @@ def answer_alone(translator, ids, beams=1, length_penalty=0.0):
     """The model's answer to one sentence, with other padding than that of its batch."""
     most = longest_answer(-(-len(ids) // 8) * 8)
     source = padded_rows([ids], 1, 19)
-    found = decoded(
-        translator.task,
-        translator.params,
-        *source,
-        most,
-        beams=beams,
-        length_penalty=length_penalty,
-    )
+    search = {"beams": beams, "length_penalty": length_penalty}
+    found = decoded(translator.task, translator.params, *source, most, **search)
     return up_to_eos(found[0])
 
 
@@ -118,7 +100,7 @@ def test_beams_are_those_of_the_model_alone(translator):
 
 def test_the_longest_answer(translator):
     word = ids_of(translator, "im")[0]
-    talkative = repeating(translator, word)
+    talkative = translator._replace(params=repeating(translator.params, word))
     letters = translator.subwords.decode([[word]])[0]
     assert len(ids_of(translator, "im")) < 8 < len(ids_of(translator, "der garten im haus")) < 16
     short, long = translate(talkative, ["im", "der garten im haus"])

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from flax import nnx
+from oracles import normal
 from score_cases import numpy_params, slow_unless
 
 import attention_jax as aj
 from attention_jax import nn
 
 T, S, D = 5, 7, 4
-RNG = np.random.default_rng(4)
 TILE = aj.BlockSizes(2, 3)
 EMPTY = np.array([3, 4])  # rows without keys; after them, monotonic walks have ended
 TABLE = np.tril(np.ones((T, S), bool))
@@ -28,11 +28,7 @@ TABLE[EMPTY] = False
 MASK = jnp.asarray(TABLE)
 
 
-def drawn(*shape):
-    return RNG.normal(size=shape).astype(np.float32)
-
-
-TOKENS = QUERY, KEY, VALUE = drawn(2, T, D), drawn(2, S, D), drawn(2, S, D)
+TOKENS = QUERY, KEY, VALUE = normal(2, T, D), normal(2, S, D), normal(2, S, D, seed=1)
 UNREAD = ~TABLE.any(1), ~TABLE.any(0), ~TABLE.any(0)
 ADDITIVE = numpy_params(aj.Additive(), D, D)
 
@@ -66,7 +62,7 @@ def additive(implementation):
             implementation=implementation,
         )  # fmt: skip
 
-    return run, ADDITIVE, drawn(T, S)
+    return run, ADDITIVE, normal(T, S)
 
 
 # Name -> (a function of query, key, value and further arrays, the further arrays)
@@ -76,11 +72,11 @@ FUNCTIONS = {
     "statistics": (functools.partial(attend, return_statistics=True),),
     "entmax": (functools.partial(attend, normalizer="entmax"),),
     "sigmoid": (functools.partial(attend, normalizer="sigmoid", implementation="reference"),),
-    "masked_softmax": (lambda *x: aj.masked_softmax(x[3], MASK), drawn(2, T, S)),
+    "masked_softmax": (lambda *x: aj.masked_softmax(x[3], MASK), normal(2, T, S)),
     "ring": (ring,),
     "local": (local, jnp.arange(T, dtype=jnp.float32) + 0.25, jnp.float32(1.5)),
     "coverage": (
-        lambda *x: aj.coverage_attention(*x[:3], coverage_kernel=x[3], mask=MASK)[:2], drawn(D)
+        lambda *x: aj.coverage_attention(*x[:3], coverage_kernel=x[3], mask=MASK)[:2], normal(D)
     ),
     "monotonic": (
         lambda *x: aj.monotonic_attention(*x[:3], offset=x[3], mask=MASK), jnp.float32(0.5)

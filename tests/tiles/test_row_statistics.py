@@ -1,13 +1,18 @@
-"""Statistics, sinks and extreme logits: rows of softmax in tiles of any size, against NumPy.
+"""Rows of softmax: statistics, sinks and extreme logits in tiles of any size; `masked_softmax`.
 
-The logits are a bias, so that they are exactly these numbers.
+In attention, the logits are a bias, so that they are exactly these numbers.
 """
+
+import functools
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import S, T, allowed_table
+from derivative_cases import check_derivatives
+from oracles import normal, softmax, softmax_gradient
 from quick_compilation import quick_jit
 
 import attention_jax as aj
@@ -110,3 +115,41 @@ def test_derivatives_of_extreme_rows_are_finite():
     chex.assert_tree_all_finite(gradients)
     assert not gradients[0][0].any()
     assert gradients[0][1:, 4:].any()
+
+
+# --- masked_softmax: -inf as a mask, masked tangents, derivatives of both orders ---
+
+TABLE = allowed_table("dense")[0]  # its row 2 is all False
+
+
+logits_of = functools.partial(normal, T, S, dtype=float)
+
+
+def test_minus_infinity_is_a_mask_and_so_is_a_row_of_it():
+    logits = jnp.asarray(np.where(TABLE, logits_of(), -np.inf), jnp.float32)
+
+    def total(logits):
+        return (aj.masked_softmax(logits) ** 2).sum()
+
+    weights, gradient = jax.jit(lambda x: (aj.masked_softmax(x), jax.grad(total)(x)))(logits)
+    np.testing.assert_allclose(weights, softmax(logits_of(), TABLE), atol=3e-7)
+    assert np.isfinite(gradient).all()
+    assert (gradient[~TABLE] == 0).all()
+    assert np.abs(gradient[TABLE]).max() > 0.1
+
+
+def test_masked_tangents_are_never_read():
+    clean = jnp.asarray(logits_of(), jnp.float32)
+    dirty = jnp.where(TABLE, clean, jnp.nan)
+    tangent = jnp.asarray(logits_of(seed=4), jnp.float32)
+    push = jax.jit(lambda x, t: jax.jvp(lambda x: aj.masked_softmax(x, TABLE), (x,), (t,))[1])
+    expected = push(clean, jnp.where(TABLE, tangent, 0))
+    got = push(dirty, jnp.where(TABLE, tangent, jnp.nan))
+    np.testing.assert_array_equal(got, expected)
+    by_formula = softmax_gradient(softmax(logits_of(), TABLE), logits_of(seed=4))
+    np.testing.assert_allclose(got, by_formula, atol=1e-6)
+
+
+def test_gradients_of_two_orders_in_both_modes():
+    with jax.enable_x64(True):
+        check_derivatives(lambda logits: aj.masked_softmax(logits, TABLE, axis=0), logits_of())
