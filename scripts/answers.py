@@ -9,7 +9,7 @@ from attention_jax.commands.command_line import OfARun, run_command
 from attention_jax.core.checks import check_integer
 from attention_jax.reports import plotting
 from attention_jax.runs.progress import printable, say
-from attention_jax.runs.run_folder import check_output, writing
+from attention_jax.runs.run_folder import check_output
 from attention_jax.tasks.pages import AXES, answers_view, cross_attention
 
 
@@ -72,8 +72,7 @@ def main(arguments: Arguments) -> None:
     tokens = max(max(weights.shape) for weights, _, _ in panels.values())
     figure = plotting.weight_heatmaps(panels, **AXES, size=max(3.1, 0.22 * tokens))
     path = arguments.figure or workdir / "figures" / "answers.png"
-    with writing("figure", path):
-        say(str(plotting.save(figure, path)))
+    say(str(plotting.save(figure, path)))
     if arguments.html is not None:
         say(str(shown.save(arguments.html)))
 

@@ -28,7 +28,7 @@ from attention_jax.reports import plotting
 from attention_jax.reports.results_table import ResultsTable, check_choose_on, options_of
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.progress import say, warn
-from attention_jax.runs.run_folder import make_folder, writing
+from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import DEFAULT_SCORE
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
@@ -71,7 +71,7 @@ class Arguments:
         lengths: also test at these lengths, for a task whose examples have lengths.
         part: train a part of the combinations: 3/8 trains the 3rd, the 11th and so on. Eight
             processes or machines with the parts 1/8 to 8/8 share `workdir`. The table is of what is
-            finished, and the last part to end makes that of all.
+            trained, and the last part to end makes that of all.
         table: train nothing; make the table of these run folders, made by any command. All must be
             of one task. What varies among them becomes the columns.
         choose_on: how many seeds, the first ones, choose the best setting of each score, by the
@@ -272,8 +272,7 @@ def make_table(folders: Sequence[Path], workdir: Path, arguments: Arguments) -> 
         the folders of the finished runs.
 
     Raises:
-        ValueError: there is no run, the runs are of several tasks or have too few seeds, or a file
-            cannot be written.
+        ValueError: `ResultsTable.of` refuses the runs, or a file cannot be written.
     """
     runs = []
     for folder in folders:
@@ -285,16 +284,13 @@ def make_table(folders: Sequence[Path], workdir: Path, arguments: Arguments) -> 
             warn(f"left out of the table: {error}")
     table = ResultsTable.of(runs, choose_on=arguments.choose_on)
     lines = [
-        [f"{line[0]} *" if row.chosen else line[0], *line[1:]]
+        [line[0] + " *" * row.chosen, *line[1:]]
         for row, line in zip(table.rows, table.lines, strict=True)
     ]
     print_table(SUMMARY, table.head, lines)
     say(table.caption)
-    files = table.save(workdir)
     figure = arguments.figure or workdir / "sweep.png"
-    with writing("figure", figure):
-        plotting.save(table.figure(), figure)
-    for path in (*files, figure):
+    for path in (*table.save(workdir), plotting.save(table.figure(), figure)):
         say(str(path))
     return [run.workdir for run in runs if run.is_finished]
 

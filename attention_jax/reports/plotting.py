@@ -18,6 +18,7 @@ from matplotlib.ticker import LogFormatter, LogFormatterMathtext
 from PIL import Image  # matplotlib needs it, too
 
 from attention_jax.runs.progress import printable
+from attention_jax.runs.run_folder import writing
 from attention_jax.scores.registry import FOUR_SCORES
 
 # Okabe and Ito's colours, distinct for every kind of colour vision. The first four belong to
@@ -109,11 +110,15 @@ def save(figure: Figure, path: Path) -> Path:
     """Writes a PNG, PDF or SVG by the suffix of `path`, making its folder; returns the path.
 
     The same figure gives the same bytes: the files hold no date.
+
+    Raises:
+        ValueError: the suffix is another, or the file cannot be written.
     """
     check_figure(path)
     content = png(figure) if path.suffix == ".png" else _vector(figure, path.suffix[1:])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    with writing("figure", path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     return path
 
 
