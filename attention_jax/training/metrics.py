@@ -125,7 +125,7 @@ def student_t(freedom: int) -> float:
     def probability(angle: float) -> float:
         is_odd, sin, cos = freedom % 2, math.sin(angle), math.cos(angle)
         term, total = cos**is_odd, 0.0
-        for power in range(is_odd, freedom - 1, 2):
+        for power in range(is_odd, freedom, 2):
             total += term
             term *= (power + 1) / (power + 2) * cos**2
         return 2 / math.pi * (angle + sin * total) if is_odd else sin * total
