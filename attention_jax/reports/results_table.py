@@ -99,12 +99,12 @@ class ResultsTable:
         if self.choose_on:
             name, result = next(iter(runs[0].results.items()))
             better = "largest" if result.larger_is_better else "smallest"
-            values = {
-                setting: ", ".join(dict.fromkeys(str(row.settings[setting]) for row in self.rows))
+            finished = [row.settings for row in self.rows if row.run.is_finished]
+            among = "; ".join(
+                f"{setting} {', '.join(dict.fromkeys(str(each[setting]) for each in finished))}"
                 for setting in self.rows[0].settings
                 if setting != "score"
-            }
-            among = "; ".join(f"{setting} {each}" for setting, each in values.items())
+            )
             sentences += [
                 "One run of each score is marked: it was chosen among the finished runs"
                 f"{f' ({among})' if among else ''} on {_count({self.choose_on}, 'other seed')}, by"
@@ -153,13 +153,10 @@ class ResultsTable:
         """A line per run; a cell is empty if the run lacks the result, or if it is not finite."""
         lines = []
         for row in self.rows:
-            numbers: JSON = {}
+            line: JSON = {"run": str(row.run.workdir), **row.settings}
             for metric, result in row.results.items():
-                summary = summary_of(result)._asdict()
-                numbers |= {f"{metric} {part}": number for part, number in summary.items()}
-            numbers |= self._about(row) | {"seconds": row.run.seconds}
-            finite = {name: finite_or_null(number) for name, number in numbers.items()}
-            lines.append({"run": str(row.run.workdir), **row.settings, **finite})
+                line |= {f"{metric} {part}": x for part, x in _numbers_of(result).items()}
+            lines.append(line | self._about(row))
         file = io.StringIO()
         names = list(dict.fromkeys(name for line in lines for name in line))
         writer = csv.DictWriter(file, names, lineterminator="\n")
@@ -172,19 +169,18 @@ class ResultsTable:
 
         "by_seed" are the numbers of all seeds, those that choose first.
         """
-        records = []
-        for row in self.rows:
-            run = row.run
-            for metric, result in row.results.items():
-                numbers = summary_of(result)._asdict() | self._about(row)
-                numbers["seconds"] = run.seconds
-                record = {
-                    "run": str(run.workdir),
-                    "settings": row.settings,
-                    "metric": metric,
-                    "by_seed": [*map(finite_or_null, run.results[metric].by_seed)],
-                }
-                records.append(record | {n: finite_or_null(x) for n, x in numbers.items()})
+        records = [
+            {
+                "run": str(row.run.workdir),
+                "settings": row.settings,
+                "metric": metric,
+                "by_seed": [*map(finite_or_null, row.run.results[metric].by_seed)],
+                **_numbers_of(result),
+                **self._about(row),
+            }
+            for row in self.rows
+            for metric, result in row.results.items()
+        ]
         environments = {str(row.run.workdir): row.run.environment for row in self.rows}
         return {"caption": self.caption, "results": records, "environments": environments}
 
@@ -223,11 +219,11 @@ class ResultsTable:
         return all(row.run.is_finished for row in self.rows)
 
     def _about(self, row: Row) -> JSON:
-        """Seeds and steps of a row, for files."""
-        train = row.run.task.train
-        about = {"seeds": train.seeds, "step": row.run.step, "steps": train.steps}
+        """Seeds, steps and seconds of a row, for files."""
+        train, seconds = row.run.task.train, finite_or_null(row.run.seconds)
         chosen = {"choose_on": self.choose_on, "chosen": row.chosen} if self.choose_on else {}
-        return about | chosen
+        steps = {"seeds": train.seeds, "step": row.run.step, "steps": train.steps}
+        return {**steps, **chosen, "seconds": seconds}
 
 
 def check_choose_on(choose_on: int, seeds: int) -> None:
@@ -274,6 +270,10 @@ def _count(numbers: Iterable[int], noun: str) -> str:
     """Returns "1 seed", "3 seeds" or "2 to 3 seeds"."""
     low, high = min(numbers), max(numbers)
     return f"{f'{low} to ' if low < high else ''}{high} {noun}{'s' * (high > 1)}"
+
+
+def _numbers_of(result: Result) -> JSON:
+    return {name: finite_or_null(x) for name, x in summary_of(result)._asdict().items()}
 
 
 def _cell(result: Result) -> str:
