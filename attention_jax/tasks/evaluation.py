@@ -1,21 +1,78 @@
-"""Accuracies of a trained sequence model, by length, and its answers to given sources."""
+"""Accuracies of a trained sequence model, its answers, and the programs that evaluate tasks."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from attention_jax.core.checks import check_integer
+from attention_jax.core.names import is_of_this_package
 from attention_jax.nn import Model, ModelConfig, bind
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 from attention_jax.training.metrics import exact_match, token_accuracy
+from attention_jax.training.task import Task, TrainConfig
 
 Array = jax.Array
 Params = Any
+_NO_MODEL = ModelConfig(positions="none")  # where only batches are drawn
+
+
+# --- programs ---
+
+
+def compiled(
+    function: Callable[..., Any],
+    task: Any,
+    *,
+    run: Path | None = None,
+    model: ModelConfig | None = None,
+    **static: Any,
+) -> Callable[..., Any]:
+    """`function` with a task as its first argument, compiled.
+
+    Runs of a task of this library that differ only in what the function does not read share the
+    program. The methods of a user's task may read more than its fields: each call of `compiled`
+    gives a new program, except for the validations of one run.
+
+    Args:
+        function: takes the task, arrays, and the static arguments by keyword.
+        task: a task whose model is a `ModelConfig`.
+        run: the folder of the run that the function validates.
+        model: stands for the model of a task of this library, for a function that reads no model.
+        static: further arguments of the function.
+    """
+    options = tuple(static.items())
+    if is_of_this_package(type(task)):
+        task, run = dataclasses.replace(task, train=TrainConfig(), model=model or task.model), None
+    elif run is None:
+        return _compiled.__wrapped__(function, task, run, options)
+    return _compiled(function, task.model.known(task), run, options)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(
+    function: Callable[..., Any], task: Any, run: Path | None, options: tuple[Any, ...]
+) -> Callable[..., Any]:
+    del run
+    return jax.jit(functools.partial(function, task, **dict(options)))
+
+
+def _drawn(task: Task, rng: Array, *, size: int, length: int | None = None) -> Any:
+    return task.batch(rng, size=size, length=length)
+
+
+def validation_rng() -> Array:
+    """The key of the examples for validation, which neither training nor `evaluate` has."""
+    return jax.random.fold_in(jax.random.key(0), 2**31 - 1)
+
+
+# --- accuracies ---
 
 
 class Accuracies(NamedTuple):
@@ -56,16 +113,23 @@ def accuracies(
     check_integer("strings", strings)
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
-    drawn = jax.jit(task.batch, static_argnames=("size", "length"))
-    config, results = task.network.known(), {}
+    results = {}
     for length in lengths:
-        batch = drawn(jax.random.fold_in(jax.random.key(seed), length), size=strings, length=length)
-        results[length] = _accuracies_of_length(config, task.vocabulary.size, params, batch)
+        rng = jax.random.fold_in(jax.random.key(seed), length)
+        results[length] = accuracies_of(task, params, rng, size=strings, length=length)
     return results
 
 
+def accuracies_of(
+    task: Any, params: Params, rng: Array, *, run: Path | None = None, **sizes: Any
+) -> Accuracies:
+    """Accuracies on the batch that a `SequenceTask` draws; the other arguments as in `compiled`."""
+    batch = compiled(_drawn, task, run=run, model=_NO_MODEL, **sizes)(rng)
+    return _accuracies_on(task.network.known(), task.vocabulary.size, params, batch)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _accuracies_of_length(
+def _accuracies_on(
     config: ModelConfig, vocabulary_size: int, params: Params, batch: Batch
 ) -> Accuracies:
     lengths = batch.target_lengths - 1  # letters
@@ -81,6 +145,9 @@ def _accuracies_of_length(
         )
 
     return jax.vmap(one_seed)(params)
+
+
+# --- answers ---
 
 
 def decoded(model: Model, batch: Batch) -> Array:

@@ -16,12 +16,22 @@ import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.nn import ModelConfig
+from attention_jax.tasks.evaluation import compiled, validation_rng
 from attention_jax.tasks.tokens import EXAMPLES, MODEL, SHOWN, TRAIN, CausalTask, without_source
 from attention_jax.tasks.vocabulary import Batch
-from attention_jax.training.task import Answers, Labels, Metrics, Params, Result, TrainConfig
+from attention_jax.training.task import (
+    Answers,
+    Labels,
+    Metrics,
+    Params,
+    Result,
+    TrainConfig,
+    Validation,
+)
 
 Array = jax.Array
 _TESTED = 2048
+_RESULT = "squared error"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,16 +92,25 @@ class Regression(CausalTask):
 
     # --- a trained model ---
 
+    @property
+    def validation(self) -> Validation | None:
+        return Validation(_RESULT, False) if self.train.validate_on else None
+
+    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
+        """The mean error of all points, on fresh sequences."""
+        batch = self.batch(validation_rng(), size=self.train.validate_on)
+        by_point = compiled(_errors_by_point, self, run=folder)(params, batch)
+        return {_RESULT: np.asarray(by_point, np.float64).mean(axis=1).tolist()}
+
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
         """The mean error of all points, and that of the last point, on 2,048 fresh sequences."""
         del lengths, folder
         batch = self.batch(jax.random.key(0), size=_TESTED)
-        errors = jax.jit(jax.vmap(lambda params: jnp.mean(self._errors(params, batch), axis=0)))
-        by_point = np.asarray(errors(params), np.float64)  # [seeds, n]
+        by_point = np.asarray(compiled(_errors_by_point, self)(params, batch), np.float64)
         return {
-            "squared error": Result(by_point.mean(axis=1).tolist(), False),
+            _RESULT: Result(by_point.mean(axis=1).tolist(), False),
             "squared error, last point": Result(by_point[:, -1].tolist(), False),
         }
 
@@ -150,6 +169,11 @@ class Regression(CausalTask):
             ) from error
         self.model.check_length(2 * len(rows) - 1)
         return rows
+
+
+def _errors_by_point(task: Regression, params: Params, batch: Batch) -> Array:
+    """The mean error of each seed at each x: [seeds, n]."""
+    return jax.vmap(lambda params: jnp.mean(task._errors(params, batch), axis=0))(params)
 
 
 def _interleaved(x: Any, y: Any) -> Batch:

@@ -29,7 +29,7 @@ from attention_jax.core.checks import check_integer, checked_number
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
 from attention_jax.parts.samples import on_numbers
-from attention_jax.tasks.evaluation import accuracies, best_answers
+from attention_jax.tasks.evaluation import accuracies, accuracies_of, best_answers, validation_rng
 from attention_jax.tasks.vocabulary import (
     EOS,
     FIRST,
@@ -52,6 +52,7 @@ from attention_jax.training.task import (
     Result,
     Task,
     TrainConfig,
+    Validation,
     check_instances,
     undefined,
 )
@@ -62,6 +63,7 @@ __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabul
 Array = jax.Array
 Sequences = tuple[tuple[Array, Array], tuple[Array, Array]]
 _SHOWN = 2  # examples that reports draw
+_RESULT = "exact match (%)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,6 +268,16 @@ class SequenceTask(Task):
 
     # --- a trained model ---
 
+    @property
+    def validation(self) -> Validation | None:
+        return Validation(_RESULT, True) if self.train.validate_on else None
+
+    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
+        """Exact match of the model's own answers, on fresh examples of the lengths of training."""
+        options: Any = {"run": folder, "size": self.train.validate_on}
+        found = accuracies_of(self, params, validation_rng(), **options).free_running_exact
+        return {_RESULT: (100 * np.asarray(found, np.float64)).tolist()}
+
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
@@ -286,7 +298,7 @@ class SequenceTask(Task):
         ]
         names = [f"exact match, length {length} (%)" for length in lengths]
         if not lengths:
-            names, by_length = ["exact match (%)"], [np.mean(by_length, axis=0)]
+            names, by_length = [_RESULT], [np.mean(by_length, axis=0)]
         results = zip(names, by_length, strict=True)
         return {name: Result(by_seed.tolist(), True, high=100.0) for name, by_seed in results}
 

@@ -33,6 +33,7 @@ from attention_jax.training.task import (
     Result,
     TrainConfig,
     Validation,
+    check_draws_no_validation,
     check_instances,
 )
 
@@ -150,6 +151,7 @@ class Text(CausalTask):
 
     @property
     def validation(self) -> Validation:
+        check_draws_no_validation(self)
         return Validation("bits_per_character", larger_is_better=False)
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:

@@ -33,6 +33,7 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
 from attention_jax.nn import ModelConfig
 from attention_jax.parts.samples import on_numbers
+from attention_jax.tasks.evaluation import compiled, validation_rng
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
 from attention_jax.training.task import (
     Answers,
@@ -42,6 +43,7 @@ from attention_jax.training.task import (
     Result,
     Task,
     TrainConfig,
+    Validation,
     check_instances,
     undefined,
 )
@@ -53,6 +55,7 @@ Array = jax.Array
 MODEL = ModelConfig("decoder", decoder_layers=2, positions="learned", position_limit=128)
 TRAIN = TrainConfig(seeds=3, steps=600, batch_size=32)
 EXAMPLES, SHOWN = 64, 2  # sequences that reports look at, and draw
+_RESULT = "accuracy (%)"
 _TESTS = 16  # batches of `EXAMPLES` sequences for a result
 
 
@@ -180,24 +183,23 @@ class TokenTask(CausalTask):
 
     # --- a trained model ---
 
+    @property
+    def validation(self) -> Validation | None:
+        return Validation(_RESULT, True) if self.train.validate_on else None
+
+    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
+        """The accuracy where something is asked, on one batch of fresh examples."""
+        measure = compiled(_accuracies, self, run=folder, size=self.train.validate_on)
+        return {_RESULT: _mean_accuracies(measure, params, validation_rng()[None])}
+
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
         """The accuracy where something is asked: the mean over 16 batches of 64 fresh examples."""
         del lengths, folder
-
-        @jax.jit
-        def accuracies(params: Params) -> Array:
-            def of_batch(rng: Array) -> Array:
-                batch = self.batch(rng, size=EXAMPLES)
-                return jax.vmap(lambda params: self.loss(params, batch, None)[1]["accuracy"])(
-                    params
-                )
-
-            return jax.lax.map(of_batch, jax.random.split(jax.random.key(0), _TESTS))
-
-        by_seed = 100 * np.mean(np.asarray(accuracies(params), np.float64), axis=0)
-        return {"accuracy (%)": Result(by_seed.tolist(), True, high=100.0)}
+        rngs = jax.random.split(jax.random.key(0), _TESTS)
+        by_seed = _mean_accuracies(compiled(_accuracies, self, size=EXAMPLES), params, rngs)
+        return {_RESULT: Result(by_seed, True, high=100.0)}
 
     def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
         """64 random sequences."""
@@ -247,6 +249,23 @@ class TokenTask(CausalTask):
             ) from error
         self.model.check_length(len(tokens))
         return tokens
+
+
+def _accuracies(task: TokenTask, params: Params, rngs: Array, *, size: int) -> Array:
+    """The accuracy of each seed on the batch of each key: [keys, seeds]."""
+
+    def of_batch(rng: Array) -> Array:
+        batch = task.batch(rng, size=size)
+        return jax.vmap(lambda params: task.loss(params, batch, None)[1]["accuracy"])(params)
+
+    return jax.lax.map(of_batch, rngs)
+
+
+def _mean_accuracies(measure: Any, params: Params, rngs: Array) -> list[float]:
+    """The mean over batches for each seed, in percent."""
+    by_batch = np.asarray(measure(params, rngs), np.float64)
+    by_seed: list[float] = (100 * np.mean(by_batch, axis=0)).tolist()
+    return by_seed
 
 
 def _labels(batch: Batch, count: int) -> Labels:

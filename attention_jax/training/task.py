@@ -34,9 +34,10 @@ Labels = dict[str, tuple[list[str], list[str]]]
 class TrainConfig:
     """How a task is trained: length, optimiser, logs and checkpoints.
 
-    A run may be resumed with another `log_every`, `checkpoint_every`, `keep` or `keep_best`, on
-    which no bit of a parameter depends, and with more `steps` where the rate allows it. From JAX
-    0.12 on, calls of a single step (`log_every` = 1) may round a very small model otherwise.
+    A run may be resumed with another `log_every`, `checkpoint_every`, `keep`, `keep_best` or
+    `validate_on`, on which no bit of a parameter depends, and with more `steps` where the rate
+    allows it. From JAX 0.12 on, calls of a single step (`log_every` = 1) may round a very small
+    model otherwise.
 
     Attributes:
         seeds: runs trained at once; they differ in initial parameters, batches and dropout.
@@ -69,6 +70,9 @@ class TrainConfig:
             newest: those with the best validation metric, or without validation the smallest
             training loss (mean over `log_every` steps). The mean over seeds leaves out those
             where the number is not finite, so that a seed that diverges hides no best checkpoint.
+        validate_on: how many fresh examples each checkpoint is validated on, the same ones for all
+            checkpoints, seeds and runs; 0 for no validation. For tasks that draw their examples: a
+            task with held-out text validates on that.
         init_from: the folder of another run, whose newest parameters this run begins with, seed by
             seed (all seeds with those of a run of one seed), or a file of scripts/export.py; None
             for the parameters that the task draws. The run keeps a copy, "initial" in its folder,
@@ -78,7 +82,7 @@ class TrainConfig:
         ValueError: a setting is out of range.
     """
 
-    free_on_resume: ClassVar = ("log_every", "checkpoint_every", "keep", "keep_best")
+    free_on_resume: ClassVar = ("log_every", "checkpoint_every", "keep", "keep_best", "validate_on")
     of_adam: ClassVar = ("weight_decay", "beta2", "epsilon")
     of_earlier_runs: ClassVar = {"warmup_from_0": True}  # a config.json without this setting
 
@@ -100,12 +104,13 @@ class TrainConfig:
     checkpoint_every: int = 500
     keep: int = 2
     keep_best: int = 0
+    validate_on: int = 0
     init_from: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("seeds", "steps", "accumulate", "log_every", "checkpoint_every", "keep"):
             check_integer(name, getattr(self, name))
-        for name in ("keep_best", "warmup_steps"):
+        for name in ("keep_best", "validate_on", "warmup_steps"):
             check_integer(name, getattr(self, name), 0)
         check_integer("first_seed", self.first_seed, 0, 2**31 - self.seeds)  # all fit int32
         if self.batch_size is not None:
@@ -262,6 +267,15 @@ def check_metrics(owner: str, method: str, metrics: Any, *taken: str) -> None:
             )
 
 
+def check_draws_no_validation(task: Task) -> None:
+    """Raises ValueError if `validate_on` is set: for tasks without validation on drawn examples."""
+    if task.train.validate_on:
+        raise ValueError(
+            f"validate_on must be 0: task {task.name} has no validation on examples that it draws;"
+            f" got {task.train.validate_on}"
+        )
+
+
 def undefined(task: Task, method: str) -> ValueError:
     """The error for a method that a task has to define."""
     return ValueError(f"task {type(task).__name__} must define {method}")
@@ -328,6 +342,7 @@ class Task:
     @property
     def validation(self) -> Validation | None:
         """What to do with the metrics of `validate`; None for no validation."""
+        check_draws_no_validation(self)
         return None
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:

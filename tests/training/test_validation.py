@@ -1,15 +1,18 @@
 """What is measured at checkpoints: when, what is best, and all of it resumed."""
 
 import dataclasses
+import functools
 import json
 import math
 import os
 import shutil
 import signal
 import time
+from pathlib import Path
 from typing import ClassVar
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -17,9 +20,17 @@ import pytest
 from saved_files import assert_bits_equal
 from toy_task import Toy, train_toy
 
+from attention_jax.nn import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
 from attention_jax.runs.metrics_file import add_line, read_lines
+from attention_jax.tasks.recall import Recall
+from attention_jax.tasks.regression import Regression
+from attention_jax.tasks.reversal import Reversal
+from attention_jax.tasks.text import Text
+from attention_jax.training.loop import initial_state
+from attention_jax.training.run import train_run
+from attention_jax.training.settings import check_task
 from attention_jax.training.task import Feed, TrainConfig, Validation
 
 SHORT = {"seeds": 2, "log_every": 1, "checkpoint_every": 2, "batch_size": None}
@@ -259,3 +270,81 @@ def test_damaged_lines_are_named(tmp_path, straight):
     with pytest.raises(ValueError, match=r"validation\.jsonl cannot be read: each line must"):
         run(tmp_path)
     assert (tmp_path / "validation.jsonl").read_text() == text
+
+
+# --- tasks that draw their examples ---
+
+DRAWN = TrainConfig(
+    seeds=2, steps=6, batch_size=4, schedule="constant", log_every=2, checkpoint_every=2,
+    keep_best=1, validate_on=16,
+)  # fmt: skip
+DECODER = ModelConfig("decoder", dim=4, hidden_dim=0, positions="none")
+ENCODER = dataclasses.replace(DECODER, architecture="encoder-decoder", encoder_layers=0)
+
+
+class MyRecall(Recall):
+    """A task of a user."""
+
+
+TASKS = {
+    "exact match (%)": Reversal(ENCODER, DRAWN, min_length=3, max_length=3),
+    "accuracy (%)": MyRecall(DECODER, DRAWN, length=8, pairs=2, vocabulary_size=8),
+    "squared error": Regression(DECODER, DRAWN, points=3),
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_all_checkpoints_and_seeds_are_validated_on_the_same_fresh_examples(name, tmp_path):
+    """Which are not those of `evaluate`; and all validations of a run have one program."""
+    task, drawn = TASKS[name], []
+    draw = type(task).batch
+
+    def batch(self, rng, **options):
+        jax.debug.callback(lambda key: drawn.append(key.tolist()), jax.random.key_data(rng))
+        return draw(self, rng, **options)
+
+    params = initial_state(task).params
+    equal = jax.tree.map(lambda leaf: jnp.stack([leaf[0], leaf[0]]), params)
+    with mock.patch.object(type(task), "batch", batch):
+        lines = [task.validate(equal, tmp_path)]
+        with mock.patch("attention_jax.nn.Model.features", None):
+            lines.append(task.validate(equal, tmp_path))
+        jax.effects_barrier()
+        assert drawn[0] == drawn[1]
+        task.evaluate(params)
+        jax.effects_barrier()
+    assert len(drawn) > 2
+    assert drawn[0] not in drawn[2:]
+    assert lines[0] == lines[1] == {name: [lines[0][name][0]] * 2}
+    assert task.validation == Validation(name, name != "squared error")
+
+
+@pytest.mark.parametrize("cls", [Recall, MyRecall])
+def test_runs_of_another_rate_share_the_programs_of_results(cls):
+    """But those of a user's task, which may read what no field holds, are made anew."""
+    task = cls(DECODER, DRAWN, length=8, pairs=2, vocabulary_size=8)
+    other = dataclasses.replace(task, train=dataclasses.replace(DRAWN, learning_rate=0.1))
+    params = initial_state(task).params
+    result = task.evaluate(params)
+    with mock.patch("attention_jax.nn.Model.features", None):
+        if cls is Recall:
+            assert other.evaluate(params) == result
+        else:
+            with pytest.raises(TypeError):
+                task.evaluate(params)
+
+
+def test_a_resumed_run_may_validate_from_now_on(tmp_path):
+    task, before = TASKS["squared error"], {"steps": 2, "validate_on": 0}
+    train_run(dataclasses.replace(task, train=dataclasses.replace(DRAWN, **before)), tmp_path)
+    assert steps_of(tmp_path) == []
+    run = train_run(task, tmp_path, resume=True)
+    *lines, last = read_lines(tmp_path / "validation.jsonl")
+    assert [line["step"] for line in lines] == [2, 4]
+    assert last == {"step": 6, **task.validate(run.params, tmp_path)}
+
+
+@pytest.mark.parametrize("cls", [Toy, functools.partial(Text, Path("text.txt"))])
+def test_a_task_that_draws_no_examples_for_validation_says_so(cls):
+    with pytest.raises(ValueError, match=r"validate_on must be 0: task .* draws; got 16"):
+        check_task(cls(train=DRAWN))

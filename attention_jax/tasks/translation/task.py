@@ -32,6 +32,7 @@ from attention_jax.training.task import (
     Task,
     TrainConfig,
     Validation,
+    check_draws_no_validation,
     check_instances,
 )
 
@@ -227,6 +228,7 @@ class Translation(Task):
 
     @property
     def validation(self) -> Validation | None:
+        check_draws_no_validation(self)
         if self.validation_source is None:
             return None
         return Validation(self.validation_metric, self.validation_metric == "bleu")
