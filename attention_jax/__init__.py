@@ -224,6 +224,6 @@ def load_model(
     >>> model.logits.kernel.shape
     (4, 64)
     """
-    from attention_jax.training.export import model_of  # Orbax would make every import slower
+    from attention_jax.training.saved import model_of  # Orbax would make every import slower
 
     return model_of(Path(path), seed, step, score)

@@ -30,3 +30,11 @@ for _before, _now in MOVED.items():
         for _key, _value in vars(importlib.import_module(_new)).items():
             if getattr(_value, "__module__", None) == _new:  # its own classes and functions
                 vars(_module).setdefault(_key, _value)
+
+# Modules that are imported only when something in them is asked for.
+for _before, _now in {"export": "saved", "loop": "step"}.items():
+    _module = types.ModuleType(f"attention_jax.training.{_before}")
+    vars(_module)["__getattr__"] = lambda name, now=f"attention_jax.training.{_now}": getattr(
+        importlib.import_module(now), name
+    )
+    sys.modules[_module.__name__] = _module

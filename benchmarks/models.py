@@ -18,7 +18,13 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import MODEL, Translation
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch, padded_batch
-from attention_jax.training import loop
+from attention_jax.training.step import (
+    TrainState,
+    gradient_statistics,
+    initial_state,
+    train_step,
+    train_steps,
+)
 from attention_jax.training.task import TrainConfig
 from benchmarks.measure import Cases, Contestant, Race, compiled
 
@@ -102,15 +108,15 @@ def reversal(options: Any) -> Cases:
 
     def race(score: str) -> Race:
         task = Reversal(ModelConfig(score=score), config, source_start=False)
-        state = loop.initial_state(task)
-        train_seed = functools.partial(loop.train_steps, task, steps)
+        state = initial_state(task)
+        train_seed = functools.partial(train_steps, task, steps)
 
-        def logged(state: loop.TrainState) -> Any:
+        def logged(state: TrainState) -> Any:
             state, metrics = jax.vmap(train_seed)(state)
-            return state, metrics, loop.gradient_statistics(task, state)
+            return state, metrics, gradient_statistics(task, state)
 
-        ways: dict[str, Callable[[loop.TrainState], Any]] = {
-            "all seeds at once": jax.vmap(train_seed),  # as in `training.loop`
+        ways: dict[str, Callable[[TrainState], Any]] = {
+            "all seeds at once": jax.vmap(train_seed),  # as in `training.step`
             "a seed after another": functools.partial(jax.lax.map, train_seed),
             "with --log-gradients": logged,
         }
@@ -138,10 +144,10 @@ def translation(options: Any) -> Cases:
 def _step(score: str, batch: Batch) -> Contestant:
     """A step of the translator, from the same state in each call."""
     task = Translation(Path("-"), Path("-"), model=dataclasses.replace(MODEL, score=score))
-    state = jax.tree.map(lambda leaf: leaf[0], loop.initial_state(task))
+    state = jax.tree.map(lambda leaf: leaf[0], initial_state(task))
 
     def train(state: Any, batch: Batch) -> Any:
         rng = jax.random.fold_in(jax.random.key(0), state.step)
-        return loop.train_step(task, state, batch, rng)[0]
+        return train_step(task, state, batch, rng)[0]
 
     return compiled(train, state, batch)

@@ -8,7 +8,7 @@ from pathlib import Path
 from attention_jax.commands.command_line import OfARun, run_command
 from attention_jax.runs.progress import printable, say
 from attention_jax.runs.run_folder import check_output
-from attention_jax.training.export import export
+from attention_jax.training.saved import export
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

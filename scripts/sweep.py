@@ -32,6 +32,7 @@ from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import DEFAULT_SCORE
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
+from attention_jax.training.prepare import Prepared
 from attention_jax.training.run_results import SUMMARY, check_lengths, evaluated_run
 from attention_jax.training.settings import fields_of
 
@@ -215,8 +216,8 @@ def main(arguments: Arguments) -> int:
     folders = list(arguments.table)
     workdir = arguments.workdir or folders[0].parent
     if not folders:
-        check_sweep(workdir, arguments.combinations)
-        status = train_combinations(arguments.combinations, arguments.part)
+        prepared = prepare_sweep(workdir, arguments.combinations)
+        status = train_combinations(arguments.combinations, prepared, arguments.part)
         if status:
             say("stopped by a signal; the same command goes on from here", error=True)
             return status
@@ -230,34 +231,42 @@ def main(arguments: Arguments) -> int:
     return 0
 
 
-def check_sweep(workdir: Path, combinations: Sequence[Combination]) -> None:
-    """Raises the first error of any combination; only makes the folder."""
+def prepare_sweep(workdir: Path, combinations: Sequence[Combination]) -> list[Prepared]:
+    """Prepares all runs; raises the first error of any combination; only makes the folder."""
     if (workdir / "config.json").exists():
         raise ValueError(
             f"workdir must be a folder of run folders; {workdir} is the folder of one run"
         )
-    for _, arguments in combinations:
-        training.check_run(arguments.task, arguments.workdir, **arguments.options)
+    prepared = [
+        training.prepare(arguments.task, arguments.workdir, **arguments.options)
+        for _, arguments in combinations
+    ]
     make_folder("workdir", workdir)
+    return prepared
 
 
-def train_combinations(combinations: Sequence[Combination], part: str | None) -> int:
+def train_combinations(
+    combinations: Sequence[Combination], prepared: Sequence[Prepared], part: str | None
+) -> int:
     """Trains the unfinished combinations of a part; returns 0, or the exit status of a signal."""
+    numbered = [*enumerate(zip(combinations, prepared, strict=True), 1)]
     with Interruption() as interruption:  # between two runs too
-        for index, (label, arguments) in share_of([*enumerate(combinations, 1)], part):
-            task, folder = arguments.task, arguments.workdir
-            title = f"combination {index} of {len(combinations)}: {label}"
-            with contextlib.suppress(ValueError):  # `train_run` reports it
-                finished = training.load_run(folder)
-                same = fields_of(finished.task) == fields_of(task)
-                if same and finished.step == task.train.steps:
+        for index, ((label, _), prepared_run) in share_of(numbered, part):
+            steps, title = (
+                prepared_run.task.train.steps,
+                f"combination {index} of {len(numbered)}: {label}",
+            )
+            with contextlib.suppress(ValueError):  # `run` reports it
+                finished = training.load_run(prepared_run.workdir)
+                same = fields_of(finished.task) == fields_of(prepared_run.task)
+                if same and finished.step == steps:
                     say(f"{title}: finished")
                     continue
             if interruption.requested is not None:
                 return interruption.exit_status
             say(title)
-            run = training.train_run(task, folder, interruption=interruption, **arguments.options)
-            if run.step < task.train.steps:
+            run = training.run(prepared_run, interruption=interruption)
+            if run.step < steps:
                 return run.interrupted
     return 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import os
 import re
 import traceback
@@ -53,8 +52,8 @@ class Arguments(Generic[ChosenTask]):
             a run. Options on the command line win. It holds no `workdir` and no `resume`.
         resume: continue the run in `workdir`, or begin it. The options of the model, the task and
             the optimiser must be those of the run. --log-every, --checkpoint-every, --keep,
-            --keep-best, --log-gradients and --mesh may change, and --steps where the learning rate
-            does not depend on it.
+            --keep-best, --validate-on, --log-gradients and --mesh may change, and --steps where the
+            learning rate does not depend on it.
         log_gradients: also write gradient norms and attention statistics of the next batch to
             `workdir`/gradients.jsonl: every 100 steps, or every=STEPS, a multiple of log_every; off
             if left out.
@@ -117,9 +116,9 @@ def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[st
 def main(arguments: Arguments[Any]) -> int:
     with together():
         options = arguments.options
-    on_start = functools.partial(introduce, mesh=options["mesh"] or MeshShape.default())
     try:
-        run = training.train_run(arguments.task, arguments.workdir, **options, on_start=on_start)
+        prepared = training.prepare(arguments.task, arguments.workdir, **options)
+        run = training.run(prepared, work=introduce(prepared))
     except Exception as error:
         if several() and not is_users_mistake(error):
             _end_alone(error)

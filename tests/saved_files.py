@@ -1,6 +1,7 @@
 """For tests of saved files: every bit of a state, everything in a folder, what is on the disk."""
 
 import os
+import re
 
 import chex
 import jax
@@ -18,6 +19,11 @@ def assert_bits_equal(left, right):
 
     chex.assert_trees_all_equal_shapes_and_dtypes(left, right)
     chex.assert_trees_all_equal(*(jax.tree.map(bits, tree) for tree in (left, right)), strict=True)
+
+
+def without_speed(path):
+    """The bytes of a file, without the measured speeds of metrics.jsonl."""
+    return re.sub(rb', "(steps|tokens)_per_second": \[[^]]*\]', b"", path.read_bytes())
 
 
 def snapshot(folder):

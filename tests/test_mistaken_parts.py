@@ -16,7 +16,7 @@ from mistakes import refused
 import attention_jax as aj
 from attention_jax import attention
 from attention_jax.tasks.translation.task import Translation
-from attention_jax.training.run import check_run
+from attention_jax.training.run import prepare
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 HERE = "test_mistaken_parts.py, line "
@@ -280,7 +280,7 @@ def test_training_fails_before_it_makes_a_folder_or_reads_a_text(wrong_module, c
     assert not (wrong_module / "run").exists()
     model = dataclasses.replace(Translation.model, score="wrong_scores:Wrong(size=32)")
     task = Translation(source=Path("nowhere"), target=Path("nowhere"), model=model)
-    refused(re.escape(LINE.format(32)), lambda: check_run(task, wrong_module / "run"))
+    refused(re.escape(LINE.format(32)), lambda: prepare(task, wrong_module / "run"))
 
 
 # --- normalisers that break the contract ---

@@ -122,7 +122,8 @@ def test_pickles_of_before_find_what_has_moved():
         "implementations.contract BlockSizes", "implementations.masked_softmax masked_softmax",
         "functional.local window_mask", "functional.interop dot_product_attention",
         "functional.capture_point CapturedAttention", "normalizers.rows AttentionStatistics",
-        "scores.soft_cap SoftCap",
+        "scores.soft_cap SoftCap", "training.loop TrainState", "training.export export",
+        "training.task TrainConfig",
     )  # fmt: skip
     read = (
         "import pickle, sys\n"  # the library is not imported before it reads a pickle

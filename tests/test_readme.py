@@ -14,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_lines import load
-from stand_in_training import run_of_two_seeds, scaled_at_each_step
+from stand_in_training import run_of_two_seeds, scaled
 
 import attention_jax
 from attention_jax.commands.command_line import parse
-from attention_jax.training.loop import trace_step
 from experiments import lab
 
 ROOT = Path(__file__).parent.parent
@@ -164,12 +163,7 @@ def test_users_own_task_is_trained_and_answered_by_the_commands(tmp_path, comman
     short = ["--dim", 8, "--hidden-dim", 7, "--steps", 6, "--log-every", 2, "--seeds", 1]
     short += ["--checkpoint-every", 2, "--batch-size", 3]
     short += ["--encoder-layers", 0, "--no-decoder-self-attention"]
-
-    def traced(task, feed, *arguments):
-        trace_step(task, feed)
-        return scaled_at_each_step(task, feed, *arguments)
-
-    monkeypatch.setattr("attention_jax.training.run.train", traced)
+    monkeypatch.setattr("attention_jax.training.step.Compiled.advance", scaled)
     assert command("train", *words, *short)[0] == 0
     status, out, _ = command("answers", "--workdir", "runs/recall")
     assert (status, Path("runs/recall/figures/answers.png").exists()) == (0, True)

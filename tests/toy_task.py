@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.training.loop import state_shapes
 from attention_jax.training.run import train_run
+from attention_jax.training.step import state_shapes
 from attention_jax.training.task import Result, Task, TrainConfig
 
 

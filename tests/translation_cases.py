@@ -12,8 +12,8 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.tasks.translation.task import TRAIN, Translation
 from attention_jax.tasks.translation.translate import translator_of
-from attention_jax.training.loop import initial_state
 from attention_jax.training.run import load_run
+from attention_jax.training.step import initial_state
 
 TEXT = Path(__file__).parent / "parallel_text"
 VOCABULARY_SIZE = 400  # 256 bytes, 4 special tokens, the letters, and parts of words

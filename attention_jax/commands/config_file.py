@@ -15,8 +15,9 @@ from attention_jax.commands.command_line import parse
 from attention_jax.core.errors import one_line
 from attention_jax.core.names import did_you_mean
 from attention_jax.nn import ModelConfig
-from attention_jax.training.saved_run import with_copy
-from attention_jax.training.settings import DESCRIPTIONS, check_functions
+from attention_jax.training.identity import check_functions
+from attention_jax.training.saved import with_copy
+from attention_jax.training.settings import DESCRIPTIONS
 from attention_jax.training.task import TrainConfig
 
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")

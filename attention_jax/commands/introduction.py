@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 from typing import Any
 
 import jax
@@ -12,11 +11,9 @@ from attention_jax.analysis.ledger import operation_count
 from attention_jax.core.errors import one_line
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.progress import Work, say
-from attention_jax.tasks.vocabulary import Batch
-from attention_jax.training.run import TrainedRun
-from attention_jax.training.saved_run import of_one_seed
-from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import Feed
+from attention_jax.training.prepare import Prepared
+from attention_jax.training.saved import of_one_seed
+from attention_jax.training.step import drawn_shapes, num_tokens
 
 # Operations per second of a device, dense, in bfloat16, by the names that JAX gives it. Sources:
 # docs.cloud.google.com/tpu/docs (v4, v5e, v5p, v6e); NVIDIA's data sheets of the GPUs.
@@ -31,29 +28,23 @@ PEAKS = {
 _SAMPLE = 20  # batches of a feed, over which the number of tokens is averaged
 
 
-def introduce(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
+def introduce(run: Prepared) -> Work | None:
     """Prints a table of the model, the run and the devices; nothing is compiled.
 
-    Args:
-        run: the run before its first step.
-        feed: its batches, if the host makes them.
-        mesh: its devices.
-
     Returns:
-        what a step takes, for the speed in the log.
+        what a step takes, if that and the peak of the devices are known.
     """
-    task, train, kind = run.task, run.task.train, jax.devices()[0].device_kind
+    task, train, mesh = run.task, run.task.train, run.mesh
+    kind, one_seed = jax.devices()[0].device_kind, of_one_seed(run.shapes.params)
     sizes: collections.Counter[str] = collections.Counter()
-    for name, leaf in named_leaves(run.params).items():
+    for name, leaf in named_leaves(one_seed).items():
         module, *inner = name.split(".")
-        group = "scores" if "params_of_score" in inner else module or "all"
-        sizes[group] += leaf.size // train.seeds
+        sizes["scores" if "params_of_score" in inner else module or "all"] += leaf.size
     by_module = ", ".join(f"{module} {size:,}" for module, size in sizes.items())
-    one_seed = of_one_seed(run.params)
     dtypes = [" and ".join(sorted({str(leaf.dtype) for leaf in jax.tree.leaves(one_seed)}))]
     if hasattr(task.model, "dtype"):
         dtypes.append(f"computed in {task.model.dtype}")
-    batch, tokens = _typical_batch(run, feed)
+    batch, tokens = _typical_batch(run)
     step = [f"{train.batch_size} examples"] if train.batch_size else []
     step += [] if tokens is None else [f"{tokens:,.0f} tokens, padding included"]
     flops = None
@@ -63,8 +54,7 @@ def introduce(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
         step.append(f"{flops / 1e9:,.3g} GFLOP")
     except Exception as error:  # a mistake of the task is raised again by the first step
         step.append(f"FLOPs not counted ({one_line(error)})")
-    say(f"{run.workdir}: {task.label}")
-    for name, text in {
+    table = {
         "parameters": f"{sizes.total():,}: {by_module}",
         "a step": f"of one seed: {', '.join(step)}",
         "steps": f"{run.step:,} of {train.steps:,} done",
@@ -72,26 +62,23 @@ def introduce(run: TrainedRun, feed: Feed | None, *, mesh: MeshShape) -> Work:
         "dtype": ", ".join(dtypes),
         "devices": f"{mesh.devices} of {jax.device_count()}: {kind}, seed={mesh.seed}"
         f" data={mesh.data}",
-    }.items():
-        say(f"  {name:11} {text}")
+    }
+    lines = [f"{run.workdir}: {task.label}", *(f"  {key:11} {text}" for key, text in table.items())]
+    say("\n".join(lines))
     peak = PEAKS.get(kind)
-    return Work(tokens, flops, None if peak is None else peak * mesh.devices)
+    return None if flops is None or peak is None else Work(flops, peak * mesh.devices)
 
 
-def _typical_batch(run: TrainedRun, feed: Feed | None) -> tuple[Any, float | None]:
+def _typical_batch(run: Prepared) -> tuple[Any, float | None]:
     """Returns a batch of about the mean size (or its shapes), and the mean number of tokens."""
-    size, first = run.task.train.batch_size, run.task.train.first_seed
-    if feed is None:  # all have one shape
-        rng = jax.random.key(0)
-        batches = [jax.eval_shape(lambda: run.task.batch(rng, size=size))]
+    first = run.task.train.first_seed
+    if run.feed is None:  # all have one shape
+        batches = [drawn_shapes(run.task)]
     else:
-        batches = [feed.batch(first, step) for step in range(run.step, run.step + _SAMPLE)]
-    if not isinstance(batches[0], Batch):
+        batches = [run.feed.batch(first, step) for step in range(run.step, run.step + _SAMPLE)]
+    tokens = [num_tokens(batch) for batch in batches]
+    if None in tokens:
         return batches[0], None
-    mean = sum(map(_num_tokens, batches)) / len(batches)
-    return min(batches, key=lambda batch: abs(_num_tokens(batch) - mean)), mean
-
-
-def _num_tokens(batch: Batch) -> int:
-    """The positions of a batch, padding included."""
-    return sum(math.prod(ids.shape[:2]) for ids in (batch.source, batch.target_inputs))
+    known = [*map(int, tokens)]  # type: ignore[arg-type]
+    mean = sum(known) / len(known)
+    return min(zip(batches, known, strict=True), key=lambda pair: abs(pair[1] - mean))[0], mean

@@ -26,7 +26,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from attention_jax.core.errors import one_line
 from attention_jax.runs.progress import warn
@@ -103,8 +102,7 @@ class Checkpoints:
             ValueError: the state could not be written, or two leaves have one name; or the step is
                 kept, and is damaged or of another configuration. Earlier checkpoints are unchanged.
         """
-        metric = metric if metric is not None and math.isfinite(metric) else None
-        kept = _Kept(step, metric, temporary)
+        kept = _Kept(step, metric if math.isfinite(metric or 0) else None, temporary)
         try:
             self._write(kept, state)
         except Exception as error:  # Orbax and its dependencies raise dozens of types
@@ -127,7 +125,7 @@ class Checkpoints:
                 write_json(folder / "manifest.json", ranked)
             return
         partial = folder.with_name(folder.name + _PARTIAL)
-        args = ocp.args.StandardSave(_without_empty(state))
+        args = _orbax_module().args.StandardSave(_without_empty(state))
         with _path_for_orbax(self._folder) as parent, _orbax() as orbax:
             orbax.save(parent / partial.name / "state", args=args, force=True)
         manifest["files"] = _file_digests(partial)
@@ -269,7 +267,7 @@ class Checkpoints:
             return found if leaf.size else jnp.empty(leaf.shape, leaf.dtype, device=leaf.sharding)
 
         wanted = jax.tree.map(placed, like)
-        args = ocp.args.StandardRestore(_without_empty(wanted))
+        args = _orbax_module().args.StandardRestore(_without_empty(wanted))
         with _path_for_orbax(self._folder) as folder, _orbax() as orbax:
             found = orbax.restore(folder / str(step) / "state", args=args)
         return jax.tree.map(filled, wanted, found)
@@ -277,13 +275,20 @@ class Checkpoints:
 
 def saved_steps(folder: Path) -> list[int]:
     """The steps in a folder of checkpoints, damaged ones included; the newest last."""
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    names = (path.name for path in folder.glob("*"))
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
-def _orbax() -> ocp.Checkpointer:
+def _orbax_module() -> Any:
+    """Orbax, which takes so long to import that a new run makes its first step before."""
+    import orbax.checkpoint as ocp
+
+    return ocp
+
+
+def _orbax() -> Any:
     """Orbax for this process alone: it waits for no other one."""
-    index = jax.process_index()
+    ocp, index = _orbax_module(), jax.process_index()
     alone = ocp.options.MultiprocessingOptions(index, {index}, f"process_{index}")
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
     return ocp.Checkpointer(handler, multiprocessing_options=alone)

@@ -200,10 +200,14 @@ def get_logger(text: str) -> Logger:
     return found
 
 
+# Metrics whose numbers are the same for all seeds.
+_SHARED = ("learning_rate", "steps_per_second", "tokens_per_second")
+
+
 def _series(metrics: Metrics, first_seed: int) -> Iterator[tuple[str, float]]:
     """The mean over seeds of each metric, and if there are several seeds each seed's number."""
     for name, by_seed in metrics.items():
         yield name, statistics.fmean(by_seed)
-        if len(by_seed) > 1:
+        if len(by_seed) > 1 and name not in _SHARED:
             for seed, number in enumerate(by_seed, first_seed):
                 yield f"{name}/seed {seed}", number

@@ -8,6 +8,7 @@ process they return at once, and do not touch a device.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,10 +79,10 @@ def from_first(tree: Any, like: Any) -> Any:
     """Spreads the arrays of the first process over the devices of all processes.
 
     Args:
-        tree: the arrays; not read in the other processes.
+        tree: the arrays, or None for None in all processes; not read in the other processes.
         like: shapes, dtypes and shardings.
     """
-    if not several():
+    if not several() or not exchanged("" if tree is None else "there")[0]:
         return tree
 
     def spread(leaf: jax.ShapeDtypeStruct, value: Any) -> jax.Array:
@@ -91,3 +92,18 @@ def from_first(tree: Any, like: Any) -> Any:
         return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda part: found[part])
 
     return jax.tree.map(spread, like, tree if is_first() else like)
+
+
+def check_equal(values: dict[str, Any]) -> None:
+    """Raises ValueError unless all processes have the same values, JSON, under each name.
+
+    Different machines may round the numbers of a user's score differently.
+    """
+    of_all = [json.loads(text) for text in exchanged(json.dumps(values))]
+    for index, other in enumerate(of_all):
+        for name in {**of_all[0], **other}:
+            if of_all[0].get(name) != other.get(name) and not name.endswith("numbers"):
+                raise ValueError(
+                    f"{name} must be equal in all processes; got {of_all[0].get(name)!r} in"
+                    f" process 0 and {other.get(name)!r} in process {index}"
+                )

@@ -17,11 +17,10 @@ _lost: list[OSError] = []  # the first error of standard output, which `say` lea
 
 
 class Work(NamedTuple):
-    """What one seed computes in a step, for the speed in the log; None for an unknown number."""
+    """What one seed computes in a step, for the share of the devices' peak in the log."""
 
-    tokens: float | None = None  # positions of the batch, padding included
-    flops: float | None = None  # floating-point operations
-    peak: float | None = None  # floating-point operations per second of the devices together
+    flops: float  # floating-point operations
+    peak: float  # floating-point operations per second of the devices together
 
 
 class Progress:
@@ -32,18 +31,18 @@ class Progress:
         start: steps done already.
         total: steps in all.
         seeds: how many train at once; the rate counts the steps of all of them.
-        work: what a step takes.
+        work: what a step takes; None if that or the devices' peak is not known.
     """
 
     def __init__(
         self, description: str, *, start: int, total: int, seeds: int, work: Work | None = None
     ):
         self._description, self._total, self._seeds = description, total, seeds
-        self._work = work or Work()
+        self._work = work
         self._began = self._last_line = self._since = time.monotonic()
-        # (step, time, seconds of training) now, and after the first call, which compiles.
-        self._warm: tuple[int, float, float] | None = None
-        self._now = (start, self._began, 0.0)
+        # (step, time, seconds of training, tokens) now, and after the first call, which compiles.
+        self._warm: tuple[int, float, float, float] | None = None
+        self._now = (start, self._began, 0.0, 0.0)
         self._diverged = 0  # seeds whose loss is not finite
 
     @property
@@ -53,17 +52,21 @@ class Progress:
         Only training counts: from `begin`, or the `update` before, to `update`. It is {} until the
         second call has ended. Entries that are not known are left out.
         """
-        if self._warm is None or self._now == self._warm:
+        if self._warm is None or self._now[0] == self._warm[0]:
             return {}
-        (first, _, before), (last, _, seconds) = self._warm, self._now
-        rate = (last - first) * self._seeds / (seconds - before)
-        tokens, flops, peak = self._work
-        speed = {"steps_per_second": rate}
-        if tokens is not None:
-            speed["tokens_per_second"] = rate * tokens
-        if flops is not None and peak is not None:
-            speed["flops_utilization"] = rate * flops / peak
+        speed = {name: self._seeds * each for name, each in self._speed_since(self._warm).items()}
+        if self._work is not None:
+            rate = speed["steps_per_second"]
+            speed["flops_utilization"] = rate * self._work.flops / self._work.peak
         return speed
+
+    def _speed_since(self, before: tuple[int, float, float, float]) -> dict[str, float]:
+        """The speed of one seed; without tokens where they are not known."""
+        steps, _, seconds, tokens = (
+            now - then for now, then in zip(self._now, before, strict=True)
+        )
+        speed = {"steps_per_second": steps / seconds, "tokens_per_second": tokens / seconds}
+        return {name: each for name, each in speed.items() if not math.isnan(each)}
 
     @property
     def seconds(self) -> float:
@@ -74,10 +77,22 @@ class Progress:
         """Notes that training goes on now, after a validation or the writing of a file."""
         self._since = time.monotonic()
 
-    def update(self, step: int, losses: list[float]) -> None:
-        """Notes that `step` is done, with the loss of each seed."""
-        now = time.monotonic()
-        self._now = (step, now, self._now[2] + now - self._since)
+    def update(
+        self, step: int, losses: list[float], tokens: float | None = None
+    ) -> dict[str, float]:
+        """Notes that `step` is done.
+
+        Args:
+            step: steps done.
+            losses: of each seed.
+            tokens: of one seed since the last `update`, padding included; None if not known.
+
+        Returns:
+            steps and tokens per second of each seed since the last `update`; {} for the first call.
+        """
+        now, before = time.monotonic(), self._now
+        seconds = before[2] + now - self._since
+        self._now = (step, now, seconds, before[3] + (math.nan if tokens is None else tokens))
         self._since = now
         diverged = sum(not math.isfinite(loss) for loss in losses)
         if diverged > self._diverged:
@@ -87,21 +102,23 @@ class Progress:
                 " finite; a smaller learning rate may help"
             )
         status = f"step {step}/{self._total}, loss {statistics.fmean(losses):.4f}"
-        speed = self.speed
+        speed, of_seed = self.speed, dict[str, float]()
         if self._warm is None:
             self._warm = self._now
         else:
+            of_seed = self._speed_since(before)
             rate = speed["steps_per_second"]
             status += f", {rate:.0f} steps/s" if rate >= 100 else f", {rate:.3g} steps/s"
             if "tokens_per_second" in speed:
                 status += f", {speed['tokens_per_second']:,.0f} tokens/s"
             if "flops_utilization" in speed:
                 status += f", {speed['flops_utilization']:.1%} of the devices' peak"
-            first, began, _ = self._warm
+            first, began, *_ = self._warm
             status += f", {(self._total - step) * (now - began) / (step - first):.0f} s left"
         if self._now[1] - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total:
             self._last_line = self._now[1]
             self.note(status)
+        return of_seed
 
     def note(self, text: str) -> None:
         """Prints a line of text."""

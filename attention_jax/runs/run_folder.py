@@ -31,35 +31,27 @@ _OF_A_RUN = {
 
 @contextlib.contextmanager
 def open_run_folder(
-    folder: Path,
-    config: JSON,
-    *,
-    resume: bool,
-    check_same: Callable[[JSON], None],
-    files: Mapping[str, bytes],
+    folder: Path, config: JSON, files: Mapping[str, bytes], *, check: Callable[[], None]
 ) -> Iterator[None]:
     """Makes the folder of a new run, or opens the run in it; while entered, no other can.
 
     Args:
         folder: of the run.
         config: all settings, for config.json.
-        resume: whether to resume the run that is there.
-        check_same: raises ValueError if a run with these stored settings is not the same.
         files: what else to write, by name.
+        check: raises ValueError unless a run can begin in the folder, or resume. It is called
+            before anything is made, and again once no other process can open the folder.
 
     Raises:
-        ValueError: the path is a file or cannot be written; or it holds a run and `resume` is
-            False; or it holds a run of another or an unknown configuration; or another process
-            trains in it.
+        ValueError: `check` raises it; or the path is a file or cannot be written; or another
+            process trains in it.
     """
     with contextlib.ExitStack() as stack:
         with writing("workdir", folder):
-            # Before anything is made.
-            check_run_folder(folder, resume=resume, check_same=check_same, files=files)
+            check()
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(_locked(folder))
-            # Another start may have been faster; of two at the same time, one succeeds.
-            check_run_folder(folder, resume=resume, check_same=check_same, files=files)
+            check()  # another start may have been faster; of two at the same time, one succeeds
             write_json(folder / "config.json", config)
             for name, content in files.items():
                 write_bytes(folder / name, content)
@@ -68,17 +60,19 @@ def open_run_folder(
         yield
 
 
-def check_run_folder(
-    folder: Path,
-    *,
-    resume: bool,
-    check_same: Callable[[JSON], None],
-    files: Collection[str] = (),
-) -> None:
-    """Raises ValueError unless a run can begin in the folder, or resume; changes nothing.
+def check_run_folder(folder: Path, *, resume: bool, files: Collection[str]) -> JSON | None:
+    """The config.json of the run in a folder; None for a folder in which a run can begin.
 
-    A new run may begin beside files of others, such as a scheduler's log. The arguments are those
-    of `open_run_folder`.
+    A new run may begin beside files of others, such as a scheduler's log.
+
+    Args:
+        folder: of the run.
+        resume: whether the run that is there may go on.
+        files: the names of the files that a new run would write besides its own.
+
+    Raises:
+        ValueError: the path is a file; or it holds a run, and `resume` is False; or a new run would
+            overwrite files.
     """
     check_folder("workdir", folder)
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
@@ -88,15 +82,13 @@ def check_run_folder(
                 f"workdir {folder} already holds a run; add resume=True to go on with it, or name"
                 " another folder"
             )
-        try:
-            check_same(read_config(folder))
-        except ValueError as error:
-            raise ValueError(f"workdir {folder}: {error}") from error
-    elif overwritten := sorted(names & {*_OF_A_RUN, *files}):
+        return read_config(folder)
+    if overwritten := sorted(names & {*_OF_A_RUN, *files}):
         raise ValueError(
             f"workdir must be new, or the folder of a run; {folder} has no config.json, and a new"
             f" run would overwrite {', '.join(overwritten)}"
         )
+    return None
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from attention_jax.tasks.selective_copy import SelectiveCopy
 from attention_jax.tasks.sort import Sort
 from attention_jax.tasks.text import Text
 from attention_jax.tasks.translation.task import Translation
-from attention_jax.training.settings import task_in
+from attention_jax.training.identity import task_in
 from attention_jax.training.task import Task
 from attention_jax.training.task_class import task_class
 

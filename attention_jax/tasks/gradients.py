@@ -20,8 +20,8 @@ from attention_jax.analysis.gradients import sweep_of_captured
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.pages import first_row, last_attention, mean_over_heads
-from attention_jax.training.loop import TrainState, batches_of_step, gradient_statistics
 from attention_jax.training.run import TrainedRun, load_states
+from attention_jax.training.step import TrainState, batches_of_step, gradient_statistics
 from attention_jax.training.task import JSON, Labels, Params, Task
 
 Array = jax.Array

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,11 @@ class Batch(NamedTuple):
     def inputs(self) -> tuple[Array, Array, Array]:
         """The arguments of the model."""
         return self.source, self.source_lengths, self.target_inputs
+
+    @property
+    def num_tokens(self) -> int:
+        """The positions of source and target, padding included."""
+        return sum(math.prod(ids.shape[:2]) for ids in (self.source, self.target_inputs))
 
 
 def padded_batch(

@@ -1,84 +1,39 @@
-"""A training run in its folder: train it, resume it, load it; the same functions for every task."""
+"""A run in the order of time: `prepare` checks everything that may refuse, then `run` trains.
+
+`train_run(task, workdir)` is `run(prepare(task, workdir))`. Of several runs all are prepared before
+the first one trains, so that a mistake in the last one is found at once.
+
+The state of a run is one `TrainState` of all seeds. A compiled call takes it `log_every` steps
+further. After each call the first process writes a line, and at a checkpoint the whole state; see
+`Records`.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from attention_jax.core.checks import check_integer
 from attention_jax.runs import processes
-from attention_jax.runs.checkpoints import Checkpoints, Restored, StepName, saved_steps
-from attention_jax.runs.environment import usable_cpus
+from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.loggers import Logger, Loggers, Profile
-from attention_jax.runs.metrics_file import add_line, drop_lines_after
-from attention_jax.runs.progress import Progress, Work, warn
-from attention_jax.runs.run_folder import JSON, check_run_folder, open_run_folder, read_json
-from attention_jax.training.loop import (
-    LINES,
-    Records,
-    TrainState,
-    initial_state,
-    state_shapes,
-    trace_step,
-    train,
-)
-from attention_jax.training.resuming import as_begun, check_equal_in_all, check_resumable
-from attention_jax.training.saved_run import SavedRun, first_params, keep_first_params
-from attention_jax.training.settings import check_task, start_of, with_numbers
-from attention_jax.training.sharding import Layout, MeshShape
-from attention_jax.training.task import Feed, Params, Task, undefined
+from attention_jax.runs.progress import Progress, Work
+from attention_jax.runs.run_folder import open_run_folder
+from attention_jax.training.prepare import Loggable, Prepared, prepare
+from attention_jax.training.records import Records, by_seed
+from attention_jax.training.saved import TrainedRun, keep_first_params, load_run, load_states
+from attention_jax.training.sharding import MeshShape
+from attention_jax.training.step import seeds_of
+from attention_jax.training.task import Task
 
-Loggable = Logger | Sequence[Logger] | None
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainedRun:
-    """A run that was trained or loaded.
-
-    Attributes:
-        task: the task, with all settings.
-        params: stacked over seeds.
-        step: how far it was trained.
-        workdir: its folder, if it has one.
-        seconds: wall time of this call of `train_run`, compilation included.
-        steps_per_second: of all seeds together, compilation excluded.
-        interrupted: 130, 143 or 129, the exit status, if a signal asked to stop; else 0.
-    """
-
-    task: Any  # a `Task`
-    params: Params
-    step: int
-    workdir: Path | None = None
-    seconds: float | None = None
-    steps_per_second: float | None = None
-    interrupted: int = 0
-
-    def params_of(self, seed_index: int) -> Params:
-        """The parameters of one seed; ValueError if there is no such seed."""
-        check_integer("seed_index", seed_index, 0, self.task.train.seeds - 1)
-        return jax.tree.map(lambda leaf: leaf[seed_index], self.params)
-
-    def describe(self, seed_index: int | None = None) -> str:
-        """The run in words: "reversal additive: step 300 of 2500 (not finished), seed 0"."""
-        task, steps = self.task, self.task.train.steps
-        kept = [] if self.workdir is None else saved_steps(self.workdir / "checkpoints")
-        unfinished = "" if max([self.step, *kept]) >= steps else " (not finished)"
-        many = f"{task.train.seeds} seed{'s' * (task.train.seeds > 1)}"
-        seeds = many if seed_index is None else f"seed {seed_index}"
-        name = " ".join(dict.fromkeys((task.name, task.label)))
-        return f"{name}: step {self.step} of {steps}{unfinished}, {seeds}"
+__all__ = ["Prepared", "TrainedRun", "load_run", "load_states", "prepare", "run", "train_run"]
 
 
 def train_run(
     task: Task,
-    workdir: Path,
+    workdir: Path | str,
     *,
     resume: bool = False,
     log_gradients: int | None = None,
@@ -86,7 +41,6 @@ def train_run(
     interruption: Interruption | None = None,
     on_metrics: Loggable = None,
     profile: int | None = None,
-    on_start: Callable[[TrainedRun, Feed | None], Work] | None = None,
 ) -> TrainedRun:
     """Trains in a folder, from its newest good checkpoint or from the start.
 
@@ -113,9 +67,6 @@ def train_run(
             goes on.
         profile: how many steps after the first compiled call JAX's profiler traces, to the folder
             "profile".
-        on_start: called before the first step with the run and its feed; returns what a step takes,
-            for the speed in the log. The run's `params` are those of all seeds, until the first
-            step deletes them.
 
     Returns:
         the run at its last step, or where a signal stopped it.
@@ -124,202 +75,66 @@ def train_run(
         ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
             all checkpoints are damaged; or a file cannot be written.
     """
-    mesh = mesh or MeshShape.default()
-    with processes.together():
-        task, feed, config, params = _checked(
-            task, Path(workdir), log_gradients, mesh, on_metrics, profile
-        )
-    options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
-    check_equal_in_all({**config, **options})
-    folder = Path(workdir).absolute()  # the task may change the current folder
-    layout, is_first = Layout(mesh), processes.is_first()
+    checked: Any = {"resume": resume, "log_gradients": log_gradients, "mesh": mesh}
+    prepared = prepare(task, workdir, on_metrics=on_metrics, profile=profile, **checked)
+    return run(prepared, interruption=interruption)
+
+
+def run(
+    prepared: Prepared, *, interruption: Interruption | None = None, work: Work | None = None
+) -> TrainedRun:
+    """Trains what `prepare` has checked; see `train_run`.
+
+    Args:
+        prepared: the run.
+        interruption: as in `train_run`.
+        work: what a step computes, for the log.
+    """
+    task, train, compiled = prepared.task, prepared.task.train, prepared.compiled
+    folder = prepared.workdir.absolute()  # the task may change the current folder
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
-        # The first process opens the folder; then all processes have the newest or the first state.
-        check_same = functools.partial(check_resumable, task, config, folder)
-        files = {} if feed is None else feed.files
+        # The first process opens the folder and reads the newest checkpoint; then all have it.
+        checkpoints = restored = None
         with processes.together():
-            if is_first:
-                config = with_numbers(task, config, folder)
+            if processes.is_first():
                 stack.enter_context(
                     open_run_folder(
-                        folder, config, resume=resume, check_same=check_same, files=files
+                        folder, prepared.config, prepared.files, check=prepared.check_folder
                     )
                 )
-                keep_first_params(folder, params)
-            keep: Any = {"keep": task.train.keep, "keep_best": task.train.keep_best}
-            checkpoints = Checkpoints(folder / "checkpoints", **keep, read_only=not is_first)
-        state, first_step = _first_state(task, layout, checkpoints, params)
-        processes.first_does(lambda: _drop_logs_after(folder, first_step))
-        if is_first and first_step:
-            _warn_of_cpus(folder)
-        # What training reports to.
-        initial_run = TrainedRun(task, state.params, first_step, Path(workdir))
-        with processes.together():
-            work = on_start and on_start(initial_run, feed)
-        counts = {"start": first_step, "total": task.train.steps, "seeds": task.train.seeds}
-        progress = Progress(task.label, **counts, work=work)
-        if feed is not None and feed.note:
-            progress.note(feed.note)
-        profilers = [] if profile is None else [Profile(folder, profile)]
-        loggers = [*_as_list(on_metrics), *profilers] if is_first else []
-        log = Loggers(loggers, folder, config)
-        stack.callback(log.close)
-        records = Records(folder, checkpoints, progress, log, log_gradients)
-        state = train(task, feed, layout, state, records, interruption)
-        # How long it took.
-        step = int(processes.whole(state.step)[0])
-        seconds, rate = progress.seconds, progress.speed.get("steps_per_second")
-        if step > first_step:
-            speed = {"seconds": seconds, "steps_per_second": rate, **progress.speed}
-            line = {"from_step": first_step, "to_step": step, **speed}
-            processes.first_does(lambda: add_line(folder / "timing.jsonl", line))
+                keep_first_params(folder, prepared.params)
+                keep: Any = {"keep": train.keep, "keep_best": train.keep_best}
+                checkpoints = Checkpoints(folder / "checkpoints", **keep)
+                if checkpoints.steps():
+                    restored = checkpoints.restore(prepared.shapes).state
+        state = processes.from_first(restored, prepared.shapes)
+        if state is None:
+            state = compiled.first_state(seeds_of(task), prepared.params)
+        state = jax.device_put(state, prepared.layout.by_seed)
+        step = first_step = int(processes.whole(state.step)[0])
+        progress = Progress(task.label, start=step, total=train.steps, seeds=train.seeds, work=work)
+        records = Records(prepared, folder, checkpoints, progress)
+        stack.callback(records.close)
+        records.begin(step, state)
+        loss = None
+        while step < train.steps and not interruption.agreed():
+            # Calls end at multiples of log_every wherever a run begins: a resumed run makes the
+            # same calls as a run that was never stopped, and ends bit-identical to it.
+            count = train.steps_of_call(step)
+            progress.begin()
+            state, metrics, tokens = compiled.advance(
+                state, step, count, prepared.feed, prepared.given
+            )
+            step += count
+            line = by_seed(metrics)
+            loss = records.lines(step, line, progress.update(step, line["loss"], tokens))
+            records.gradients(step, state)
+            if step % train.checkpoint_every == 0:
+                records.save(step, state, loss)
+        records.save(step, state, loss)
+        records.end(first_step, step)
     params = processes.whole(state.params)
-    return TrainedRun(task, params, step, folder, seconds, rate, interruption.exit_status)
-
-
-def check_run(
-    task: Task,
-    workdir: Path,
-    *,
-    resume: bool = False,
-    log_gradients: int | None = None,
-    mesh: MeshShape | None = None,
-    on_metrics: Loggable = None,
-    profile: int | None = None,
-) -> None:
-    """Raises the errors with which `train_run` would not begin; changes nothing.
-
-    It traces the first step too, which raises the errors of a model, a score or a loss. The
-    arguments are those of `train_run`.
-
-    Raises:
-        ValueError: as in `train_run`.
-    """
-    mesh = mesh or MeshShape.default()
-    task, feed, config, _ = _checked(task, workdir, log_gradients, mesh, on_metrics, profile)
-    check_same = functools.partial(check_resumable, task, config, workdir)
-    files = {} if feed is None else feed.files
-    check_run_folder(workdir, resume=resume, check_same=check_same, files=files)
-    trace_step(task, feed)
-
-
-def _checked(
-    task: Task,
-    folder: Path,
-    log_gradients: int | None,
-    mesh: MeshShape,
-    on_metrics: Loggable,
-    profile: int | None,
-) -> tuple[Task, Feed | None, JSON, Params | None]:
-    """Checks all arguments; returns the task, its data, the content of config.json, and parameters.
-
-    The task is that of `as_begun`. The parameters are None unless `init_from` names them and the
-    run has no checkpoint yet.
-    """
-    if not all(map(callable, _as_list(on_metrics))):
-        raise ValueError(f"on_metrics must be a function, a class or several; got {on_metrics!r}")
-    if profile is not None:
-        check_integer("profile", profile)
-    task = as_begun(task, folder)
-    check_task(task)
-    every = task.train.log_every
-    if log_gradients is not None and (log_gradients < 1 or log_gradients % every):
-        raise ValueError(
-            f"log_gradients must be a positive multiple of log_every {every}; got {log_gradients}"
-        )
-    if log_gradients is not None and type(task).statistics is Task.statistics:
-        raise undefined(task, "statistics(loss, params, batch, rng)")
-    if not isinstance(mesh, MeshShape):
-        raise ValueError(f"mesh must be a MeshShape or None; got {mesh!r}")
-    mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
-    feed, config = start_of(task, folder, multiple_of=mesh.data)
-    params, digest = first_params(task, folder, resumes=True)
-    return task, feed, {**config, **digest}, params
-
-
-def _as_list(on_metrics: Loggable) -> list[Any]:
-    if isinstance(on_metrics, list | tuple):
-        return [*on_metrics]
-    return [] if on_metrics is None else [on_metrics]
-
-
-def _drop_logs_after(folder: Path, step: int) -> None:
-    # A run without a checkpoint starts over, and writes the line of step 0 again.
-    for name in LINES:
-        drop_lines_after(folder / f"{name}.jsonl", step or -1)
-    drop_lines_after(folder / "timing.jsonl")  # none but one that a crash has cut off
-
-
-def _warn_of_cpus(folder: Path) -> None:
-    # XLA divided sums between the processors before JAX 0.12.
-    before = None
-    with contextlib.suppress(ValueError):
-        before = read_json(folder / "env.json").get("usable_cpus")
-    now, on_cpu = usable_cpus(), jax.default_backend() == "cpu"
-    if on_cpu and before not in (None, now) and jax.__version_info__ < (0, 12):
-        warn(
-            f"the run began on {before} usable processors and goes on with {now}: with jax"
-            f" {jax.__version__} its bits may differ from those of a run that was never stopped"
-        )
-
-
-def _first_state(
-    task: Task, layout: Layout, checkpoints: Checkpoints, params: Params | None
-) -> tuple[TrainState, int]:
-    """Returns the newest good state and its step, or the initial state and 0."""
-    like = layout.placed(state_shapes(task))
-    restored: Restored | None = None
-    with processes.together():
-        if processes.is_first() and checkpoints.steps():
-            restored = checkpoints.restore(like)
-    step = processes.exchanged("" if restored is None else str(restored.step))[0]
-    if not step:
-        return initial_state(task, layout, params), 0
-    return processes.from_first(restored and restored.state, like), int(step)
-
-
-def load_run(
-    workdir: Path | str, step: StepName = "newest", *, score: str | None = None
-) -> TrainedRun:
-    """Loads a run, of any task, at one of its steps, and changes nothing in its folder.
-
-    Args:
-        workdir: the run's folder.
-        step: "newest" for the newest good checkpoint; "best" for the kept checkpoint with the best
-            validation metric, or without validation the smallest loss; a step that is kept; or 0
-            for the parameters before training, which are computed anew.
-        score: what the score of the run is called now, "module:Name", if its file or its class has
-            another name. It must give the same numbers. For other parts of a user give the setting,
-            too, "task=module:Name", with spaces between several: `task`, `self_attention_score`,
-            `normalizer`, `self_attention_normalizer`.
-
-    Returns:
-        the run with the parameters of that step.
-
-    Raises:
-        ValueError: the folder holds no run of an unchanged task, or no such checkpoint; or the
-            checkpoint is damaged.
-    """
-    run = SavedRun(Path(workdir), score)
-    restored = run.restore(step)
-    return TrainedRun(run.task, restored.state.params, restored.step, run.workdir)
-
-
-def load_states(
-    workdir: Path | str, *, score: str | None = None
-) -> tuple[Task, dict[int, TrainState]]:
-    """Loads a run's task, and its states by step: the kept states, and step 0 computed anew.
-
-    Args:
-        workdir: the run's folder.
-        score: as in `load_run`.
-
-    Returns:
-        the task, and {step: state}.
-
-    Raises:
-        ValueError: the folder holds no run of an unchanged task, or a damaged checkpoint.
-    """
-    run = SavedRun(Path(workdir), score)
-    return run.task, {step: run.restore(step).state for step in run.steps}
+    rate = progress.speed.get("steps_per_second")
+    status = interruption.exit_status
+    return TrainedRun(task, params, step, folder, progress.seconds, rate, status)

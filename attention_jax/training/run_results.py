@@ -56,15 +56,19 @@ def evaluated_run(workdir: Path, lengths: Sequence[int] = ()) -> EvaluatedRun:
     """
     run = load_run(workdir)
     results = results_of(run, lengths)
-    seconds = [line["seconds"] for line in read_lines(workdir / "timing.jsonl")]
     return EvaluatedRun(
         workdir=workdir,
         task=run.task,
         step=run.step,
         results={**results, "training loss": _training_loss(workdir, run.step)},
-        seconds=sum(seconds) if seconds else math.nan,
+        seconds=seconds_of(workdir) or math.nan,
         environment=read_json(workdir / "env.json"),
     )
+
+
+def seconds_of(workdir: Path) -> float:
+    """The wall time of training, of all starts of a run that were not killed."""
+    return sum(float(line.get("seconds", 0)) for line in read_lines(workdir / "timing.jsonl"))
 
 
 def results_of(run: TrainedRun, lengths: Sequence[int] = ()) -> dict[str, Result]:

@@ -18,14 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from attention_jax.core.checks import check_integer
 from attention_jax.core.errors import one_line
 from attention_jax.core.names import did_you_mean, is_of_this_package
 from attention_jax.normalizers import get_normalizer
-from attention_jax.runs.run_folder import JSON, read_config
+from attention_jax.runs.run_folder import JSON
 from attention_jax.scores import get_score
 from attention_jax.training.task import (
-    Feed,
     Task,
     TrainConfig,
     Validation,
@@ -33,15 +31,6 @@ from attention_jax.training.task import (
     undefined,
 )
 from attention_jax.training.task_class import name_of, task_class, task_part
-from attention_jax.training.task_program import (
-    check_program,
-    kept_program,
-    numbers_of,
-    numbers_of_optimizer,
-    optimizer_part,
-    program_of,
-    program_of_optimizer,
-)
 
 # The entries of config.json that describe the functions of a run, not its settings.
 _OF_TASK = ("program", "program_numbers", "jax")
@@ -129,137 +118,12 @@ def leaves_of(settings: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def start_of(task: Task, folder: Path, *, multiple_of: int = 1) -> tuple[Feed | None, JSON]:
-    """The feed of a run that begins or resumes, and the content of its config.json.
-
-    Args:
-        task: the task, from `check_task`.
-        folder: of the run.
-        multiple_of: as in `Task.feed`.
-
-    Raises:
-        ValueError: the data cannot be used; or the task, a score, a normaliser or the optimiser is
-            a user's, and a method of it fails or breaks its contract; in one line, with its name.
-    """
-    parts = _describe_parts(task)  # before the data is read, which may take seconds
-    feed = _checked_feed(task, folder, multiple_of)
-    if is_of_this_package(type(task)):
-        return feed, config_of(task, feed, parts)
-    # The program of a user's task is that of one device, whatever the mesh is.
-    config = config_of(task, feed if multiple_of == 1 else task.feed(folder), parts)
-    task.check_numbers()
-    return feed, config
-
-
-def _checked_feed(task: Task, folder: Path, multiple_of: int) -> Feed | None:
-    if is_of_this_package(type(task)):
-        return task.feed(folder, multiple_of=multiple_of)
-    part, read = task_part(task), functools.partial(task.feed, multiple_of=multiple_of)
-    feed = part.call("feed(folder, *, multiple_of=1)", read, folder)
-    if feed is None:
-        check_integer("batch_size", task.train.batch_size)
-        return None
-    part.require(isinstance(feed, Feed), "feed(folder) must return a Feed or None", feed)
-    for name in feed.digests:
-        part.require(str(name).endswith("_sha256"), f"digests must end in _sha256; got {name!r}")
-    return feed
-
-
-def config_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -> JSON:
-    """The content of config.json, without the numbers that `with_numbers` adds.
-
-    Args:
-        task: the task.
-        feed: from `Task.feed`, if it has one.
-        parts: what `_describe_parts` has returned; None to call it.
-
-    Raises:
-        ValueError: the task is a user's, and a method of it fails; in one line, with its name.
-    """
-    digests = {} if feed is None else plain({**feed.digests})
-    parts = _describe_parts(task) if parts is None else parts
-    optimizer = program_of_optimizer(task)
-    return {
-        "task": name_of(type(task)),
-        **fields_of(task),
-        **parts,
-        **digests,
-        **program_of(task, lambda: feed),
-        **({"optimizer_program": optimizer} if optimizer else {}),
-    }
-
-
-def with_numbers(task: Task, config: JSON, folder: Path) -> JSON:
-    """The content of config.json with what is kept of the programs of a user, see `kept_program`.
-
-    Args:
-        task: the task.
-        config: from `start_of`.
-        folder: of the run, which may be new.
-    """
-    stored = read_config(folder) if (folder / "config.json").exists() else {}
-    now: JSON = {name: config[name] for name in ("program", "jax") if name in config}
-    config = config | kept_program(stored, now, lambda: numbers_of(task, task.feed(folder)))
-    name = "optimizer_program"
-    sample = functools.partial(numbers_of_optimizer, task)
-    optimizer = kept_program(stored.get(name, {}), config.get(name, {}), sample)
-    return config | ({name: optimizer} if optimizer else {})
-
-
-def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
-    """The task of the run in a folder, with the settings in its config.json.
-
-    Args:
-        workdir: the run's folder.
-        score: what the parts of the run are called now, as in `load_run`.
-
-    Raises:
-        ValueError: the folder holds no run, or one of a task, a score or a normaliser that has
-            changed since, or other settings than the task has.
-    """
-    folder = Path(workdir)
-    content = read_config(folder)
-    try:
-        task = task_from(content, _names_in(score))
-        check_task_program(task, content, folder)
-    except ValueError as error:
-        raise ValueError(f"workdir {workdir}: {error}") from error
-    return task
-
-
-def check_functions(content: JSON, folder: Path) -> None:
-    """Raises ValueError if a function of a run has changed since its config.json was written.
-
-    Args:
-        content: of config.json.
-        folder: of the run.
-    """
-    task = task_from(content)
-    check_task_program(task, content, folder)
-    check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
-
-
-def check_task_program(task: Task, stored: JSON, folder: Path, now: JSON | None = None) -> JSON:
-    """Returns the program of a task, or `now` if it is known; ValueError if it has changed."""
-    feed = functools.cache(lambda: task.feed(folder))
-    now = program_of(task, feed) if now is None else now
-    check_program(task_part(task), stored, now, lambda: numbers_of(task, feed()))
-    return now
-
-
-def check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
-    # A run whose optimiser has changed can be evaluated, but neither resumed nor repeated.
-    then, program = (content.get("optimizer_program", {}) for content in (stored, now))
-    sample = functools.partial(numbers_of_optimizer, task)
-    check_program(optimizer_part(task), then, program, sample)
-
-
 def task_from(content: JSON, names: Mapping[str, str] | None = None) -> Task:
     """The task with the settings of a config.json; its program is not compared.
 
     Args:
         content: of config.json.
-        names: new names of the task and of the parts of its model, from `_names_in`.
+        names: new names of the task and of the parts of its model, from `names_in`.
     """
     if ":" not in str(content.get("task")):
         raise ValueError(
@@ -293,7 +157,7 @@ def _there(setting: str, get: Callable[[], Any]) -> Any:
         raise ValueError(f"{error}{cure}") from error
 
 
-def _names_in(score: str | None) -> dict[str, str]:
+def names_in(score: str | None) -> dict[str, str]:
     """The new names in a text, as in `load_run`: {setting: name}."""
     first, *pairs = _RENAMED.split(score or "")
     return ({"score": first} if first else {}) | dict(zip(pairs[::2], pairs[1::2], strict=True))
@@ -337,11 +201,6 @@ def _value(hint: Any, value: Any, owner: str) -> Any:
     if isinstance(value, str) and Path in (hint, *typing.get_args(hint)):
         return Path(value)
     return tuple(_value(None, each, owner) for each in value) if isinstance(value, list) else value
-
-
-def _describe_parts(task: Task) -> JSON:
-    """The scores and normalisers that a model of this library names, traced; {} for another."""
-    return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
 
 
 def fields_of(task: Task) -> JSON:

@@ -7,6 +7,7 @@ shard its parameters with `jax.device_put`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -68,27 +69,38 @@ class MeshShape:
             raise ValueError(f"mesh data must divide the batch of {batch_size}; got {self.data}")
 
 
+@dataclasses.dataclass(frozen=True)
 class Layout:
     """A mesh, and the sharding of each array of the training loop.
 
     Attributes:
-        mesh: the devices.
-        by_seed: the sharding of an array that is stacked over seeds.
-        replicated: the sharding of an array that every device holds whole.
+        shape: of the mesh; None for one device.
     """
 
-    def __init__(self, shape: MeshShape | None = None):
-        shape = shape or MeshShape()
+    shape: MeshShape | None = None
+
+    @functools.cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        """The devices."""
+        shape = self.shape or MeshShape()
         sizes = dataclasses.asdict(shape)
-        self.mesh = jax.make_mesh(
+        return jax.make_mesh(
             tuple(sizes.values()),
             tuple(sizes),
             # Flax's embeddings do not support explicit axes.
             axis_types=(AxisType.Auto,) * len(sizes),
             devices=jax.devices()[: shape.devices],
         )
-        self.by_seed = NamedSharding(self.mesh, PartitionSpec("seed"))
-        self.replicated = NamedSharding(self.mesh, PartitionSpec())
+
+    @property
+    def by_seed(self) -> NamedSharding:
+        """The sharding of an array that is stacked over seeds."""
+        return NamedSharding(self.mesh, PartitionSpec("seed"))
+
+    @property
+    def replicated(self) -> NamedSharding:
+        """The sharding of an array that every device holds whole."""
+        return NamedSharding(self.mesh, PartitionSpec())
 
     def placed(self, stacked: Any) -> Any:
         """Shapes, dtypes and shardings of a state: the form that a checkpoint is restored to."""

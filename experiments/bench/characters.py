@@ -15,7 +15,7 @@ import numpy as np
 from attention_jax.tasks.text import MODEL, Text
 from attention_jax.tasks.tokens import without_source
 from attention_jax.tasks.vocabulary import FIRST
-from attention_jax.training.loop import TrainState, train_steps
+from attention_jax.training.step import TrainState, train_steps
 from attention_jax.training.task import TrainConfig
 from experiments.bench.training import started
 from experiments.reversal.arms import AtRate

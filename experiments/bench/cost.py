@@ -28,7 +28,7 @@ import numpy as np
 
 from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import score_folder
-from attention_jax.training.loop import train_steps
+from attention_jax.training.step import train_steps
 from experiments import lab
 from experiments.bench import maps
 from experiments.bench.significance import LEAST, median_interval

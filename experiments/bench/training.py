@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax.analysis import capture
-from attention_jax.training.loop import TrainState, initial_state, train_steps
+from attention_jax.training.step import TrainState, initial_state, train_steps
 from experiments.reversal.arms import AtRate
 
 LOOK = 50  # steps between two measurements of the accuracy

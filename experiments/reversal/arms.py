@@ -16,8 +16,8 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import score_folder
 from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.run import TrainedRun, train_run
+from attention_jax.training.step import initial_state, train_steps
 from attention_jax.training.task import Task, TrainConfig
 from experiments.lab import Row, exit_if_interrupted
 

@@ -36,8 +36,8 @@ from attention_jax.reports import plotting
 from attention_jax.runs.progress import say
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import Batch
-from attention_jax.training.loop import initial_state, train_steps
 from attention_jax.training.metrics import exact_match, token_accuracy
+from attention_jax.training.step import initial_state, train_steps
 from experiments import lab
 from experiments.lab import Claim, Row, ScoreNames, check_least, column, main, markdown, where
 from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings

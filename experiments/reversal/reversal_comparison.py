@@ -71,7 +71,7 @@ def run(config: Config) -> list[Row]:
         score = labels["score"]
         folder = config.workdir / score_folder(score)
         sessions = read_lines(folder / "timing.jsonl")  # several if the run was stopped and resumed
-        speed = sessions[-1]["steps_per_second"] if sessions else None
+        speed = sessions[-1].get("steps_per_second") if sessions else None
         rows.append({"score": score, "steps_per_second": speed})
         for line in read_lines(folder / "metrics.jsonl"):
             logged = {name: lab.significant(line[name]) for name in ("loss", "accuracy")}

@@ -40,8 +40,8 @@ from attention_jax.analysis import learning_statistics
 from attention_jax.reports import plotting
 from attention_jax.scores import Additive, Dot, General, Params
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.loop import TrainState, initial_state, train_steps
 from attention_jax.training.metrics import exact_match
+from attention_jax.training.step import TrainState, initial_state, train_steps
 from experiments import lab
 from experiments.lab import Claim, Row, column, gain, markdown, plus_minus, significant, where
 from experiments.reversal.arms import SHORT_STRINGS, AtRate, changed

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 from attention_jax.core.checks import optional_package
-from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.translation import translate as translation
 from attention_jax.tasks.translation.task import MODEL, TRAIN, Translation
 from attention_jax.tasks.translation.text import ParallelText, read_parallel_text
 from attention_jax.tasks.translation.translate import Search, Translator
 from attention_jax.training.run import train_run
+from attention_jax.training.run_results import seconds_of
 from experiments import lab
 from experiments.lab import Row
 
@@ -120,7 +120,7 @@ def trained(folder: Path, task: Translation) -> tuple[Translator, Row]:
     jax.clear_caches()
     run = train_run(task, folder, resume=True)
     lab.exit_if_interrupted(run.interrupted)
-    minutes = sum(float(line["seconds"]) for line in read_lines(folder / "timing.jsonl")) / 60
+    minutes = seconds_of(folder) / 60
     return translation.translator_of(run), {"steps": task.train.steps, "minutes": round(minutes, 2)}
 
 

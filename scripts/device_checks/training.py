@@ -17,6 +17,7 @@ import numpy as np
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.training.run import load_states
+from attention_jax.training.run_results import seconds_of
 from benchmarks.measure import JSON, attempt, significant
 from device_checks.record import NOT_MEASURED, Record
 from experiments.bench import maps
@@ -61,8 +62,7 @@ def _add(record: Record, part: str, work: str, function: Any, *arguments: Any) -
 
 def _trained(config: reversal_comparison.Config, score: str) -> JSON:
     """Trains and tests a score; a run that a call has stopped goes on."""
-    earlier = read_lines(config.workdir / score / "timing.jsonl")
-    start = time.monotonic() - sum(line["seconds"] for line in earlier)
+    start = time.monotonic() - seconds_of(config.workdir / score)
     rows = reversal_comparison.run(dataclasses.replace(config, scores=(score,)))
     trained, longer = (
         100 * float(reversal_comparison.exact(rows, lengths).mean())
@@ -100,11 +100,16 @@ def _stopped_and_resumed(config: reversal_comparison.Config) -> JSON:
     runs = folder, whole
     states = (load_states(run)[1][config.steps] for run in runs)
     arrays = zip(*map(jax.tree.leaves_with_path, states), strict=True)
-    texts = ((run / "metrics.jsonl").read_text().splitlines() for run in runs)
-    lines = itertools.zip_longest(*texts)
+    of_runs = (map(_trained_line, read_lines(run / "metrics.jsonl")) for run in (folder, whole))
+    lines = itertools.zip_longest(*of_runs)
     differing = [jax.tree_util.keystr(p) for (p, a), (_, b) in arrays if a.tobytes() != b.tobytes()]
     differing += [f"line {number}" for number, (a, b) in enumerate(lines, 1) if a != b]
     return {"differences": len(differing), **({"wrong": differing} if differing else {})}
+
+
+def _trained_line(line: JSON) -> JSON:
+    """A line of metrics.jsonl without the speed, which is another at each start."""
+    return {name: value for name, value in line.items() if not name.endswith("per_second")}
 
 
 def _solved(record: Record, config: maps.Config, name: str) -> JSON:

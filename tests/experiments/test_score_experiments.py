@@ -170,7 +170,7 @@ def test_the_fall_of_entropy_in_nats_and_as_a_share():
     mean, half = entropy_vs_dimension.faster(rows, "nats")
     assert mean == pytest.approx(2 + noise[32].mean() - noise[2].mean())
     variance = noise[2].var(ddof=1) + noise[32].var(ddof=1)
-    assert half == pytest.approx(2.262 * np.sqrt(variance / 10))
+    assert half == pytest.approx(2.2621572 * np.sqrt(variance / 10))
     mean, _ = entropy_vs_dimension.faster(rows, "share of log T")
     assert mean == pytest.approx(
         (5 + noise[32].mean()) / math.log(32) - (3 + noise[2].mean()) / math.log(2)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from attention_jax.training.settings import config_of
+from attention_jax.training.identity import config_of
 from experiments.lab import conduct
 from experiments.translation import translation_budget as budget
 from experiments.translation import translation_comparison as comparison

@@ -16,7 +16,7 @@ from saved_files import assert_bits_equal, fsynced, snapshot
 
 from attention_jax.runs.checkpoints import Checkpoints, Restored
 from attention_jax.runs.parameters_file import read_parameters, write_parameters
-from attention_jax.training.saved_run import _params_digest
+from attention_jax.training.saved import _params_digest
 
 
 def state(seed=0):

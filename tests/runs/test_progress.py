@@ -20,17 +20,16 @@ def clock(monkeypatch):
 
 
 def test_rate_and_time_left_leave_the_compiling_call_out(clock, capsys):
-    progress = Progress(
-        "dot", start=0, total=100, seeds=3, work=Work(tokens=1000, flops=2.0, peak=60.0)
-    )
+    progress = Progress("dot", start=0, total=100, seeds=3, work=Work(flops=2.0, peak=60.0))
     clock.now += 50  # compiles, and makes 10 steps
-    progress.update(10, [2.0, 4.0, 3.0])
+    assert progress.update(10, [2.0, 4.0, 3.0], 7e5) == {}
     assert progress.speed == {}
     assert capsys.readouterr().out == "dot: step 10/100, loss 3.0000\n"
     clock.now += 28  # a validation
     progress.begin()
     clock.now += 12
-    progress.update(40, [1.0, 2.0, 1.5])
+    of_seed = progress.update(40, [1.0, 2.0, 1.5], 3e4)
+    assert of_seed == pytest.approx({"steps_per_second": 2.5, "tokens_per_second": 2500})
     # 60 steps are left; 30 have taken 40 s with the validation, and 12 s without.
     speed = {"steps_per_second": 7.5, "tokens_per_second": 7500, "flops_utilization": 0.25}
     assert progress.speed == pytest.approx(speed)

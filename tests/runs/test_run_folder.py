@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import fcntl
+import functools
 import importlib.util
 import json
 import os
@@ -31,9 +32,20 @@ def same(stored):
         raise ValueError("it is another run")
 
 
-def begin(path, config=CONFIG, *, resume=False, files=()):
+def check(folder, *, resume=False, files=(), compare=same):
+    """Checks a folder as a run that is prepared does."""
+    if (stored := check_run_folder(folder, resume=resume, files=files)) is not None:
+        compare(stored)
+
+
+def opened(folder, config=CONFIG, *, resume=False, files=()):
+    check_now = functools.partial(check, folder, resume=resume, files=files)
+    return open_run_folder(folder, config, dict(files), check=check_now)
+
+
+def begin(*arguments, **options):
     """Begins or resumes a run and ends it at once."""
-    with open_run_folder(path, config, resume=resume, check_same=same, files=dict(files)):
+    with opened(*arguments, **options):
         pass
 
 
@@ -107,10 +119,10 @@ def test_resuming_needs_resume_and_the_same_configuration(tmp_path):
     before = snapshot(folder)
     with pytest.raises(ValueError, match="already holds a run; add resume=True"):
         begin(folder)
-    with pytest.raises(ValueError, match=f"^workdir {folder}: it is another run"):
-        check_run_folder(folder, resume=True, check_same=lambda stored: same({}))
-    check_run_folder(folder, resume=True, check_same=same)
-    check_run_folder(tmp_path / "new" / "run", resume=False, check_same=same)
+    with pytest.raises(ValueError, match=r"^it is another run"):
+        check(folder, resume=True, compare=lambda stored: same({}))
+    check(folder, resume=True)
+    check(tmp_path / "new" / "run")
     assert snapshot(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
     begin(folder, resume=True)
@@ -211,7 +223,7 @@ def test_json_has_its_name_once_all_of_it_is_on_disk(tmp_path, monkeypatch):
 
 
 def test_two_cannot_train_in_one_folder(tmp_path):
-    with open_run_folder(tmp_path / "run", CONFIG, resume=False, check_same=same, files={}):
+    with opened(tmp_path / "run"):
         for _ in range(2):
             who = f"process {os.getpid()} on {re.escape(platform.node())} is training"
             refused(f"is in use: {who}", lambda: begin(tmp_path / "run", resume=True))
@@ -222,8 +234,7 @@ def test_two_cannot_train_in_one_folder(tmp_path):
 def test_of_two_starts_at_one_instant_one_succeeds(tmp_path):
     def start(config):
         ready.wait()
-        options = {"resume": False, "check_same": same, "files": {}}
-        with contextlib.suppress(ValueError), open_run_folder(folder, config, **options):
+        with contextlib.suppress(ValueError), opened(folder, config):
             tried.wait()
             return config
         tried.wait()
@@ -253,6 +264,6 @@ def test_a_system_without_flock(tmp_path, monkeypatch, capsys):
     spec = importlib.util.spec_from_file_location("without_flock", run_folder.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    with module.open_run_folder(tmp_path, CONFIG, resume=False, check_same=same, files={}):
+    with module.open_run_folder(tmp_path, CONFIG, {}, check=functools.partial(check, tmp_path)):
         assert json.loads((tmp_path / "env.json").read_text())["load"] is None
     assert capsys.readouterr().err.startswith(f"warning: workdir {tmp_path} cannot be locked")

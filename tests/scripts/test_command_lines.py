@@ -24,7 +24,7 @@ from attention_jax.runs.progress import say
 from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.pages import cross_attention
 from attention_jax.training import run as training
-from attention_jax.training.settings import task_in
+from attention_jax.training.identity import task_in
 
 # --- a wrong word ---
 
@@ -185,10 +185,10 @@ def test_a_check_is_one_line_and_a_builtins_error_in_our_code_keeps_its_tracebac
 
 def test_ctrl_c_before_training(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(training, "train_run", mock.Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(training, "prepare", mock.Mock(side_effect=KeyboardInterrupt))
     words = ("--log-gradients", "--clip-norm", "inf", "--no-mask-padding")
     assert command("train", "--workdir", "run", *words) == (130, "", "")
-    task, options = training.train_run.call_args.args[0], training.train_run.call_args.kwargs
+    task, options = training.prepare.call_args.args[0], training.prepare.call_args.kwargs
     assert (options["log_gradients"], task.train.clip_norm) == (100, math.inf)
     assert not task.model.mask_padding
 
@@ -203,15 +203,16 @@ def test_ctrl_c_before_training(command, monkeypatch, tmp_path):
 def test_sigterm_during_training(command, monkeypatch, tmp_path, step, status, messages):
     monkeypatch.chdir(tmp_path)
 
-    def train_run(task, workdir, **_):
-        return training.TrainedRun(task, {}, step, seconds=3.0, interrupted=143)
+    def run(prepared, **_):
+        return training.TrainedRun(prepared.task, {}, step, seconds=3.0, interrupted=143)
 
-    monkeypatch.setattr(training, "train_run", train_run)
+    monkeypatch.setattr(training, "run", run)
     arguments = ["--workdir", "run", "--seeds", 2, "--steps", 10, "--log-every", 1]
     found = command("train", *arguments, "--checkpoint-every", 1)
     assert found[:1] == (status,)
     summary = f"run: step {step} of 10, 2 seeds, 3 s (all seeds together)"
-    assert " ".join("".join(found[1:]).split()) == " ".join([summary, *messages])
+    after_the_table = "".join(found[1:]).partition("data=1\n")[2]
+    assert " ".join(after_the_table.split()) == " ".join([summary, *messages])
 
 
 # --- commands that read a run ---

@@ -9,14 +9,19 @@ from attention_jax.commands import introduction
 from attention_jax.commands.introduction import PEAKS, introduce
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks import Recall, Reversal, Text
-from attention_jax.training.loop import state_shapes
-from attention_jax.training.run import TrainedRun
 from attention_jax.training.sharding import MeshShape
+from attention_jax.training.step import state_shapes
 from attention_jax.training.task import Feed, TrainConfig
 
 B, T, SEEDS, DIM = 3, 16, 2, 128
 MODEL = ModelConfig("decoder", dim=DIM, hidden_dim=4 * DIM, decoder_layers=2, score="general")
 TRAIN = TrainConfig(seeds=SEEDS, steps=40, batch_size=B)
+
+
+def started(task, folder, feed, **mesh):
+    """What `introduce` needs of a run that goes on from step 7."""
+    found = {"task": task, "workdir": folder, "feed": feed, "step": 7}
+    return SimpleNamespace(**found, mesh=MeshShape(**mesh), shapes=state_shapes(task))
 
 
 def test_parameters_by_part_tokens_operations_and_the_peak(tmp_path, monkeypatch, capsys):
@@ -26,19 +31,21 @@ def test_parameters_by_part_tokens_operations_and_the_peak(tmp_path, monkeypatch
     recall = Recall(model=MODEL, train=TRAIN, length=T, pairs=2)
     text = Text(text=tmp_path / "text", length=T, model=MODEL, train=TRAIN)
     for task, feed in ((recall, None), (text, text.feed(tmp_path))):
-        params = state_shapes(task).params
-        run = TrainedRun(task, params, 7, tmp_path)
-        work = introduce(run, feed, mesh=MeshShape(data=3))
-        assert (work.tokens, work.peak) == (B * T, 3e9)
+        run = started(task, tmp_path, feed, data=3)
+        work = introduce(run)
+        assert work.peak == 3e9
         sizes = {
             jax.tree_util.keystr(path): leaf.size // SEEDS
-            for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+            for path, leaf in jax.tree_util.tree_leaves_with_path(run.shapes.params)
         }
         factors = sum(size for name, size in sizes.items() if "kernel" in name)
         assert work.flops == pytest.approx(6 * B * T * factors, rel=0.1)
         printed, size = capsys.readouterr().out, sum(sizes.values())
         scores = 2 * DIM * DIM  # of general attention, in two layers
-        for words in (str(tmp_path), f"{size:,}", f"scores {scores:,}", "7 of 40", "float32"):
+        tokens = f"{B} examples, {B * T} tokens,"
+        for words in (
+            *(str(tmp_path), f"{size:,}", f"scores {scores:,}", tokens, "7 of 40", "float32"),
+        ):
             assert words in printed
 
 
@@ -48,10 +55,11 @@ def test_the_batches_of_a_feed_and_the_tokens_of_both_sides(tmp_path, monkeypatc
     monkeypatch.setattr(introduction, "operation_count", count)
     train = TrainConfig(seeds=SEEDS, first_seed=5, steps=40, batch_size=B)
     task = Reversal(model=ModelConfig(dim=8, hidden_dim=8, dtype="bfloat16"), train=train)
-    run, asked = TrainedRun(task, state_shapes(task).params, 7, tmp_path), []
+    asked = []
     drawn = task.batch(jax.random.key(0), size=B)
     both = drawn.source.size + drawn.target_inputs.size
-    assert introduce(run, None, mesh=MeshShape()).tokens == both
+    introduce(started(task, tmp_path, None))
+    assert f"{B} examples, {both} tokens, padding included" in capsys.readouterr().out
 
     def work(length_of):
         def batch(seed, step):
@@ -59,16 +67,15 @@ def test_the_batches_of_a_feed_and_the_tokens_of_both_sides(tmp_path, monkeypatc
             targets = (ids[:, : length_of(step)] for ids in (drawn.target_inputs, drawn.targets))
             return drawn._replace(**dict(zip(("target_inputs", "targets"), targets, strict=True)))
 
-        return introduce(run, Feed(batch), mesh=MeshShape(data=3, seed=2))
+        introduce(started(task, tmp_path, Feed(batch), data=3, seed=2))
+        return capsys.readouterr().out
 
-    found = work(lambda step: 2 + step % 5)
+    printed = work(lambda step: 2 + step % 5)
     assert asked == [(5, step) for step in range(7, 27)]
-    assert found.tokens == drawn.source.size + 4 * B
-    printed = capsys.readouterr().out
-    assert found == work(lambda step: 4) != work(lambda step: 5)
+    assert printed == work(lambda step: 4) != work(lambda step: 5)
     for words in (
-        f"of one seed: {B} examples, {found.tokens:,.0f} tokens, padding included,"
-        f" {found.flops / 1e9:,.3g} GFLOP\n",
+        f"of one seed: {B} examples, {drawn.source.size + 4 * B} tokens, padding included,"
+        f" {4 * B / 10} GFLOP\n",
         "  seeds       2, from 5 on\n",
         "float32, computed in bfloat16\n",
         f"6 of {jax.device_count()}: {jax.devices()[0].device_kind}, seed=2 data=3\n",

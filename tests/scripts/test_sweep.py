@@ -1,5 +1,6 @@
 """scripts/sweep.py: its runs are those of train.py, its numbers those of evaluate.py."""
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -10,21 +11,22 @@ import signal
 import statistics
 from unittest import mock
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from command_lines import call, load, users_settings
 from matplotlib.image import imread
+from stand_in_training import scaled, without_training
 from user_tasks import Rotate
 
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.evaluation import Accuracies
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training import run as training
-from attention_jax.training import saved_run
-from attention_jax.training.loop import TrainState
+from attention_jax.training.identity import config_of, task_in
+from attention_jax.training.records import Records
 from attention_jax.training.run import load_run
-from attention_jax.training.settings import config_of, task_in
+from attention_jax.training.step import TrainState
 
 sweep = load("scripts/sweep.py")
 TINY = ["--hidden-dim", 7, "--batch-size", 5, "--max-length", 3, "--seeds", 2]
@@ -39,31 +41,31 @@ def run(command):
     return functools.partial(command, "sweep")
 
 
+@contextlib.contextmanager
 def stand_in(steps, signals):
-    """Training that learns nothing: the loss is the step, and step 8 the last.
+    """Training that learns nothing: the loss is the step.
 
-    It adds the first and last step of each run to a list, and sends the signals in the next runs.
+    It adds the first and the last step of each run to a list, and sends each signal in one call.
     """
 
-    def train(task, feed, layout, state, records, interruption):
-        first, last = int(state.step[0]), min(8, task.train.steps)
+    def advance(compiled, state, step, *arguments):
         if signals:
             os.kill(os.getpid(), signals.pop())
-            last = first + 2
-        steps.append((first, last))
-        records.write("metrics", last, {"loss": [float(last)] * task.train.seeds})
-        state = state._replace(step=jax.numpy.full_like(state.step, last))
-        records.checkpoints.save(last, state)
-        return state
+        return scaled(compiled, state, step, *arguments)
 
-    return train
+    def end(records, *ends):
+        steps.append(ends)
+        return ended(records, *ends)
+
+    ended = Records.end
+    with without_training(advance), mock.patch.object(Records, "end", end):
+        yield
 
 
-def numbers(task, _layout=None, _params=None):
+def numbers(task, seed, _params):
     """Stands for a model: one number for each seed, which depends on the score."""
-    seeds = np.arange(task.train.seeds)
-    params = {"size": np.float32(seeds + len(task.model.score))}
-    return TrainState(*jax.tree.map(jax.numpy.asarray, (0 * seeds, seeds, params, ())))
+    params = {"size": jnp.float32(seed + len(task.model.score))}
+    return TrainState(0 * seed, seed, params, ())
 
 
 def shares(_task, params, lengths):
@@ -74,8 +76,8 @@ def shares(_task, params, lengths):
 @pytest.fixture(scope="module", autouse=True)
 def _without_models():
     with (
-        mock.patch.multiple(training, initial_state=numbers, state_shapes=numbers),
-        mock.patch.multiple(saved_run, initial_state=numbers, state_shapes=numbers),
+        mock.patch("attention_jax.training.step._first_state", numbers),
+        mock.patch("attention_jax.training.step.Compiled.trace", return_value=None),
         mock.patch("attention_jax.tasks.sequences.accuracies", shares),
     ):
         yield
@@ -85,8 +87,7 @@ def _without_models():
 def workdir(tmp_path_factory):
     """The folder of a finished sweep of two scores."""
     folder = tmp_path_factory.mktemp("finished") / "sweep"
-    with pytest.MonkeyPatch.context() as patch, users_settings():
-        patch.setattr(training, "train", stand_in([], []))
+    with pytest.MonkeyPatch.context() as patch, users_settings(), stand_in([], []):
         assert call(sweep, *COMBINATIONS, "--workdir", folder, *SHORT, monkeypatch=patch) == 0
     return folder
 
@@ -108,7 +109,7 @@ def test_runs_are_those_of_train_and_numbers_those_of_evaluate(
 ):
     folder, out = workdir / NAMES[0], tmp_path / "accuracy.json"
     of_train = mock.Mock(side_effect=KeyboardInterrupt)
-    monkeypatch.setattr(training, "train_run", of_train)
+    monkeypatch.setattr(training, "prepare", of_train)
     command("train", "--workdir", "alone", "--score", "dot", "--dim", 4, *SHORT)
     assert of_train.call_args.args[0] == task_in(folder)
     assert command("evaluate", "--workdir", folder, "--lengths", 3, "--out", out)[0] == 0
@@ -151,7 +152,7 @@ def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypa
         return {length: Accuracies(*np.full((3, 2), length / 8)) for length in lengths}
 
     monkeypatch.setattr("attention_jax.tasks.sequences.accuracies", accuracies)
-    monkeypatch.setattr(training, "train_run", None)
+    monkeypatch.setattr(training, "run", None)
     arguments = ["--set", "dim=4", "--workdir", workdir, *SHORT]
     status, out, _ = run("--scores", "scaled", *arguments, "--lengths", 5)
     assert status == 0
@@ -169,10 +170,9 @@ def test_the_same_command_trains_nothing_and_adds_lengths(workdir, run, monkeypa
 def trained(monkeypatch):
     """Trains and evaluates by stand-ins; returns the lists of steps and of signals."""
     steps, signals = [], []
-    monkeypatch.setattr(training, "train", stand_in(steps, signals))
-    monkeypatch.setattr(training, "trace_step", lambda task, feed: None)
     monkeypatch.setattr(Reversal, "evaluate", lambda *_, **__: {})
-    return steps, signals
+    with stand_in(steps, signals):
+        yield steps, signals
 
 
 CONSTANT = ["--log-every", 2, "--checkpoint-every", 2, "--schedule", "constant"]
@@ -193,10 +193,11 @@ def test_more_steps_are_trained_where_the_schedule_allows_it(tmp_path, run, trai
     assert {record["settings"]["steps"] for record in records(tmp_path)} == {4, 8}
     assert steps_and_losses(8, "dot", "scaled") == [at_8, at_8]
     assert trained[0] == [(0, 4), (0, 8), (4, 8)]  # nothing twice
-    run("--scores", "dot", "--steps", 12, *options)  # stops at 8
+    trained[1].append(signal.SIGTERM)
+    run("--scores", "dot", "--steps", 12, *options)
     status, out, _ = run("--table", tmp_path / "dot", tmp_path / "scaled")
-    assert (status, "8 of 12" in out, "8 of 8" in out) == (0, True, True)
-    assert [(row["step"], row["steps"]) for row in table(tmp_path)] == [("8", "12"), ("8", "8")]
+    assert (status, "10 of 12" in out, "8 of 8" in out) == (0, True, True)
+    assert [(row["step"], row["steps"]) for row in table(tmp_path)] == [("10", "12"), ("8", "8")]
 
 
 def test_settings_that_change_no_bit_may_change_in_a_finished_sweep(tmp_path, run, trained):

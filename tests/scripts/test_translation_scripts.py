@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-import jax.numpy as jnp
 import pytest
 from command_lines import call, check_error, load, users_settings
 from saved_files import assert_bits_equal, snapshot
+from stand_in_training import without_training
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
 
 from attention_jax.tasks.reversal import Reversal
@@ -26,8 +26,8 @@ from attention_jax.tasks.translation.translate import (
     translate,
     translator_of,
 )
+from attention_jax.training.identity import config_of
 from attention_jax.training.run import load_run
-from attention_jax.training.settings import config_of
 
 ROOT = Path(__file__).parents[2]
 TASK = ["--task", "translation"]
@@ -43,15 +43,6 @@ TINY = [
 VALIDATED = ["--source", "validation.de", "--reference", "validation.en"]
 
 
-def validated(_task, _feed, _layout, state, records, _interruption):
-    """Stands for training: two checkpoints, each with a line of validation."""
-    for step in (2, 4):
-        state = state._replace(step=jnp.full_like(state.step, step))
-        records.write("validation", step, {"loss": [2.0, 3.0], "bleu": [step / 3, 9.0]})
-        records.checkpoints.save(step, state, metric=float(step))
-    return state
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A folder with files, good and bad, and a run of two seeds."""
@@ -62,9 +53,11 @@ def trained(tmp_path_factory):
     (folder / "reversal").mkdir()
     (folder / "reversal" / "config.json").write_text(json.dumps(config_of(Reversal())))
     arguments = [*TASK, "--workdir", "run", *FILES, *SIZE, *VALIDATION, *TINY]
-    with pytest.MonkeyPatch.context() as patch, users_settings():
+    bleu = iter([[2 / 3, 9.0], [4 / 3, 9.0]])  # at the two checkpoints
+    with pytest.MonkeyPatch.context() as patch, users_settings(), contextlib.ExitStack() as stack:
         patch.chdir(folder)
-        patch.setattr("attention_jax.training.run.train", validated)
+        patch.setattr(Translation, "validate", lambda *_: {"loss": [2.0, 3.0], "bleu": next(bleu)})
+        stack.enter_context(without_training())
         with (folder / "printed").open("w") as printed, contextlib.redirect_stdout(printed):
             assert call(load("scripts/train.py"), *arguments, monkeypatch=patch) == 0
     return folder

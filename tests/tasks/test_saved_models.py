@@ -24,10 +24,10 @@ from attention_jax.commands.config_file import read_settings
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.parameters_file import read_parameters, write_parameters
 from attention_jax.runs.run_folder import read_config, write_json
-from attention_jax.training.export import export
-from attention_jax.training.loop import initial_state
-from attention_jax.training.run import check_run, load_run, load_states, train_run
-from attention_jax.training.settings import config_of
+from attention_jax.training.identity import config_of
+from attention_jax.training.run import load_run, load_states, prepare, train_run
+from attention_jax.training.saved import export
+from attention_jax.training.step import initial_state
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
 
@@ -243,7 +243,7 @@ def test_a_run_begins_with_the_newest_parameters_of_another(source, tmp_path):
     for path in (whole, stopped):
         assert_bits_equal(load_states(path)[1], states)
     assert (stopped / "config.json").read_bytes() == (whole / "config.json").read_bytes()
-    refused("init_from .* has no config.json", lambda: check_run(task, tmp_path / "new"))
+    refused("init_from .* has no config.json", lambda: prepare(task, tmp_path / "new"))
 
 
 def test_seeds_files_and_chains(source, tmp_path):

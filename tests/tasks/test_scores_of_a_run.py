@@ -10,7 +10,7 @@ import types
 import jax
 import jax.numpy as jnp
 import pytest
-from stand_in_training import scaled_at_each_step
+from stand_in_training import without_training
 from user_tasks import Rotate
 
 from attention_jax import Entmax, LogScaled, Score, Softmax, nn
@@ -18,9 +18,8 @@ from attention_jax.nn.config import ModelConfig
 from attention_jax.runs.run_folder import read_config
 from attention_jax.scores import Additive, SoftCap
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.resuming import check_resumable
+from attention_jax.training.identity import check_resumable, config_of, task_in
 from attention_jax.training.run import train_run
-from attention_jax.training.settings import config_of, task_in
 from attention_jax.training.task import TrainConfig
 
 OLD, NEW = "Temperature(temperature=4.0)", "Temperature(temperature=2.0)"
@@ -148,8 +147,8 @@ def test_a_renamed_or_rewritten_score_is_read_and_resumed(mine, tmp_path, monkey
     train = TrainConfig(seeds=1, steps=6, schedule="constant", log_every=2, checkpoint_every=2)
     model = ModelConfig(**names, dim=8, hidden_dim=8, encoder_layers=0)
     task = Rotate(model, train)  # whose program is known, too
-    monkeypatch.setattr("attention_jax.training.run.train", scaled_at_each_step)
-    train_run(task, tmp_path)
+    with without_training():
+        train_run(task, tmp_path)
     monkeypatch.setitem(sys.modules, "my_scores", None)
     with pytest.raises(ValueError, match=r"score 'my_scores:MINE'.* new name as score$"):
         task_in(tmp_path)

@@ -17,9 +17,9 @@ from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, SequenceTask, TrainConfig
 from attention_jax.tasks.vocabulary import Vocabulary, padded_batch, up_to_eos
-from attention_jax.training.loop import initial_state, train_steps
+from attention_jax.training.identity import config_of
 from attention_jax.training.run import TrainedRun
-from attention_jax.training.settings import config_of
+from attention_jax.training.step import initial_state, train_steps
 
 SEEDS = 2
 SMALL = {"dim": 8, "hidden_dim": 7, "encoder_layers": 0, "decoder_self_attention": False}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from attention_jax.tasks.text import FIRST, MODEL, Text
-from attention_jax.training.run import check_run
-from attention_jax.training.settings import config_of, task_in
+from attention_jax.training.identity import config_of, task_in
+from attention_jax.training.run import prepare
 from attention_jax.training.task import TrainConfig
 
 SENTENCE = "The quick brown fox jumps over the lazy döner. "
@@ -58,10 +58,10 @@ def test_the_digest_of_the_text_decides_wherever_its_file_lies(tmp_path, monkeyp
     monkeypatch.chdir(there)
     assert task_in(run).parts(run) == task_in(run).parts()
     (here / "text").rename("moved")
-    check_run(dataclasses.replace(task, text=Path("moved")), run, resume=True)
+    prepare(dataclasses.replace(task, text=Path("moved")), run, resume=True)
     Path("moved").write_text(SENTENCE * 21)
     with pytest.raises(ValueError, match="text_sha256 was "):
-        check_run(dataclasses.replace(task, text=Path("moved")), run, resume=True)
+        prepare(dataclasses.replace(task, text=Path("moved")), run, resume=True)
 
 
 def test_bits_are_per_character_of_all_held_out_windows(tmp_path, monkeypatch):

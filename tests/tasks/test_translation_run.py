@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from mistakes import refused
 from saved_files import assert_bits_equal
-from stand_in_training import scaled_at_each_step
+from stand_in_training import without_training
 from translation_cases import VOCABULARY_SIZE, lines_of, run_task, write_text
 
+from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.text import Subwords
 from attention_jax.tasks.translation.translate import score_translations, translate, translator_of
 from attention_jax.training.run import load_run, load_states, train_run
 
-ENDED = {"steps": 6}
+ENDED = {"steps": 6, "log_every": 2, "checkpoint_every": 2, "keep": 3}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def contents(folder):
 def straight(text, tmp_path_factory):
     """A run that ended with step 6, and its folder; test_contract trains and resumes one."""
     folder = tmp_path_factory.mktemp("run")
-    with mock.patch("attention_jax.training.run.train", scaled_at_each_step):
+    validate = mock.patch.object(Translation, "validate", return_value={"loss": [2.0, 3.0]})
+    with without_training(), validate:
         return train_run(run_task(text, train=ENDED), folder), folder
 
 
@@ -44,7 +46,8 @@ def test_what_a_run_keeps(straight):
     reached, folder = straight
     assert (reached.step, reached.interrupted) == (6, 0)
     assert {path.name for path in folder.iterdir()} == {
-        "config.json", "env.json", "lock", "timing.jsonl", "subwords.model", "checkpoints",
+        "config.json", "env.json", "lock", "timing.jsonl", "metrics.jsonl", "validation.jsonl",
+        "subwords.model", "checkpoints",
     }  # fmt: skip
     stored = json.loads((folder / "config.json").read_text())
     assert stored["task"] == "attention_jax.tasks:Translation"

@@ -9,13 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from saved_files import assert_bits_equal, fsynced
-from toy_task import Toy, numbers, toy, train_toy
+from toy_task import Toy, numbers, saved_state, toy, train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
+from attention_jax.runs.environment import environment
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.training.loop import initial_state, train_steps
+from attention_jax.training.run import prepare, run
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.task import Feed
+from attention_jax.training.step import initial_state, train_steps
+from attention_jax.training.task import Feed, Task
 
 B, RATE, MOMENTUM = 7, 0.05, 0.9
 
@@ -188,8 +190,9 @@ def test_a_fed_run_is_the_formula_with_one_program_per_shape(tmp_path, capsys):
     Fed.asked.clear()
     state = train_toy(task, tmp_path, mesh=MeshShape(seed=1, data=1)).state
     assert "toy: 29 rows" in capsys.readouterr().out
-    # The batch that the digest and the numbers need, then each step's and no more.
-    assert Fed.asked == [(0, 4)] * 2 + [*((step, seed) for step in range(13) for seed in (4, 5))]
+    # Those that the digest, the numbers and the trace need, then each step's and no more.
+    of_steps = [(step, seed) for step in range(13) for seed in (4, 5)]
+    assert Fed.asked == [(0, 4), (0, 4), *of_steps[:2], *of_steps]
     assert sorted(set(TRACES)) == sorted(ROWS)
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12, 13]
@@ -238,3 +241,81 @@ def test_statistics_are_of_the_noise_of_the_next_step(tmp_path):
     losses = [line["loss"] for line in read_lines(tmp_path / "metrics.jsonl")]
     values = [line["value"] for line in read_lines(tmp_path / "gradients.jsonl")]
     np.testing.assert_allclose(values[:2], losses, rtol=1e-5)
+
+
+# --- one program for runs that differ in numbers alone ---
+
+
+class Adam(Counted):
+    """A task that Adam trains, as `train` says."""
+
+    optimizer = Task.optimizer
+
+
+class Annealed(Adam):
+    """Its loss reads a setting that is otherwise an argument of the program."""
+
+    def loss(self, params, batch, rng):
+        loss, metrics = super().loss(params, batch, rng)
+        return loss * self.train.learning_rate, metrics
+
+
+SHORT = {"steps": 12, "log_every": 4, "checkpoint_every": 12, "weight_decay": 0.1}
+ARGUMENTS = (
+    {}, {"learning_rate": 0.1}, {"schedule": "constant", "warmup_steps": 5}, {"first_seed": 7},
+    {"clip_norm": 0.5, "weight_decay": 0.3, "epsilon": 1e-3}, {"schedule": "inverse-sqrt"},
+    {"keep": 5, "checkpoint_every": 4},
+)  # fmt: skip
+
+
+def test_runs_that_differ_in_numbers_share_a_program_and_have_the_bits_of_their_own(tmp_path):
+    tasks = [toy(Adam, **SHORT | changes) for changes in ARGUMENTS]
+    prepared = [prepare(task, tmp_path / f"{n}") for n, task in enumerate(tasks)]
+    assert [*tmp_path.iterdir()] == []
+    TRACES.clear()
+    for each in prepared:
+        run(each)
+    assert TRACES == []  # `prepare` has traced the first one's step
+    assert len({each.compiled for each in prepared}) == 1
+    for n, task in enumerate(tasks):
+        steps = jax.jit(jax.vmap(functools.partial(train_steps, task, 4)))
+        state = initial_state(task)
+        for line in read_lines(tmp_path / f"{n}" / "metrics.jsonl"):
+            state, metrics = steps(state)
+            assert line["loss"] == np.asarray(metrics["loss"]).tolist()
+        assert_bits_equal(saved_state(task, tmp_path / f"{n}"), state)
+
+
+OTHERS = {"beta2": 0.9, "batch_size": 5, "weight_decay": 0.0, "accumulate": 2}
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes"),
+    [*((Adam, {name: each}) for name, each in OTHERS.items()), (Annealed, {"learning_rate": 0.1})],
+)
+def test_other_programs_are_not_shared(tmp_path, cls, changes):
+    one, other = (toy(cls, **SHORT | each) for each in ({}, changes))
+    assert prepare(one, tmp_path / "a").compiled != prepare(other, tmp_path / "b").compiled
+
+
+class Rated(Adam):
+    def loss(self, params, batch, rng):
+        loss, metrics = super().loss(params, batch, rng)
+        return loss, {**metrics, "steps_per_second": 0 * loss}
+
+
+def test_lines_have_the_rate_and_the_speed_and_a_start_its_versions(tmp_path):
+    settings = {"schedule": "constant", "warmup_steps": 4, "learning_rate": 0.1, "accumulate": 2}
+    train_toy(toy(Adam, **SHORT | settings), tmp_path)
+    first, *others = lines = read_lines(tmp_path / "metrics.jsonl")
+    # After 2, 4 and 6 updates; the n-th has n quarters of the highest rate.
+    assert [line["learning_rate"] for line in lines] == [[0.05] * 2, [0.1] * 2, [0.1] * 2]
+    assert "steps_per_second" not in first
+    assert all(line["steps_per_second"][0] > 0 for line in others)
+    (start,) = read_lines(tmp_path / "timing.jsonl")
+    now = environment()
+    assert {name: start[name] for name in ("packages", "git_commit")} == {
+        name: now[name] for name in ("packages", "git_commit")
+    }
+    train_toy(toy(Rated, **SHORT), tmp_path / "rated")  # a task's own metrics stay its own
+    assert read_lines(tmp_path / "rated" / "metrics.jsonl")[-1]["steps_per_second"] == [0, 0]

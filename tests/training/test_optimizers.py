@@ -15,8 +15,8 @@ from mistakes import refused
 from saved_files import assert_bits_equal
 from toy_task import Toy, toy
 
-from attention_jax.training.loop import initial_state
-from attention_jax.training.run import check_run, load_run, load_states, train_run
+from attention_jax.training.run import load_run, load_states, prepare, train_run
+from attention_jax.training.step import initial_state
 from attention_jax.training.task import Task, TrainConfig
 
 pytestmark = pytest.mark.usefixtures("standard_promotion")
@@ -161,7 +161,7 @@ def test_a_run_of_before_goes_on_as_it_began_and_a_new_one_warms_up_in_its_updat
         return toy(Rated, warmup_steps=4, **(saved | train))
 
     with pytest.raises(ValueError, match=r"^warmup_steps must be at most .* updates, 3; got 4$"):
-        check_run(warmed(steps=6, accumulate=2), tmp_path / "long")
+        prepare(warmed(steps=6, accumulate=2), tmp_path / "long")
     train_run(warmed(steps=6, warmup_from_0=True), tmp_path / "whole")
     train_run(warmed(steps=2, warmup_from_0=True), tmp_path / "run")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
@@ -225,7 +225,7 @@ def __getattr__(name):
 )
 def test_a_wrong_optimizer_is_one_line(tmp_path, text, named):
     task = toy(optimizer=text)
-    refused(f"optimizer .*{re.escape(named)}", lambda: check_run(task, tmp_path / "run"))
+    refused(f"optimizer .*{re.escape(named)}", lambda: prepare(task, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", ["weight_decay", "beta2", "epsilon"])

@@ -17,9 +17,9 @@ from toy_task import Toy, toy, train_toy
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.loop import initial_state
-from attention_jax.training.run import check_run, load_run
+from attention_jax.training.run import load_run, prepare
 from attention_jax.training.sharding import Layout, MeshShape
+from attention_jax.training.step import initial_state
 from attention_jax.training.task import Feed, TrainConfig
 
 # --- on eight devices ---
@@ -157,4 +157,4 @@ def test_each_part_is_drawn_where_it_is_used():
 def test_a_mesh_is_no_text(tmp_path):
     assert MeshShape(seed=3, data=2).devices == 6
     with pytest.raises(ValueError, match="mesh must be a MeshShape"):
-        check_run(toy(), tmp_path / "run", mesh="data=2")
+        prepare(toy(), tmp_path / "run", mesh="data=2")
