@@ -75,4 +75,4 @@ def train_toy(task, folder, **options):
 def saved_state(task, folder, step="newest"):
     """The state of a checkpoint."""
     like = state_shapes(task)
-    return Checkpoints(folder / "checkpoints", read_only=True).restore(like, step).state
+    return Checkpoints(folder / "checkpoints", read_only=True).restore(like, step)

@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -35,21 +35,6 @@ State = Any  # a pytree of arrays
 StepName = int | Literal["newest", "best"]
 
 _PARTIAL = ".partial"  # ends the name of a step while it is written or deleted
-
-
-class Restored(NamedTuple):
-    """A good state and its step."""
-
-    step: int
-    state: State
-
-
-class _Kept(NamedTuple):
-    """A step on disk; arguments as in `Checkpoints.save`."""
-
-    step: int
-    metric: float | None
-    temporary: bool
 
 
 class Checkpoints:
@@ -67,7 +52,6 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Path, *, keep: int = 2, keep_best: int = 0, read_only: bool = False):
-        _silence_orbax()
         self._folder, self._read_only = folder.absolute(), read_only
         self._keep, self._keep_best = keep, keep_best
         if not read_only:
@@ -79,10 +63,8 @@ class Checkpoints:
                     os.rename(path, step_of)
                 else:
                     shutil.rmtree(path)
-        self._kept: dict[int, _Kept] = {}
-        for step in saved_steps(self._folder):
-            read, _ = self._read(step, check_files=False)
-            self._kept[step] = _Kept(step, read.get("metric"), read.get("temporary", False))
+        # The manifests by step, the newest last; {} for one that is damaged.
+        self._kept = {step: self._read(step)[0] for step in saved_steps(self._folder)}
 
     def save(
         self, step: int, state: State, *, metric: float | None = None, temporary: bool = False
@@ -102,54 +84,51 @@ class Checkpoints:
             ValueError: the state could not be written, or two leaves have one name; or the step is
                 kept, and is damaged or of another configuration. Earlier checkpoints are unchanged.
         """
-        kept = _Kept(step, metric if math.isfinite(metric or 0) else None, temporary)
+        rank = metric if math.isfinite(metric or 0) else None
         try:
-            self._write(kept, state)
+            written = self._write({"step": step, "metric": rank, "temporary": temporary}, state)
         except Exception as error:  # Orbax and its dependencies raise dozens of types
             raise ValueError(
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
                 f" {one_line(error)}; the checkpoints before it are unchanged"
             ) from error
-        self._delete_old(kept)
-
-    def _write(self, kept: _Kept, state: State) -> None:
-        """A kill at any moment leaves the step as it was before, or whole."""
-        folder = self._folder / str(kept.step)
-        manifest: JSON = {**kept._asdict(), "leaves": kinds(state)}
-        if kept.step in self._kept:
-            earlier, reason = self._read(kept.step, check_files=False)
-            reason = reason or first_difference(earlier["leaves"], manifest["leaves"])
-            if reason:
-                raise ValueError(f"it is kept already, but {reason}")
-            if (ranked := _sealed({**earlier, **kept._asdict()})) != earlier:
-                write_json(folder / "manifest.json", ranked)
-            return
-        partial = folder.with_name(folder.name + _PARTIAL)
-        args = _orbax_module().args.StandardSave(_without_empty(state))
-        with _path_for_orbax(self._folder) as parent, _orbax() as orbax:
-            orbax.save(parent / partial.name / "state", args=args, force=True)
-        manifest["files"] = _file_digests(partial)
-        for name in manifest["files"]:
-            sync(partial / name)
-        write_json(partial / "manifest.json", _sealed(manifest))
-        os.rename(partial, folder)
-
-    def _delete_old(self, newest: _Kept) -> None:
-        before = self.steps()
-        self._kept = {step: kept for step, kept in self._kept.items() if not kept.temporary}
-        self._kept[newest.step] = newest
+        before = self._kept
+        self._kept = {each: kept for each, kept in before.items() if not kept.get("temporary")}
+        self._kept[step] = written
         wanted = {*self.steps()[-self._keep :], *self._ranked()[: self._keep_best]}
-        self._kept = {step: kept for step, kept in self._kept.items() if step in wanted}
-        for step in {*before} - wanted:
-            partial = self._folder / f"{step}{_PARTIAL}"
+        self._kept = {each: kept for each, kept in self._kept.items() if each in wanted}
+        for old in before.keys() - wanted:
+            partial = self._folder / f"{old}{_PARTIAL}"
             try:
-                os.rename(self._folder / str(step), partial)
+                os.rename(self._folder / str(old), partial)
                 shutil.rmtree(partial)
             except OSError as error:
                 warn(
-                    f"the checkpoint of step {step}, which is no longer kept, could not be"
+                    f"the checkpoint of step {old}, which is no longer kept, could not be"
                     f" deleted from {self._folder}: {one_line(error)}"
                 )
+
+    def _write(self, rank: JSON, state: State) -> JSON:
+        """Returns the new manifest. A kill at any moment leaves the step as it was, or whole."""
+        step, leaves = rank["step"], kinds(state)
+        folder = self._folder / str(step)
+        if step in self._kept:
+            earlier, reason = self._read(step)
+            if reason := reason or first_difference(earlier["leaves"], leaves):
+                raise ValueError(f"it is kept already, but {reason}")
+            if (manifest := _sealed({**earlier, **rank})) != earlier:
+                write_json(folder / "manifest.json", manifest)
+            return manifest
+        partial = folder.with_name(folder.name + _PARTIAL)
+        with _orbax(self._folder) as (orbax, parent):
+            orbax.save(parent / partial.name / "state", _without_empty(state), force=True)
+        files = _file_digests(partial)
+        for name in files:
+            sync(partial / name)
+        manifest = _sealed({**rank, "leaves": leaves, "files": files})
+        write_json(partial / "manifest.json", manifest)
+        os.rename(partial, folder)
+        return manifest
 
     def steps(self) -> list[int]:
         """The steps that are kept, damaged ones included; the newest last."""
@@ -161,11 +140,11 @@ class Checkpoints:
 
     def _ranked(self) -> list[int]:
         """The steps with a metric, the best first."""
-        of_steps = self._kept.values()
-        ranked = [(kept.metric, -kept.step) for kept in of_steps if kept.metric is not None]
+        metrics = {step: kept.get("metric") for step, kept in self._kept.items()}
+        ranked = [(metric, -step) for step, metric in metrics.items() if metric is not None]
         return [-step for _, step in sorted(ranked)]
 
-    def restore(self, like: State, step: StepName = "newest") -> Restored:
+    def restore(self, like: State, step: StepName = "newest") -> State:
         """A good state. Warns of the damaged ones that it skips; a trainer also moves them away.
 
         Args:
@@ -188,10 +167,11 @@ class Checkpoints:
                 raise ValueError(f"step must be {names} or one of {kept}; got {step}{reason}")
         damaged: dict[int, str] = {}
         for candidate in candidates:
-            state, reason = self._good_state(candidate, like)
+            manifest, reason = self._read(candidate, check_files=True)
             if not reason:
+                state = self._state(manifest, like)
                 self._set_aside(damaged, candidate)
-                return Restored(candidate, state)
+                return state
             damaged[candidate] = reason
         described = "; ".join(f"step {each}: {reason}" for each, reason in damaged.items())
         raise ValueError(
@@ -220,7 +200,7 @@ class Checkpoints:
 
     # --- one step ---
 
-    def _read(self, step: int, *, check_files: bool) -> tuple[JSON, str]:
+    def _read(self, step: int, *, check_files: bool = False) -> tuple[JSON, str]:
         """The manifest of a step and ""; or {} and the damage to it, or to one of the files."""
         folder = self._folder / str(step)
         try:
@@ -237,23 +217,14 @@ class Checkpoints:
             return {}, one_line(error)
         return manifest, ""
 
-    def _good_state(self, step: int, like: State) -> tuple[State, str]:
-        """The state of a step and ""; or None and the damage to it."""
-        manifest, reason = self._read(step, check_files=True)
-        if reason:
-            return None, reason
+    def _state(self, manifest: JSON, like: State) -> State:
+        """The state with this manifest; ValueError if it is of another configuration."""
+        folder = self._folder / str(manifest["step"])
         if different := first_difference(manifest["leaves"], kinds(like)):
             raise ValueError(
-                f"checkpoint {self._folder / str(step)} is of another configuration: {different}."
+                f"checkpoint {folder} is of another configuration: {different}."
                 " Use the configuration that it was saved with"
             )
-        if manifest["leaves"] == kinds(like):
-            return self._state(step, like), ""
-        leaves = named_leaves(self._state(step, _with_earlier_names(like)))
-        ordered = [leaves[earlier_name(name)] for name in named_leaves(like)]
-        return jax.tree.unflatten(jax.tree.structure(like), ordered), ""
-
-    def _state(self, step: int, like: State) -> State:
         # By default Orbax needs the devices that saved; a run may be read on another machine.
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
@@ -267,10 +238,13 @@ class Checkpoints:
             return found if leaf.size else jnp.empty(leaf.shape, leaf.dtype, device=leaf.sharding)
 
         wanted = jax.tree.map(placed, like)
-        args = _orbax_module().args.StandardRestore(_without_empty(wanted))
-        with _path_for_orbax(self._folder) as folder, _orbax() as orbax:
-            found = orbax.restore(folder / str(step) / "state", args=args)
-        return jax.tree.map(filled, wanted, found)
+        if manifest["leaves"] != kinds(like):
+            wanted = _with_earlier_names(wanted)
+        with _orbax(self._folder) as (orbax, parent):
+            found = orbax.restore(parent / folder.name / "state", _without_empty(wanted))
+        leaves = named_leaves(jax.tree.map(filled, wanted, found))
+        ordered = [leaves.get(name, leaves.get(earlier_name(name))) for name in named_leaves(like)]
+        return jax.tree.unflatten(jax.tree.structure(like), ordered)
 
 
 def saved_steps(folder: Path) -> list[int]:
@@ -279,35 +253,25 @@ def saved_steps(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal() and name == str(int(name)))
 
 
-def _orbax_module() -> Any:
-    """Orbax, which takes so long to import that a new run makes its first step before."""
-    import orbax.checkpoint as ocp
-
-    return ocp
-
-
-def _orbax() -> Any:
-    """Orbax for this process alone: it waits for no other one."""
-    ocp, index = _orbax_module(), jax.process_index()
-    alone = ocp.options.MultiprocessingOptions(index, {index}, f"process_{index}")
-    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
-
-
 @contextlib.contextmanager
-def _path_for_orbax(folder: Path) -> Iterator[Path]:
-    """A path of the folder that Orbax can use.
+def _orbax(folder: Path) -> Iterator[tuple[Any, Path]]:
+    """Orbax for this process alone, which waits for no other one; and a path of a folder for it.
 
     Orbax reads [, * and ? as a pattern, and loses arrays. It takes no letters that UTF-8 lacks.
     """
-    name = str(folder)
-    if glob.escape(name) == name.encode(errors="replace").decode():
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as place:
-        link = Path(place) / "checkpoints"
-        link.symlink_to(folder, target_is_directory=True)
-        yield link
+    # The import takes so long that a new run makes its first step before.
+    import orbax.checkpoint as ocp
+
+    _silence_orbax()
+    index, name = jax.process_index(), str(folder)
+    alone = ocp.options.MultiprocessingOptions(index, {index}, f"process_{index}")
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+    with contextlib.ExitStack() as stack:
+        if glob.escape(name) != name.encode(errors="replace").decode():
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            (place / "checkpoints").symlink_to(folder, target_is_directory=True)
+            folder = place / "checkpoints"
+        yield stack.enter_context(ocp.Checkpointer(handler, multiprocessing_options=alone)), folder
 
 
 @functools.cache
@@ -335,12 +299,11 @@ def first_difference(saved: dict[str, str], wanted: dict[str, str]) -> str:
     saved, wanted = (
         {earlier_name(name): kind for name, kind in each.items()} for each in (saved, wanted)
     )
-    different = [
+    different = sorted({name for name, _ in saved.items() ^ wanted.items()})
+    return "; ".join(
         f"{name} was {saved.get(name, 'nothing')}, now {wanted.get(name, 'nothing')}"
-        for name in sorted(saved.keys() | wanted.keys())
-        if saved.get(name) != wanted.get(name)
-    ]
-    return "; ".join(different[:5])
+        for name in different[:5]
+    )
 
 
 def named_leaves(tree: State) -> dict[str, Any]:

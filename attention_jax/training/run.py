@@ -107,7 +107,7 @@ def run(
                 keep: Any = {"keep": train.keep, "keep_best": train.keep_best}
                 checkpoints = Checkpoints(folder / "checkpoints", **keep)
                 if checkpoints.steps():
-                    restored = checkpoints.restore(prepared.shapes).state
+                    restored = checkpoints.restore(prepared.shapes)
         state = processes.from_first(restored, prepared.shapes)
         if state is None:
             state = compiled.first_state(seeds_of(task), prepared.params)

@@ -101,7 +101,7 @@ class SavedRun:
             return initial_state(self.task, params=params)
         if not self._kept.steps():
             raise ValueError(f"workdir {self.workdir} has no checkpoint yet; train it first")
-        state: TrainState = self._kept.restore(state_shapes(self.task), step).state
+        state: TrainState = self._kept.restore(state_shapes(self.task), step)
         return state
 
     def at(self, step: StepName) -> TrainedRun:
@@ -255,7 +255,7 @@ def first_params(task: Task, folder: Path, *, resumes: bool = False) -> tuple[Pa
         return None, {_DIGEST: stored.get(_DIGEST)}
     copy = Checkpoints(folder / _COPY, read_only=True)
     if has_begun and copy.steps():
-        params = copy.restore(like).state
+        params = copy.restore(like)
     else:
         try:
             params = _read(source, task, like)
@@ -297,7 +297,7 @@ def _read(source: Path, task: Task, like: Params) -> Params:
     """Reads the newest parameters of a run, those in a file, or a run's copy of its first ones."""
     seeds, one_seed = task.train.seeds, of_one_seed(like)
     if source.name == _COPY and saved_steps(source):
-        params: Params = Checkpoints(source, read_only=True).restore(like).state
+        params: Params = Checkpoints(source, read_only=True).restore(like)
         return params
     if source.is_file():
         params, _ = read_parameters(source, one_seed)

@@ -117,9 +117,9 @@ def test_goes_on_over_others(before, after):
     checkpoints = Checkpoints(folder / "checkpoints", read_only=True)
     alone = checkpoints.restore(jax.eval_shape(start))
     spread = checkpoints.restore(layout.placed(jax.eval_shape(start)))
-    assert alone.step == spread.step == 4
-    assert_bits_equal(alone.state, spread.state)
-    assert_spread(spread.state, MESHES.get(after, MeshShape()))
+    assert {*alone.step.tolist()} == {4}
+    assert_bits_equal(alone, spread)
+    assert_spread(spread, MESHES.get(after, MeshShape()))
     train_toy(task, folder, mesh=MESHES.get(after))
     np.testing.assert_allclose(losses(folder), losses(trained(task, None)[0]), rtol=TOLERANCE)
 
