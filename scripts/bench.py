@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +19,7 @@ from attention_jax.commands.command_line import (
     share_of,
 )
 from attention_jax.reports import html_page, plotting
+from attention_jax.reports.table_text import csv_table
 from attention_jax.runs.progress import say
 from attention_jax.runs.run_folder import make_folder, write_text, writing
 from attention_jax.scores import SCORES, get_score
@@ -151,9 +150,7 @@ def main(arguments: Arguments) -> int:
         return 0
     page = [html_page.code(command()), html_page.table(head, lines), *sections]
     with writing("workdir", arguments.workdir):
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows([head, *lines])
-        write_text(arguments.workdir / "bench.csv", text.getvalue())
+        write_text(arguments.workdir / "bench.csv", csv_table(head, lines))
         write_text(arguments.workdir / "bench.html", html_page.page("Scores compared", page))
     say(f"{arguments.workdir / 'bench.csv'}\n{arguments.workdir / 'bench.html'}")
     return 0

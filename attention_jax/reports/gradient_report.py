@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,38 +91,26 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
 
 def norms_by_step(runs: Sequence[JSON]) -> Figure:
     """One panel per group of parameters, one line per run."""
-    groups = list(dict.fromkeys(group for run in runs for group in run["gradient_norms"]))
-    series = [run["gradient_norms"] for run in runs]
-    return _panels_by_step(
-        runs, series, {group: group for group in groups}, columns=4, logarithmic=groups
-    )
+    groups = {group: group for run in runs for group in run["gradient_norms"]}
+    return _panels_by_step(runs, groups, columns=4)
 
 
 def statistics_by_step(runs: Sequence[JSON]) -> Figure:
     """One row per attention, one column per statistic, one line per run."""
-    attentions = list(dict.fromkeys(name for run in runs for name in run["attentions"]))
+    attentions = dict.fromkeys(name for run in runs for name in run["attentions"])
     titles = {
         f"{attention}/{statistic}": f"{attention}\n{label}"
         for attention in attentions
         for statistic, label in _STATISTICS.items()
     }
-    series = [run["by_step"] for run in runs]
-    logarithmic = [name for name in titles if name.endswith("/dlogits_norm")]
-    return _panels_by_step(runs, series, titles, columns=len(_STATISTICS), logarithmic=logarithmic)
+    return _panels_by_step(runs, titles, columns=len(_STATISTICS))
 
 
 @plotting.own_settings
-def _panels_by_step(
-    runs: Sequence[JSON],
-    series: Sequence[Mapping[str, Any]],
-    titles: Mapping[str, str],
-    *,
-    columns: int,
-    logarithmic: Collection[str],
-) -> Figure:
-    """One panel per title, one line per run whose series has its name: numbers [steps, seeds].
+def _panels_by_step(runs: Sequence[JSON], titles: Mapping[str, str], *, columns: int) -> Figure:
+    """One panel per title, of a group of parameters or a statistic; one line per run that has it.
 
-    The panels that `logarithmic` names have a logarithmic axis.
+    The axis of a norm of gradients is logarithmic.
     """
     rows = -(-len(titles) // columns)
     shape: Any = {"rows": rows, "columns": columns}
@@ -130,15 +118,18 @@ def _panels_by_step(
     for unused in axes[len(titles) :]:
         unused.remove()
     lines: dict[int, Any] = {}
+    norms = {group for run in runs for group in run["gradient_norms"]}
+    series = [run["by_step"] | run["gradient_norms"] for run in runs]
     for ax, (name, title) in zip(axes, titles.items(), strict=False):
+        is_log = name in norms or name.endswith("/dlogits_norm")
+        options: Any = {"log": is_log, "limits": (0, 1 if name.endswith("/saturation") else np.inf)}
         for index, run in enumerate(runs):
             if name in series[index]:
                 values = np.array(series[index][name], float)  # NaN for numbers that are not finite
-                options: Any = {"label": run["label"], "log": name in logarithmic}
-                options["limits"] = (0, 1 if name.endswith("/saturation") else np.inf)
-                plotting.draw_band(ax, run["by_step"]["steps"], values, index=index, **options)
+                options |= {"index": index, "label": run["label"]}
+                plotting.draw_band(ax, run["by_step"]["steps"], values, **options)
                 lines[index] = ax.lines[-1]
-        if name in logarithmic:
+        if is_log:
             ax.set_yscale("log")
         if name.endswith("/saturation"):
             ax.set_ylim(-0.05, 1.05)

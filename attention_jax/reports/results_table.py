@@ -6,10 +6,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -17,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attention_jax.reports import table_text
-from attention_jax.reports.setting_figure import Panel, results_by_setting
+from attention_jax.reports.setting_figure import results_by_setting
 from attention_jax.runs.metrics_file import finite_or_null
 from attention_jax.runs.run_folder import JSON, make_folder, write_json, write_text, writing
 from attention_jax.training.run_results import SUMMARY, EvaluatedRun, summary_of, summary_text
@@ -67,20 +65,20 @@ class ResultsTable:
                     f" ({runs[0].workdir}) and {run.task.name} ({run.workdir})"
                 )
             check_choose_on(choose_on, run.task.train.seeds)
-        settings = _varying_settings(runs)
-        merits = [_merit(run, choose_on) for run in runs] if choose_on else []
-        candidates: dict[Any, list[int]] = {}  # of each score
-        for index, merit in enumerate(merits):
-            if runs[index].is_finished and np.isfinite(merit).all():
-                candidates.setdefault(settings[index].get("score"), []).append(index)
-        chosen = {min(indices, key=merits.__getitem__) for indices in candidates.values()}
         rows = []
-        for index, (run, of_run) in enumerate(zip(runs, settings, strict=True)):
+        for run, settings in zip(runs, _varying_settings(runs), strict=True):
             reported = {
                 name: result._replace(by_seed=result.by_seed[choose_on:])
                 for name, result in run.results.items()
             }
-            rows.append(Row(run, of_run, reported, index in chosen))
+            rows.append(Row(run, settings, reported, chosen=False))
+        best: dict[Any, tuple[Any, ...]] = {}  # (merit, index) by score
+        for index, row in enumerate(rows if choose_on else ()):
+            merit, score = _merit(row.run, choose_on), row.settings.get("score")
+            if row.run.is_finished and np.isfinite(merit).all():
+                best[score] = min((merit, index), best.get(score, (merit, index)))
+        for _, index in best.values():
+            rows[index] = rows[index]._replace(chosen=True)
         return cls(rows, choose_on)
 
     @property
@@ -89,13 +87,12 @@ class ResultsTable:
         runs = [row.run for row in self.rows]
         steps = _count({run.task.train.steps for run in runs}, "step")
         seeds = {run.task.train.seeds - self.choose_on for run in runs}
-        about = f"{runs[0].task.name}, {steps}, n = {_count(seeds, 'seed')}"
-        sentences = [f"{about}."]
+        text = f"{runs[0].task.name}, {steps}, n = {_count(seeds, 'seed')}"
         if max(seeds) > 1:
-            sentences = [
-                f"{about}: {SUMMARY}.",
-                "Intervals of the mean are Student's t, cut off where no result can be.",
-            ]
+            text += (
+                f": {SUMMARY}."
+                " Intervals of the mean are Student's t, cut off where no result can be"
+            )
         if self.choose_on:
             name, result = next(iter(runs[0].results.items()))
             better = "largest" if result.larger_is_better else "smallest"
@@ -105,15 +102,15 @@ class ResultsTable:
                 for setting in self.rows[0].settings
                 if setting != "score"
             )
-            sentences += [
-                "One run of each score is marked: it was chosen among the finished runs"
+            text += (
+                ". One run of each score is marked: it was chosen among the finished runs"
                 f"{f' ({among})' if among else ''} on {_count({self.choose_on}, 'other seed')}, by"
-                f" the {better} mean {name}, at a tie by the smallest training loss.",
-                "A run of which such a seed diverged was not chosen.",
-            ]
+                f" the {better} mean {name}, at a tie by the smallest training loss."
+                " A run of which such a seed diverged was not chosen"
+            )
         if not self._all_finished:
-            sentences += ["A run that is not finished shows the results of its step."]
-        return " ".join(sentences)
+            text += ". A run that is not finished shows the results of its step"
+        return f"{text}."
 
     @property
     def head(self) -> list[str]:
@@ -137,17 +134,20 @@ class ResultsTable:
     def markdown(self) -> str:
         """The table with its caption in Markdown; chosen rows are bold."""
         text = table_text.markdown_text
-        lines = [
-            [f"**{text(cell)}**" if row.chosen else text(cell) for cell in line]
-            for row, line in zip(self.rows, self.lines, strict=True)
-        ]
-        table = table_text.markdown([*map(text, self.head)], lines)
+        table = table_text.markdown([*map(text, self.head)], self._lines(text, "**{}**"))
         return f"{text(self.caption)}\n\n{table}\n"
 
     def latex(self) -> str:
         """The table with its caption in LaTeX, which needs no package; chosen rows are bold."""
-        bold = [index for index, row in enumerate(self.rows) if row.chosen]
-        return table_text.latex(self.head, self.lines, caption=self.caption, bold=bold) + "\n"
+        text, lines = table_text.latex_text, self._lines(table_text.latex_text, r"\textbf{{{}}}")
+        return table_text.latex([*map(text, self.head)], lines, text(self.caption)) + "\n"
+
+    def _lines(self, text: Callable[[str], str], bold: str) -> list[list[str]]:
+        """The cells of each row in a language, those of chosen rows in bold."""
+        return [
+            [bold.format(text(cell)) if row.chosen else text(cell) for cell in line]
+            for row, line in zip(self.rows, self.lines, strict=True)
+        ]
 
     def csv(self) -> str:
         """A line per run; a cell is empty if the run lacks the result, or if it is not finite."""
@@ -157,12 +157,8 @@ class ResultsTable:
             for metric, result in row.results.items():
                 line |= {f"{metric} {part}": x for part, x in _numbers_of(result).items()}
             lines.append(line | self._about(row))
-        file = io.StringIO()
         names = list(dict.fromkeys(name for line in lines for name in line))
-        writer = csv.DictWriter(file, names, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return file.getvalue()
+        return table_text.csv_table(names, ([line.get(name) for name in names] for line in lines))
 
     def json(self) -> JSON:
         """The caption, an object per run and result, and environments; null for what is not finite.
@@ -200,15 +196,13 @@ class ResultsTable:
 
     def figure(self) -> Figure:
         """Each result by setting, with a point per reported seed."""
-        panels: dict[str, Panel] = {}
+        metrics: dict[str, dict[tuple[str, str], Result]] = {}
         for run, settings, results, _ in self.rows:
             others = "\n".join(f"{name} {settings[name]}" for name in settings if name != "score")
+            score = str(settings.get("score", run.task.name))
             for metric, result in results.items():
-                panel = panels.setdefault(metric, Panel(metric, {}, result.low, result.high))
-                score = str(settings.get("score", run.task.name))
-                by_seed = {**panel.by_seed, (score, others): result.by_seed}
-                panels[metric] = panel._replace(by_seed=by_seed)
-        return results_by_setting(list(panels.values()))
+                metrics.setdefault(metric, {})[score, others] = result
+        return results_by_setting(metrics)
 
     @property
     def _metrics(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,50 +11,43 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attention_jax.reports.plotting import index_of, new_figure, own_settings, style_of
+from attention_jax.training.task import Result
 
 _GROUP = 0.84  # height of a group; the distance between two groups is 1
-
-
-class Panel(NamedTuple):
-    """One metric of all runs."""
-
-    label: str
-    by_seed: Mapping[tuple[str, str], Sequence[float]]  # (score, setting) -> a number per seed
-    low: float = 0.0  # the smallest number that the metric can be
-    high: float | None = None  # the largest; None for no bound
+_Results = Mapping[tuple[str, str], Result]  # by score and setting
 
 
 @own_settings
-def results_by_setting(panels: Sequence[Panel]) -> Figure:
+def results_by_setting(metrics: Mapping[str, _Results]) -> Figure:
     """One panel per metric; in it a point per seed and a line at their mean.
 
     Settings follow one below the other in the order of the panels, and within a setting the scores.
     A seed that diverged (NaN) has no point.
 
     Args:
-        panels: the metrics; each may lack some pairs of score and setting.
+        metrics: by their names, the results of each (score, setting); some may be missing.
     """
-    pairs = [pair for panel in panels for pair in panel.by_seed]
+    pairs = [pair for results in metrics.values() for pair in results]
     scores, settings = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
     lines = max(setting.count("\n") + 1 for setting in settings)
     group = max(0.14 * (len(scores) + 1), 0.2 * lines + 0.1)  # inches
     longest = max(len(line) for setting in settings for line in setting.split("\n"))
     figure, axes = new_figure(
-        0.08 * longest + 3.6 * len(panels),
+        0.08 * longest + 3.6 * len(metrics),
         group * len(settings) + 1.3 + 0.2 * (len(scores) // 4),
-        columns=len(panels),
+        columns=len(metrics),
         sharey=True,
     )
     room, looks = _GROUP / len(scores), [style_of(index_of(score, scores)) for score in scores]
-    for ax, panel in zip(axes, panels, strict=True):
-        for (score, setting), values in panel.by_seed.items():
+    for ax, (metric, results) in zip(axes, metrics.items(), strict=True):
+        for (score, setting), result in results.items():
             index = scores.index(score)
             place = settings.index(setting) - _GROUP / 2 + room * (index + 0.5)
-            _draw_seeds(ax, place, np.asarray(values, float), looks[index], room)
+            _draw_seeds(ax, place, np.asarray(result.by_seed, float), looks[index], room)
         for boundary in range(1, len(settings)):
             ax.axhline(boundary - 0.5, color="0.85", linewidth=0.8)
-        _set_range(ax, panel)
-        ax.set_xlabel(panel.label)
+        _set_range(ax, [*results.values()])
+        ax.set_xlabel(metric)
         ax.grid(axis="x", alpha=0.3)
         ax.tick_params(axis="y", length=0)
     axes[0].set(ylim=(len(settings) - 0.5, -0.5))
@@ -72,12 +65,13 @@ def _draw_seeds(axes: Axes, place: float, by_seed: np.ndarray, look: Any, room: 
     axes.plot(mean, place + ends * room, color=look["color"])
 
 
-def _set_range(axes: Axes, panel: Panel) -> None:
+def _set_range(axes: Axes, results: Sequence[Result]) -> None:
     """The whole range of a bounded metric; a logarithmic axis for numbers of many magnitudes."""
-    values = np.concatenate([np.asarray(each, float) for each in panel.by_seed.values()])
+    values = np.concatenate([np.asarray(result.by_seed, float) for result in results])
     values = values[np.isfinite(values)]
-    if panel.high is not None:
-        margin = 0.04 * (panel.high - panel.low)
-        axes.set_xlim(panel.low - margin, panel.high + margin)
+    low, high = results[0].low, results[0].high
+    if high is not None:
+        margin = 0.04 * (high - low)
+        axes.set_xlim(low - margin, high + margin)
     elif len(values) and values.min() > 0 and values.max() > 20 * values.min():
         axes.set_xscale("log")

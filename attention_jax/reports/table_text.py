@@ -1,9 +1,11 @@
-"""Tables of text in Markdown and in LaTeX."""
+"""Tables of text in Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attention_jax.runs.progress import printable
@@ -38,38 +40,30 @@ def markdown_text(text: str) -> str:
     return re.sub(r"[\\`*_\[\]<>#~&$]", r"\\\g<0>", printable(text, keep="")).strip()
 
 
-def latex(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str, bold: Collection[int] = ()
-) -> str:
-    """A table in LaTeX, of literal text; it needs no package.
+def latex(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str) -> str:
+    """A table in LaTeX, of cells in LaTeX; it needs no package.
 
-    Args:
-        head: the heading of each column.
-        rows: the cells of each row. The first column is aligned to the left, all others to the
-            right.
-        caption: literal text.
-        bold: indices of the rows that are bold.
+    The first column is aligned to the left, all others to the right.
     """
-
-    def line(cells: Iterable[str], is_bold: bool = False) -> str:
-        texts = [latex_text(cell) for cell in cells]
-        return " & ".join(f"\\textbf{{{text}}}" if is_bold else text for text in texts) + r" \\"
-
+    first, *lines = (" & ".join(cells) + r" \\" for cells in (head, *rows))
     return "\n".join(
         [
             r"\begin{table}",
             r"\centering",
-            f"\\caption{{{latex_text(caption)}}}",
+            f"\\caption{{{caption}}}",
             f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-            r"\hline",
-            line(head),
-            r"\hline",
-            *(line(row, index in bold) for index, row in enumerate(rows)),
-            r"\hline",
+            *(r"\hline", first, r"\hline", *lines, r"\hline"),
             r"\end{tabular}",
             r"\end{table}",
         ]
     )
+
+
+def csv_table(head: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
+    """A table in CSV; the cell of None is empty."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
 
 
 def latex_text(text: str) -> str:

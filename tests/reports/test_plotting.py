@@ -9,7 +9,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from attention_jax.reports import plotting
-from attention_jax.reports.setting_figure import Panel, results_by_setting
+from attention_jax.reports.setting_figure import results_by_setting
+from attention_jax.training.task import Result
 
 
 def test_heatmaps_show_weights_between_zero_and_one_with_letters_on_the_axes():
@@ -80,7 +81,7 @@ def drawn_figures():
     plotting.draw_gradients(left, weights, "ab", "abc")
     plotting.draw_band(right, [1, 2], weights[:, :2], index=0, label="dot")
     yield plotting.png(figure)
-    yield plotting.png(results_by_setting([Panel("loss", {("dot", "b"): [2.0, 3.0]})]))
+    yield plotting.png(results_by_setting({"loss": {("dot", "b"): Result([2.0, 3.0], False)}}))
 
 
 def test_figures_do_not_depend_on_the_users_settings():
@@ -101,10 +102,11 @@ def test_figures_do_not_depend_on_the_users_settings():
 )
 @pytest.mark.parametrize("text", ["a $\\foo$ b", "a $x_$ b", "$a_$", "5 $", "_a^b", "😀 שלום"])
 def test_what_users_wrote_can_be_drawn(text, suffix, head, tmp_path):
-    pairs, values = np.array([[0.25, 0.75]]), {(text, text): [1.0, 3.0], ("dot", "b"): [2.0]}
+    pairs = np.array([[0.25, 0.75]])
+    values = {(text, text): Result([1.0, 3.0], False), ("dot", "b"): Result([2.0], False)}
     for draw in (
         lambda: plotting.weight_heatmaps({text: (pairs, [text], [text, "\x1b[2J"])}),
-        lambda: results_by_setting([Panel(text, values)]),
+        lambda: results_by_setting({text: values}),
     ):
         saved, again = (plotting.save(draw(), tmp_path / f"{n}{suffix}").read_bytes() for n in "ab")
         assert saved.startswith(head)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from attention_jax.reports.plotting import COLORS, save
-from attention_jax.reports.setting_figure import Panel, results_by_setting
+from attention_jax.reports.setting_figure import results_by_setting
+from attention_jax.training.task import Result
 
 SCORES = [f"score {index}" for index in range(8)]
 SETTINGS = [f"dim {dim}\nlearning_rate {rate}" for dim in (16, 128) for rate in (1, 2)]
@@ -15,9 +16,9 @@ SETTINGS = [f"dim {dim}\nlearning_rate {rate}" for dim in (16, 128) for rate in 
 def panels(scores, settings, seeds=3):
     rng = np.random.default_rng(0)
     pairs = list(itertools.product(scores, settings))
-    shares = {pair: rng.uniform(0, 100, seeds).tolist() for pair in pairs}
-    losses = {pair: np.exp(3 * rng.normal(size=seeds)).tolist() for pair in pairs}
-    return [Panel("exact match (%)", shares, 0.0, 100.0), Panel("loss", losses)]
+    shares = {pair: Result(rng.uniform(0, 100, seeds).tolist(), True, 0.0, 100.0) for pair in pairs}
+    losses = {pair: Result(np.exp(3 * rng.normal(size=seeds)).tolist(), False) for pair in pairs}
+    return {"exact match (%)": shares, "loss": losses}
 
 
 def points_of(axes):
@@ -42,7 +43,7 @@ def test_a_score_of_the_papers_has_one_color(scores):
     ],
 )  # fmt: skip
 def test_many_magnitudes_have_a_logarithmic_axis(losses, scale):
-    (axes,) = results_by_setting([Panel("loss", {("dot", "b"): losses})]).axes
+    (axes,) = results_by_setting({"loss": {("dot", "b"): Result(losses, False)}}).axes
     assert axes.get_xscale() == scale
 
 
@@ -50,14 +51,14 @@ def test_many_magnitudes_have_a_logarithmic_axis(losses, scale):
 def test_a_point_per_seed(counts, tmp_path):
     made = panels(SCORES[: counts[0]], SETTINGS[: counts[1]])
     figure = results_by_setting(made)
-    for axes, panel in zip(figure.axes, made, strict=True):
+    for axes, panel in zip(figure.axes, made.values(), strict=True):
         lines, numbers = points_of(axes)
-        assert sorted(numbers) == sorted(itertools.chain(*panel.by_seed.values()))
+        assert sorted(numbers) == sorted(x for result in panel.values() for x in result.by_seed)
         places = [float(y) for line in lines for y in line.get_ydata()]
         assert len(set(places)) == len(places)
         # A line at the mean, as wide as the points of its score, beside those of the others.
         at_means = [line for line in axes.get_lines() if line.get_color() != "0.85"][1::2]
-        means = [[np.mean(values)] * 2 for values in panel.by_seed.values()]
+        means = [[np.mean(result.by_seed)] * 2 for result in panel.values()]
         np.testing.assert_allclose([line.get_xdata() for line in at_means], means)
         for line, points in zip(at_means, lines, strict=True):
             (low, high), middle = line.get_ydata(), np.mean(points.get_ydata())
