@@ -262,7 +262,7 @@ def train_combinations(
                 if same and finished.step == steps:
                     say(f"{title}: finished")
                     continue
-            if interruption.requested is not None:
+            if interruption.exit_status:
                 return interruption.exit_status
             say(title)
             run = training.run(prepared_run, interruption=interruption)

@@ -10,7 +10,7 @@ import jax
 from attention_jax.analysis.ledger import operation_count
 from attention_jax.core.errors import one_line
 from attention_jax.runs.checkpoints import named_leaves
-from attention_jax.runs.progress import Work, say
+from attention_jax.runs.progress import say
 from attention_jax.training.prepare import Prepared
 from attention_jax.training.saved import of_one_seed
 from attention_jax.training.step import drawn_shapes, num_tokens
@@ -28,11 +28,11 @@ PEAKS = {
 _SAMPLE = 20  # batches of a feed, over which the number of tokens is averaged
 
 
-def introduce(run: Prepared) -> Work | None:
+def introduce(run: Prepared) -> float | None:
     """Prints a table of the model, the run and the devices; nothing is compiled.
 
     Returns:
-        what a step takes, if that and the peak of the devices are known.
+        steps per second of one seed if the devices computed at their peak; None if not known.
     """
     task, train, mesh = run.task, run.task.train, run.mesh
     kind, one_seed = jax.devices()[0].device_kind, of_one_seed(run.shapes.params)
@@ -66,7 +66,7 @@ def introduce(run: Prepared) -> Work | None:
     lines = [f"{run.workdir}: {task.label}", *(f"  {key:11} {text}" for key, text in table.items())]
     say("\n".join(lines))
     peak = PEAKS.get(kind)
-    return None if flops is None or peak is None else Work(flops, peak * mesh.devices)
+    return peak * mesh.devices / flops if flops and peak else None
 
 
 def _typical_batch(run: Prepared) -> tuple[Any, float | None]:

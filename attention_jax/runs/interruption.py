@@ -11,9 +11,11 @@ from types import FrameType
 
 from attention_jax.runs.processes import exchanged
 
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # of the signals that ask to stop; Windows has no SIGHUP
+
 
 class Interruption:
-    """While entered, the first signal sets `requested`; a second one ends the process.
+    """While entered, the first signal sets `exit_status`; a second one ends the process.
 
     The signals are SIGINT, SIGTERM and, when the terminal closes, SIGHUP. A second SIGHUP is
     ignored, because a shell repeats that of the terminal; under `nohup` every SIGHUP is ignored.
@@ -23,30 +25,27 @@ class Interruption:
     A second signal within the same call counts as the first: the run saves and stops after it.
 
     Attributes:
-        requested: the number of the signal that arrived, or None. A program that stops because of
-            it exits with `exit_status`, 128 + the signal's number: 130, 143 or 129.
+        exit_status: of a program that stops because of a signal, 128 + its number: 130, 143 or 129;
+            0 without a signal.
     """
 
     def __init__(self) -> None:
-        self.requested: int | None = None
-        self._previous: dict[int, object] = {}
-
-    @property
-    def exit_status(self) -> int:
-        """128 + the signal's number; 0 without a signal."""
-        return 0 if self.requested is None else 128 + self.requested
+        self.exit_status = 0
+        self._previous: dict[signal.Signals, object] = {}
 
     def agreed(self) -> bool:
         """Whether to stop; all processes stop at the same step, whichever got the signal."""
-        asked = [int(number) for number in exchanged(str(self.requested or "")) if number]
+        asked = [int(status) for status in exchanged(str(self.exit_status or "")) if status]
         if asked:  # otherwise a signal that arrives now would be forgotten
-            self.requested = max(asked)
+            self.exit_status = max(asked)
         return bool(asked)
 
     def __enter__(self) -> Interruption:
         if threading.current_thread() is threading.main_thread():
-            for number in _signals():
-                self._previous[number] = signal.signal(number, self._handle)
+            asking = [each for each in signal.Signals if each.name in _NAMES]
+            for each in asking:
+                if each.name != "SIGHUP" or signal.getsignal(each) is not signal.SIG_IGN:
+                    self._previous[each] = signal.signal(each, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -55,10 +54,9 @@ class Interruption:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        self.requested = number
-        for either in self._previous:
-            is_hangup = signal.Signals(either).name == "SIGHUP"
-            signal.signal(either, signal.SIG_IGN if is_hangup else signal.SIG_DFL)
+        self.exit_status = 128 + number
+        for each in self._previous:
+            signal.signal(each, signal.SIG_IGN if each.name == "SIGHUP" else signal.SIG_DFL)
         line = (
             f"{signal.Signals(number).name}: stopping after the steps, validation or save in"
             " progress; a second signal ends at once\n"
@@ -67,12 +65,3 @@ class Interruption:
         with contextlib.suppress(OSError, ValueError):  # nobody may read it
             if sys.__stdout__ is not None:  # else a file of the run may have its number
                 os.write(sys.__stdout__.fileno(), line.encode())
-
-
-def _signals() -> list[signal.Signals]:
-    """The signals that ask to stop; Windows has no SIGHUP."""
-    asking = [signal.SIGINT, signal.SIGTERM]
-    hangup = getattr(signal, "SIGHUP", None)
-    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        asking.append(hangup)
-    return asking

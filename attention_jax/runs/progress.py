@@ -8,19 +8,13 @@ import statistics
 import sys
 import time
 import unicodedata
-from typing import NamedTuple
+
+import numpy as np
 
 from attention_jax.runs.processes import is_first
 
 _SECONDS_BETWEEN_LINES = 10.0
 _lost: list[OSError] = []  # the first error of standard output, which `say` leaves to the end
-
-
-class Work(NamedTuple):
-    """What one seed computes in a step, for the share of the devices' peak in the log."""
-
-    flops: float  # floating-point operations
-    peak: float  # floating-point operations per second of the devices together
 
 
 class Progress:
@@ -31,18 +25,24 @@ class Progress:
         start: steps done already.
         total: steps in all.
         seeds: how many train at once; the rate counts the steps of all of them.
-        work: what a step takes; None if that or the devices' peak is not known.
+        peak_rate: steps per second of one seed if the devices computed at their peak; None if that
+            is not known.
     """
 
     def __init__(
-        self, description: str, *, start: int, total: int, seeds: int, work: Work | None = None
+        self,
+        description: str,
+        *,
+        start: int,
+        total: int,
+        seeds: int,
+        peak_rate: float | None = None,
     ):
         self._description, self._total, self._seeds = description, total, seeds
-        self._work = work
+        self._peak_rate, self._step = peak_rate, start
         self._began = self._last_line = self._since = time.monotonic()
-        # (step, time, seconds of training, tokens) now, and after the first call, which compiles.
-        self._warm: tuple[int, float, float, float] | None = None
-        self._now = (start, self._began, 0.0, 0.0)
+        self._compiled: tuple[int, float] | None = None  # step and time after the first call
+        self._done = np.zeros(3)  # steps, tokens and seconds of training of the calls after it
         self._diverged = 0  # seeds whose loss is not finite
 
     @property
@@ -52,21 +52,12 @@ class Progress:
         Only training counts: from `begin`, or the `update` before, to `update`. It is {} until the
         second call has ended. Entries that are not known are left out.
         """
-        if self._warm is None or self._now[0] == self._warm[0]:
+        if not self._done.any():
             return {}
-        speed = {name: self._seeds * each for name, each in self._speed_since(self._warm).items()}
-        if self._work is not None:
-            rate = speed["steps_per_second"]
-            speed["flops_utilization"] = rate * self._work.flops / self._work.peak
+        speed = {name: self._seeds * each for name, each in _speed(self._done).items()}
+        if self._peak_rate is not None:
+            speed["flops_utilization"] = speed["steps_per_second"] / self._peak_rate
         return speed
-
-    def _speed_since(self, before: tuple[int, float, float, float]) -> dict[str, float]:
-        """The speed of one seed; without tokens where they are not known."""
-        steps, _, seconds, tokens = (
-            now - then for now, then in zip(self._now, before, strict=True)
-        )
-        speed = {"steps_per_second": steps / seconds, "tokens_per_second": tokens / seconds}
-        return {name: each for name, each in speed.items() if not math.isnan(each)}
 
     @property
     def seconds(self) -> float:
@@ -90,10 +81,10 @@ class Progress:
         Returns:
             steps and tokens per second of each seed since the last `update`; {} for the first call.
         """
-        now, before = time.monotonic(), self._now
-        seconds = before[2] + now - self._since
-        self._now = (step, now, seconds, before[3] + (math.nan if tokens is None else tokens))
-        self._since = now
+        now, of_seed = time.monotonic(), dict[str, float]()
+        tokens = math.nan if tokens is None else tokens
+        call = np.array([step - self._step, tokens, now - self._since])
+        self._step, self._since = step, now
         diverged = sum(not math.isfinite(loss) for loss in losses)
         if diverged > self._diverged:
             self._diverged = diverged
@@ -102,27 +93,33 @@ class Progress:
                 " finite; a smaller learning rate may help"
             )
         status = f"step {step}/{self._total}, loss {statistics.fmean(losses):.4f}"
-        speed, of_seed = self.speed, dict[str, float]()
-        if self._warm is None:
-            self._warm = self._now
+        if self._compiled is None:
+            self._compiled = (step, now)
         else:
-            of_seed = self._speed_since(before)
+            self._done += call
+            of_seed, speed = _speed(call), self.speed
             rate = speed["steps_per_second"]
             status += f", {rate:.0f} steps/s" if rate >= 100 else f", {rate:.3g} steps/s"
             if "tokens_per_second" in speed:
                 status += f", {speed['tokens_per_second']:,.0f} tokens/s"
             if "flops_utilization" in speed:
                 status += f", {speed['flops_utilization']:.1%} of the devices' peak"
-            first, began, *_ = self._warm
+            first, began = self._compiled
             status += f", {(self._total - step) * (now - began) / (step - first):.0f} s left"
-        if self._now[1] - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total:
-            self._last_line = self._now[1]
+        if now - self._last_line > _SECONDS_BETWEEN_LINES or step == self._total:
+            self._last_line = now
             self.note(status)
         return of_seed
 
     def note(self, text: str) -> None:
         """Prints a line of text."""
         say(f"{self._description}: {text}")
+
+
+def _speed(done: np.ndarray) -> dict[str, float]:
+    """Steps and tokens per second, where they are known, from [steps, tokens, seconds]."""
+    rates = dict(zip(("steps_per_second", "tokens_per_second"), done[:2] / done[2], strict=True))
+    return {name: float(rate) for name, rate in rates.items() if not math.isnan(rate)}
 
 
 def say(text: str, *, error: bool = False) -> None:

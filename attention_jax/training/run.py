@@ -19,7 +19,7 @@ import jax
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.interruption import Interruption
-from attention_jax.runs.progress import Progress, Work
+from attention_jax.runs.progress import Progress
 from attention_jax.runs.run_folder import open_run_folder
 from attention_jax.training.prepare import Loggable, Prepared, prepare
 from attention_jax.training.records import Records, by_seed
@@ -81,14 +81,14 @@ def train_run(
 
 
 def run(
-    prepared: Prepared, *, interruption: Interruption | None = None, work: Work | None = None
+    prepared: Prepared, *, interruption: Interruption | None = None, peak_rate: float | None = None
 ) -> TrainedRun:
     """Trains what `prepare` has checked; see `train_run`.
 
     Args:
         prepared: the run.
         interruption: as in `train_run`.
-        work: what a step computes, for the log.
+        peak_rate: as in `Progress`, for the log.
     """
     task, train, compiled = prepared.task, prepared.task.train, prepared.compiled
     folder = prepared.workdir.absolute()  # the task may change the current folder
@@ -113,7 +113,9 @@ def run(
             state = compiled.first_state(seeds_of(task), prepared.params)
         state = jax.device_put(state, prepared.layout.by_seed)
         step = first_step = int(processes.whole(state.step)[0])
-        progress = Progress(task.label, start=step, total=train.steps, seeds=train.seeds, work=work)
+        progress = Progress(
+            task.label, start=step, total=train.steps, seeds=train.seeds, peak_rate=peak_rate
+        )
         records = Records(prepared, folder, checkpoints, progress)
         stack.callback(records.close)
         records.begin(step, state)

@@ -7,7 +7,7 @@ import types
 import pytest
 
 from attention_jax.runs import progress as progress_module
-from attention_jax.runs.progress import Progress, Work, end_of_output, say, warn
+from attention_jax.runs.progress import Progress, end_of_output, say, warn
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 
 def test_rate_and_time_left_leave_the_compiling_call_out(clock, capsys):
-    progress = Progress("dot", start=0, total=100, seeds=3, work=Work(flops=2.0, peak=60.0))
+    progress = Progress("dot", start=0, total=100, seeds=3, peak_rate=30.0)
     clock.now += 50  # compiles, and makes 10 steps
     assert progress.update(10, [2.0, 4.0, 3.0], 7e5) == {}
     assert progress.speed == {}

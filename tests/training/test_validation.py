@@ -94,7 +94,7 @@ def run(folder, curve=CURVE, *, stop=None, **settings):
         mock.patch.object(Counting, "curve", curve or CURVE),
     ):
         if stop == "start":
-            interruption.requested = signal.SIGTERM
+            interruption.exit_status = 128 + signal.SIGTERM
         task = Counting(validated=curve is not None, **settings)
         return train_toy(task, folder, interruption=interruption)
 
