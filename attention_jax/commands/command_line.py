@@ -12,9 +12,10 @@ import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
+from unittest import mock
 
 import jax
 import rich.console
@@ -164,7 +165,7 @@ def parse(arguments: Any, words: list[str], **options: Any) -> Any:
     width = {} if {"-h", "--help"} & {*words} else {"COLUMNS": "100000"}
     printed = io.StringIO()
     try:
-        with environment_variables(width), contextlib.redirect_stderr(printed):
+        with mock.patch.dict(os.environ, width), contextlib.redirect_stderr(printed):
             config = (tyro.conf.OmitArgPrefixes,)
             parsed = tyro.cli(arguments, args=words, config=config, **options)
     except SystemExit as stop:
@@ -211,9 +212,8 @@ def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]])
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     text = io.StringIO()
     literal: Any = {"markup": False, "emoji": False}  # users write [v1] and :key:
-    console = rich.console.Console(file=text, force_terminal=is_terminal, **literal)
-    if not is_terminal:
-        console.width = 1000  # a file has room for every column
+    width = None if is_terminal else 1000  # a file has room for every column
+    console = rich.console.Console(file=text, force_terminal=is_terminal, width=width, **literal)
     table = rich.table.Table(title=title)
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
@@ -221,19 +221,6 @@ def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]])
         table.add_row(*line)
     console.print(table)
     say(text.getvalue().rstrip("\n"))
-
-
-@contextlib.contextmanager
-def environment_variables(values: dict[str, str]) -> Iterator[None]:
-    """Sets variables of the environment inside of a `with` statement."""
-    before = os.environ.copy()
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name in values:
-            del os.environ[name]
-        os.environ.update((name, before[name]) for name in values if name in before)
 
 
 def _message(box: str) -> str:

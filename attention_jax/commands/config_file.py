@@ -20,8 +20,6 @@ from attention_jax.training.saved import with_copy
 from attention_jax.training.settings import DESCRIPTIONS
 from attention_jax.training.task import TrainConfig
 
-_TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off")
-
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Reads the settings in a file.
@@ -85,11 +83,11 @@ def words_of(path: Path, content: Mapping[str, Any], hints: Mapping[str, Any]) -
             raise ValueError(f"config {path}: {name} must be given once; got it twice")
         option, may_be = f"--{name.replace('_', '-')}", (hint, *typing.get_args(hint))
         text = value if isinstance(value, str | list | dict) else json.dumps(value)
-        lower = text.lower() if isinstance(text, str) else ""
+        flag = yaml.SafeLoader.bool_values.get(text.lower()) if isinstance(text, str) else None
         if type(None) in may_be and text in ("null", "~", ""):
             words[name] = [f"{option}=None"]
-        elif hint is bool and lower in (*_TRUE, *_FALSE):
-            words[name] = [option if lower in _TRUE else f"--no-{option[2:]}"]
+        elif hint is bool and flag is not None:
+            words[name] = [option if flag else f"--no-{option[2:]}"]
         elif any(typing.get_origin(each) is tuple for each in may_be):
             if isinstance(text, dict):
                 text = [f"{axis}={size}" for axis, size in text.items()]

@@ -113,9 +113,9 @@ class Checkpoints:
         step, leaves = rank["step"], kinds(state)
         folder = self._folder / str(step)
         if step in self._kept:
-            earlier, reason = self._read(step)
-            if reason := reason or first_difference(earlier["leaves"], leaves):
-                raise ValueError(f"it is kept already, but {reason}")
+            earlier = self._kept[step]
+            if different := first_difference(earlier.get("leaves", {}), leaves):
+                raise ValueError(f"it is kept already, but {different}")
             if (manifest := _sealed({**earlier, **rank})) != earlier:
                 write_json(folder / "manifest.json", manifest)
             return manifest
@@ -181,18 +181,16 @@ class Checkpoints:
 
     def _set_aside(self, damaged: dict[int, str], used: int) -> None:
         """Warns of damaged steps; a trainer moves them away, so that they can be saved anew."""
-        moved = ""
-        if damaged and not self._read_only:
-            aside = self._folder.with_name("damaged_checkpoints")
-            moved = f" and was moved to {aside}"
-            with writing("damaged checkpoints: folder", aside):
-                aside.mkdir(exist_ok=True)
-                for step in damaged:
-                    names = (aside / f"{step}.{n}" for n in itertools.count())
+        aside, moved = self._folder.with_name("damaged_checkpoints"), ""
+        for step, reason in damaged.items():
+            if not self._read_only:
+                moved = f" and was moved to {aside}"
+                names = (aside / f"{step}.{n}" for n in itertools.count())
+                with writing("damaged checkpoints: folder", aside):
+                    aside.mkdir(exist_ok=True)
                     free = next(name for name in names if not name.exists())
                     os.rename(self._folder / str(step), free)
-                    del self._kept[step]
-        for step, reason in damaged.items():
+                del self._kept[step]
             warn(
                 f"the checkpoint of step {step} is damaged ({reason}){moved};"
                 f" that of step {used} is used"
@@ -229,9 +227,9 @@ class Checkpoints:
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
         def placed(leaf: Any) -> jax.ShapeDtypeStruct:
-            sharding = getattr(leaf, "sharding", None) or here
-            if not sharding.is_fully_addressable:  # `processes.from_first` spreads it
-                sharding = here
+            sharding = getattr(leaf, "sharding", None)
+            is_local = sharding and sharding.is_fully_addressable  # else `from_first` spreads it
+            sharding = sharding if is_local else here
             return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
         def filled(leaf: jax.ShapeDtypeStruct, found: Any) -> jax.Array:

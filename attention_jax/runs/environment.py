@@ -52,9 +52,8 @@ def environment(*folders: Path, packages: Iterable[str] = ()) -> dict[str, Any]:
 
 def usable_cpus() -> int | None:
     """How many processors this process may use, on which XLA divides its work; None if unknown."""
-    if hasattr(os, "sched_getaffinity"):  # on Linux; what `taskset` and containers leave
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
+    on_linux = hasattr(os, "sched_getaffinity")  # what `taskset` and containers leave
+    return len(os.sched_getaffinity(0)) if on_linux else os.cpu_count()
 
 
 def _processor() -> str:
@@ -79,15 +78,13 @@ def sources_digest(*folders: Path) -> str:
 
 
 def _git_commit() -> str | None:
+    # Results are written into the working tree too, so that only sources count.
+    options = ("--porcelain=v2", "--branch", "--untracked-files=all", "--", ":/*.py", ":/*.cfg")
+    command = ["git", "-C", str(_LIBRARY), "status", *options]
     try:
-        commit = _git("rev-parse", "HEAD")
-        # Results are written into the working tree too, so that only sources count.
-        changed = _git("status", "--porcelain", "--untracked-files=all", "--", ":/*.py", ":/*.cfg")
+        status = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{commit}-dirty" if changed else commit
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(_LIBRARY), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    head, *others = status.splitlines()  # "# branch.oid COMMIT"; more of "# branch"; the changes
+    is_dirty = any(not line.startswith("#") for line in others)
+    return head.split()[-1] + "-dirty" * is_dirty

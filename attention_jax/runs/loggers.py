@@ -84,14 +84,9 @@ class TensorBoard:
         first = last_line(folder / "metrics.jsonl").get("step", -1) + 1
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(first, session_log=start)
-        metadata = import_module("tensorboard.plugins.text.metadata").create_summary_metadata(
-            "", ""
-        )
-        tensor, types = import_module(f"{protos}.tensor_pb2"), import_module(f"{protos}.types_pb2")
-        markdown = textwrap.indent(json.dumps(config, indent=2), "    ").encode()
-        text = tensor.TensorProto(dtype=types.DT_STRING, string_val=[markdown])
-        value = {"tag": "config.json", "metadata": metadata, "tensor": text}
-        self._write(first, summary=self._summary(value=[value]))
+        markdown = textwrap.indent(json.dumps(config, indent=2), "    ")
+        text = import_module("tensorboard.plugins.text.summary_v2").text_pb
+        self._write(first, summary=text("config.json", markdown))
 
     def __call__(self, step: int, metrics: Metrics) -> None:
         series = _series(metrics, self._first_seed)

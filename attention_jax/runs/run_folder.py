@@ -187,13 +187,10 @@ def writing(kind: str, path: Path) -> Iterator[None]:
 def write_json(path: Path, content: Any) -> None:
     """Writes JSON to a file, which is never left half written; a list of numbers is one line."""
     # JSON has no line break inside a string, so these brackets are those of lists.
-    lists = re.compile(r"\[\n([^\[\]{}]*)\n *\]")
-    text = lists.sub(_on_one_line, json.dumps(content, indent=2))
+    lists, breaks = re.compile(r"\[\n *([^\[\]{}]*)\n *\]"), re.compile(r"\n *")
+    text = json.dumps(content, indent=2)
+    text = lists.sub(lambda found: f"[{breaks.sub(' ', found[1])}]", text)
     write_text(path, text + "\n")
-
-
-def _on_one_line(found: re.Match[str]) -> str:
-    return f"[{' '.join(line.strip() for line in found[1].splitlines())}]"
 
 
 def write_text(path: Path, text: str) -> None:

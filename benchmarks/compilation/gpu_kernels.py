@@ -7,16 +7,17 @@ and spills of a kernel. If the package triton is installed, its `nvdisasm` lists
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import tempfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 
 import attention_jax as aj
-from attention_jax.commands.command_line import environment_variables
 from benchmarks.compilation.programs import attention
 from benchmarks.compilation.targets import H100
 from benchmarks.measure import JSON, attempt
@@ -90,7 +91,7 @@ def kernels_of(function: Any, *args: Any) -> dict[str, dict[str, Any]]:
         if triton := importlib.util.find_spec("triton"):
             toolkit = Path(triton.origin or "").parent / "backends" / "nvidia"
             variables["MOSAIC_GPU_CUDA_ROOT"] = str(toolkit)
-        with environment_variables(variables):
+        with mock.patch.dict(os.environ, variables):
             function.lower(*args).compile()
         files = sorted(Path(folder).glob("*.ptxas"))
         return {re.sub(r"_\d+$", "", file.stem): _kernel(file) for file in files}
