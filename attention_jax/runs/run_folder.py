@@ -32,8 +32,10 @@ _OF_A_RUN = {
 @contextlib.contextmanager
 def open_run_folder(
     folder: Path, config: JSON, files: Mapping[str, bytes], *, check: Callable[[], None]
-) -> Iterator[None]:
+) -> Iterator[JSON]:
     """Makes the folder of a new run, or opens the run in it; while entered, no other can.
+
+    Gives the `environment` of this start.
 
     Args:
         folder: of the run.
@@ -55,9 +57,10 @@ def open_run_folder(
             write_json(folder / "config.json", config)
             for name, content in files.items():
                 write_bytes(folder / name, content)
+            now = environment()
             if not (folder / "env.json").exists():
-                write_json(folder / "env.json", environment())
-        yield
+                write_json(folder / "env.json", now)
+        yield now
 
 
 def check_run_folder(folder: Path, *, resume: bool, files: Collection[str]) -> JSON | None:

@@ -25,8 +25,7 @@ Schedule = Literal["cosine", "constant", "inverse-sqrt"]
 class Hyperparameters(NamedTuple):
     """The numbers of an optimiser that a compiled step takes as arguments.
 
-    A step does not hold them as constants, so that runs which differ in nothing else have one
-    program.
+    They are no constants of its program, so that runs which differ in them alone share it.
     """
 
     rates: Any  # [updates + 2]: the learning rate after 0, 1, ... updates
@@ -94,7 +93,8 @@ class TrainConfig:
 
     free_on_resume: ClassVar = ("log_every", "checkpoint_every", "keep", "keep_best", "validate_on")
     of_adam: ClassVar = ("weight_decay", "beta2", "epsilon")
-    # The compiled step depends on none of these beyond `hyperparameters`.
+    # The program of a step depends on none of these where `hyperparameters` are its arguments, but
+    # on whether there is weight decay.
     of_hyperparameters: ClassVar = (
         *("learning_rate", "schedule", "warmup_steps", "warmup_from_0", "steps"),
         *("clip_norm", "weight_decay", "epsilon"),
@@ -195,9 +195,9 @@ class TrainConfig:
 
     @property
     def takes_hyperparameters(self) -> bool:
-        """Whether `transformation` takes `hyperparameters`; a function of a user does not.
+        """Whether `transformation` takes `hyperparameters`: Adam and the optimisers of Optax.
 
-        Such a function may compute with the rate in Python.
+        A function of a user may call its schedule in Python, where a traced number would fail.
         """
         return self.optimizer == "adam" or self.optimizer.startswith("optax:")
 
@@ -210,31 +210,32 @@ class TrainConfig:
         rest = self.clip_norm, self.weight_decay, self.epsilon
         return Hyperparameters(np.asarray(rates), *map(float, rest))
 
-    def transformation(self, given: Hyperparameters | None = None) -> optax.GradientTransformation:
+    def transformation(
+        self, hyperparameters: Hyperparameters | None = None
+    ) -> optax.GradientTransformation:
         """Clipping, then the optimiser, one update for every `accumulate` batches.
 
         Args:
-            given: traced numbers in place of those of the settings; None for these.
+            hyperparameters: traced numbers in place of those of the settings; None for these.
 
         Raises:
             ValueError: in one line: `optimizer` names no function, or the function fails or returns
                 something else.
         """
-        clip_norm = self.clip_norm if given is None else given.clip_norm
-        chain = optax.chain(optax.clip_by_global_norm(clip_norm), self._optimizer(given))
+        rate = self.rate() if hyperparameters is None else hyperparameters.rate
+        used: Any = self if hyperparameters is None else hyperparameters
+        chain = optax.chain(optax.clip_by_global_norm(used.clip_norm), self._optimizer(rate, used))
         if self.accumulate == 1:
             return chain
         steps = optax.MultiSteps(chain, self.accumulate)
         return optax.GradientTransformation(steps.init, steps.update)
 
-    def _optimizer(self, given: Hyperparameters | None) -> optax.GradientTransformation:
-        rate = self.rate() if given is None else given.rate
+    def _optimizer(self, rate: optax.Schedule, used: Any) -> optax.GradientTransformation:
         if self.optimizer == "adam":
-            numbers: Any = self if given is None else given
-            adam: Any = {"b2": self.beta2, "eps": numbers.epsilon}
+            adam: Any = {"b2": self.beta2, "eps": used.epsilon}
             if not self.weight_decay:
                 return optax.adam(rate, **adam)
-            return optax.adamw(rate, weight_decay=numbers.weight_decay, **adam)
+            return optax.adamw(rate, weight_decay=used.weight_decay, **adam)
         get = functools.partial(imported, text=self.optimizer, noun="optimizer", names={"adam": 0})
         name, fields = name_and_fields(self.optimizer, "optimizer", {}, get)
         make, error = get(name), None

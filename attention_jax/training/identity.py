@@ -105,17 +105,17 @@ def _describe_parts(task: Task) -> JSON:
     return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
 
 
-def program_key(config: JSON, *, is_given: bool) -> str:
-    """A text that is equal for runs with equal programs, and perhaps for no others.
+def program_key(config: JSON, *, has_arguments: bool) -> str:
+    """Runs with equal texts have equal programs of a step; the converse need not hold.
 
     Args:
         config: from `start_of`.
-        is_given: whether the `Hyperparameters` are arguments of the program.
+        has_arguments: whether the `Hyperparameters` are arguments of the program.
     """
     train = {**config["train"]}
     kept = {name: value for name, value in config.items() if name != "train"}
     apart: tuple[str, ...] = ("first_seed", "seeds", *TrainConfig.free_on_resume, "init_from")
-    if is_given:
+    if has_arguments:
         train["decays"] = bool(train["weight_decay"])
         apart += TrainConfig.of_hyperparameters
         kept.pop("optimizer_program", None)  # its rates are constants

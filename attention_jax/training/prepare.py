@@ -1,4 +1,4 @@
-"""Everything that may refuse a run is checked here, before anything is made or compiled."""
+"""What may refuse a run is checked here, before a folder is made or the program is compiled."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from attention_jax.training.identity import (
 from attention_jax.training.saved import first_params
 from attention_jax.training.settings import check_task, leaves_of
 from attention_jax.training.sharding import Layout, MeshShape
-from attention_jax.training.step import Compiled, TrainState, seeds_of
-from attention_jax.training.task import Feed, Params, Task, undefined
+from attention_jax.training.step import Compiled, TrainState, batches_of_step, seeds_of
+from attention_jax.training.task import Feed, Params, Task, check_metrics, undefined
 
 Loggable = Logger | Sequence[Logger] | None
 
@@ -43,12 +43,12 @@ class Prepared:
         feed: batches that the host makes, or None.
         params: to start from, stacked over seeds; None for those of `Task.init`.
         layout: the devices.
-        compiled: the compiled calls. The first step has been traced.
-        given: the numbers that a compiled step takes as arguments; None if they are constants.
+        compiled: the compiled calls. The first one has been traced.
+        hyperparameters: arguments of the compiled calls; None if they are constants there.
         rates: the learning rate after 0, 1, ... updates; None if the task has an optimiser of its
             own.
         shapes: of the state, with its shardings.
-        step: the newest saved step, from which the run goes on; 0 for a new run.
+        step: the newest saved step, from which the run goes on if it is not damaged; or 0.
         loggers: of `on_metrics` and `profile`.
         log_gradients: steps between two lines of gradient statistics; None for none.
     """
@@ -61,7 +61,7 @@ class Prepared:
     params: Params | None
     layout: Layout
     compiled: Compiled
-    given: Hyperparameters | None
+    hyperparameters: Hyperparameters | None
     rates: np.ndarray | None
     shapes: TrainState
     step: int
@@ -100,11 +100,12 @@ def prepare(
 ) -> Prepared:
     """Checks everything that may refuse a run, and changes nothing.
 
-    The first step is traced, for the errors of a model, a score or a loss; nothing is compiled. The
+    The first call is traced, for the errors of a model, a score or a loss, and not compiled. The
     arguments and the errors are those of `train_run`.
     """
     mesh, folder = mesh or MeshShape.default(), Path(workdir)
     with processes.together():
+        # The arguments and the settings.
         several = on_metrics if isinstance(on_metrics, list | tuple) else [on_metrics]
         loggers: list[Any] = [] if on_metrics is None else [*several]
         if not all(map(callable, loggers)):
@@ -127,14 +128,16 @@ def prepare(
         if not isinstance(mesh, MeshShape):
             raise ValueError(f"mesh must be a MeshShape or None; got {mesh!r}")
         mesh.check(seeds=task.train.seeds, batch_size=task.train.batch_size)
+        # The data, the parameters to start from, and what users wrote.
         feed, config = start_of(task, folder, multiple_of=mesh.data)
         params, digest = first_params(task, folder, resumes=True)
         config |= digest
+        # The program.
         numbers = task.train.hyperparameters() if type(task).optimizer is Task.optimizer else None
-        given = numbers if task.train.takes_hyperparameters else None
+        hyperparameters = numbers if task.train.takes_hyperparameters else None
         layout = Layout(mesh)
-        compiled = Compiled(task, layout, program_key(config, is_given=given is not None))
-        shapes = layout.placed(compiled.first_state.eval_shape(seeds_of(task), None))
+        key = program_key(config, has_arguments=hyperparameters is not None)
+        compiled = Compiled(task, layout, key)
         prepared = Prepared(
             task=task,
             workdir=folder,
@@ -144,17 +147,23 @@ def prepare(
             params=params,
             layout=layout,
             compiled=compiled,
-            given=given,
-            rates=numbers and numbers.rates,
-            shapes=shapes,
+            hyperparameters=hyperparameters,
+            rates=None if numbers is None else numbers.rates,
+            shapes=layout.placed(compiled.first_state.eval_shape(seeds_of(task), None)),
             step=max(saved_steps(folder / "checkpoints"), default=0),
             loggers=loggers,
             log_gradients=log_gradients,
         )
-        if processes.is_first():  # the others need not see the disk
+        # The folder, which the other processes need not see.
+        if processes.is_first():
             prepared.check_folder()
             prepared = dataclasses.replace(prepared, config=with_numbers(task, config, folder))
-        compiled.trace(shapes, prepared.step, feed, given)
+        if prepared.step < task.train.steps:
+            compiled.trace(prepared.shapes, prepared.step, feed, hyperparameters)
+            if log_gradients is not None:
+                batches = batches_of_step(task, feed, prepared.step)
+                metrics = compiled.statistics.eval_shape(prepared.shapes, batches)
+                check_metrics(f"task {task.name}", "statistics(...)", metrics)
     options = {"log_gradients": log_gradients, "mesh": dataclasses.asdict(mesh)}
     processes.check_equal(leaves_of({**config, **options}))
     return prepared

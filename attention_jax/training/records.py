@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import statistics
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from attention_jax.runs import processes
 from attention_jax.runs.checkpoints import Checkpoints
-from attention_jax.runs.environment import environment, usable_cpus
+from attention_jax.runs.environment import usable_cpus
 from attention_jax.runs.loggers import Loggers
 from attention_jax.runs.metrics_file import add_line, drop_lines_after, last_line
 from attention_jax.runs.progress import Progress, warn
@@ -37,6 +36,7 @@ class Records:
         folder: of the run, which is open.
         checkpoints: in the folder; None in all processes but the first.
         progress: what is printed.
+        origin: the `environment` of this start; None in all processes but the first.
     """
 
     def __init__(
@@ -45,17 +45,20 @@ class Records:
         folder: Path,
         checkpoints: Checkpoints | None,
         progress: Progress,
+        origin: JSON | None,
     ):
         self._prepared, self._folder, self._checkpoints = prepared, folder, checkpoints
         self._progress = progress
         self._timing, self._untimed = folder / "timing.jsonl", 0
         self._loggers: Loggers | None = None
+        kept = ("python", "packages", "device", "git_commit")
+        self._origin = {name: origin[name] for name in kept if origin}
 
     def begin(self, step: int, state: TrainState) -> None:
         """Drops the lines of steps that will be done again, and writes what belongs to a start.
 
-        These are the statistics of the gradients at step 0, and the validation of a checkpoint that
-        has failed before.
+        These are the statistics of the gradients at step 0, or the validation of the newest
+        checkpoint if it failed once that was saved.
         """
 
         def write() -> None:
@@ -76,15 +79,11 @@ class Records:
         if step:
             self.save(step, state, None)
         else:
-            self.gradients(step, state)
+            self.write_gradients(step, state)
 
-    @functools.cached_property
-    def _origin(self) -> JSON:
-        """Versions, device and commit of this start."""
-        now = environment()
-        return {name: now[name] for name in ("python", "packages", "device", "git_commit")}
-
-    def lines(self, step: int, line: dict[str, list[float]], speed: dict[str, float]) -> float:
+    def write_metrics(
+        self, step: int, line: dict[str, list[float]], speed: dict[str, float]
+    ) -> float:
         """Writes the metrics of a compiled call; returns its loss, the mean over seeds.
 
         Args:
@@ -104,7 +103,7 @@ class Records:
         # The shortest text of a float32: 0.003, not 0.003000000026077032.
         return {} if rates is None else {"learning_rate": float(str(rates[max(done - 1, 0)]))}
 
-    def gradients(self, step: int, state: TrainState) -> None:
+    def write_gradients(self, step: int, state: TrainState) -> None:
         """Writes the statistics of the gradients of the next batch, where they are due."""
         task, every = self._prepared.task, self._prepared.log_gradients
         if every is None or (step % every and step != task.train.steps):

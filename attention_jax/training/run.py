@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -72,11 +71,19 @@ def train_run(
         the run at its last step, or where a signal stopped it.
 
     Raises:
-        ValueError: a setting, the data or the folder does not fit, and nothing has been changed; or
-            all checkpoints are damaged; or a file cannot be written.
+        ValueError: a setting, the data, a part of a user or the folder does not fit, and nothing
+            has been changed; or another process trains there, all checkpoints are damaged, a file
+            cannot be written, or a validation breaks its contract.
     """
-    checked: Any = {"resume": resume, "log_gradients": log_gradients, "mesh": mesh}
-    prepared = prepare(task, workdir, on_metrics=on_metrics, profile=profile, **checked)
+    prepared = prepare(
+        task,
+        workdir,
+        resume=resume,
+        log_gradients=log_gradients,
+        mesh=mesh,
+        on_metrics=on_metrics,
+        profile=profile,
+    )
     return run(prepared, interruption=interruption)
 
 
@@ -95,17 +102,17 @@ def run(
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
         # The first process opens the folder and reads the newest checkpoint; then all have it.
-        checkpoints = restored = None
+        checkpoints = restored = origin = None
         with processes.together():
             if processes.is_first():
-                stack.enter_context(
-                    open_run_folder(
-                        folder, prepared.config, prepared.files, check=prepared.check_folder
-                    )
+                opened = open_run_folder(
+                    folder, prepared.config, prepared.files, check=prepared.check_folder
                 )
+                origin = stack.enter_context(opened)
                 keep_first_params(folder, prepared.params)
-                keep: Any = {"keep": train.keep, "keep_best": train.keep_best}
-                checkpoints = Checkpoints(folder / "checkpoints", **keep)
+                checkpoints = Checkpoints(
+                    folder / "checkpoints", keep=train.keep, keep_best=train.keep_best
+                )
                 if checkpoints.steps():
                     restored = checkpoints.restore(prepared.shapes)
         state = processes.from_first(restored, prepared.shapes)
@@ -116,7 +123,7 @@ def run(
         progress = Progress(
             task.label, start=step, total=train.steps, seeds=train.seeds, peak_rate=peak_rate
         )
-        records = Records(prepared, folder, checkpoints, progress)
+        records = Records(prepared, folder, checkpoints, progress, origin)
         stack.callback(records.close)
         records.begin(step, state)
         loss = None
@@ -126,12 +133,12 @@ def run(
             count = train.steps_of_call(step)
             progress.begin()
             state, metrics, tokens = compiled.advance(
-                state, step, count, prepared.feed, prepared.given
+                state, step, count, prepared.feed, prepared.hyperparameters
             )
             step += count
             line = by_seed(metrics)
-            loss = records.lines(step, line, progress.update(step, line["loss"], tokens))
-            records.gradients(step, state)
+            loss = records.write_metrics(step, line, progress.update(step, line["loss"], tokens))
+            records.write_gradients(step, state)
             if step % train.checkpoint_every == 0:
                 records.save(step, state, loss)
         records.save(step, state, loss)

@@ -36,7 +36,11 @@ class TrainState(NamedTuple):
 
 
 def train_step(
-    task: Task, state: TrainState, batch: Any, rng: Array, given: Hyperparameters | None = None
+    task: Task,
+    state: TrainState,
+    batch: Any,
+    rng: Array,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> tuple[TrainState, Metrics]:
     """One step of one seed.
 
@@ -45,11 +49,11 @@ def train_step(
         state: of the seed.
         batch: from `Task.batch` or a feed.
         rng: for dropout.
-        given: the numbers of the optimiser; None for those of the task, as constants.
+        optimizer: None for `Task.optimizer`.
     """
     gradient = jax.value_and_grad(task.loss, has_aux=True)
     (loss, metrics), dparams = gradient(state.params, batch, rng)
-    optimizer = task.optimizer() if given is None else task.train.transformation(given)
+    optimizer = task.optimizer() if optimizer is None else optimizer
     # optax relies on standard promotion, which the user may have turned off.
     with jax.numpy_dtype_promotion("standard"):
         updates, opt_state = optimizer.update(dparams, state.opt_state, state.params)
@@ -62,18 +66,19 @@ def train_steps(
     task: Task,
     count: int,
     state: TrainState,
-    given: Hyperparameters | None = None,
+    hyperparameters: Hyperparameters | None = None,
     *,
     layout: Layout | None = None,
 ) -> tuple[TrainState, Metrics]:
     """`count` steps of one seed of a task that draws its batches; metrics are means over them.
 
     The batch and the dropout of a step depend on (seed, step) alone, so that a run can stop and
-    resume at any step. With a layout, each device draws its own part of the batch.
+    resume at any step. With hyperparameters, these take the place of the task's, which would be
+    constants. With a layout, each device draws its own part of the batch.
     """
 
     def step(state: TrainState, _: None) -> tuple[TrainState, Metrics]:
-        return _step(task, state, None, given, layout=layout)
+        return _step(task, state, None, hyperparameters, layout=layout)
 
     last, metrics = jax.lax.scan(step, state, length=count)
     # XLA would multiply by the inverse of a count that it knows: 41 ones would have another mean.
@@ -90,14 +95,17 @@ def _step(
     task: Task,
     state: TrainState,
     batch: Any,
-    given: Hyperparameters | None,
+    hyperparameters: Hyperparameters | None,
     *,
     layout: Layout | None,
 ) -> tuple[TrainState, Metrics]:
     """One step of one seed with a batch from the host; None for a task that draws its batches."""
     layout = layout or Layout()
     batch = layout.constrained(_batch_of_step(task, state, batch), "data")
-    state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"), given)
+    optimizer = None
+    if hyperparameters is not None:
+        optimizer = task.train.transformation(hyperparameters)
+    state, metrics = train_step(task, state, batch, _rng_of_step(state, "loss"), optimizer)
     return layout.constrained(state), metrics
 
 
@@ -123,11 +131,6 @@ def _first_state(task: Task, seed: Array, params: Params | None) -> TrainState:
     # A step would lose weak types, and the second call would compile again.
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.result_type(leaf)), params)
     return TrainState(jnp.zeros((), jnp.int32), seed, params, task.optimizer().init(params))
-
-
-def _statistics(task: Task, state: TrainState, batch: Any) -> Metrics:
-    rng = _rng_of_step(state, "loss")
-    return task.statistics(task.loss, state.params, _batch_of_step(task, state, batch), rng)
 
 
 # --- all seeds, stacked ---
@@ -181,7 +184,12 @@ def gradient_statistics(task: Task, state: TrainState, batches: Any = None) -> M
         state: stacked over seeds.
         batches: from `batches_of_step`, for a task that does not draw its own.
     """
-    return jax.vmap(functools.partial(_statistics, task))(state, batches)
+
+    def one_seed(state: TrainState, batch: Any) -> Metrics:
+        rng = _rng_of_step(state, "loss")
+        return task.statistics(task.loss, state.params, _batch_of_step(task, state, batch), rng)
+
+    return jax.vmap(one_seed)(state, batches)
 
 
 # --- compiled ---
@@ -194,46 +202,41 @@ class Compiled:
     Attributes:
         task: the task.
         layout: the devices; None for one that JAX chooses.
-        key: runs with equal keys share their calls, so that they are traced and compiled once. Only
-            tasks of equal programs may have equal keys; None shares nothing.
+        program_key: runs with equal keys share their calls: what is traced and compiled for one
+            serves the others, if shapes are equal. From `identity.program_key`; by default equal
+            to no other.
     """
 
     task: Task = dataclasses.field(compare=False)
     layout: Layout | None = None
-    key: str | None = None
+    program_key: Any = dataclasses.field(default_factory=object)
 
     @property
     def first_state(self) -> Any:
         """(seeds, params or None) -> the initial state."""
-        return _jitted(self, _first_state)
+        return _jit_first_state(self)
 
-    @property
-    def step(self) -> Any:
-        """(state, batches, hyperparameters) -> (state, metrics), after one step."""
-        return _jitted(self, _step)
-
-    def steps(self, count: int) -> Any:
-        """(state, hyperparameters) -> (state, mean metrics), after `count` steps."""
-        return _jitted(self, train_steps, count)
-
-    @property
+    @functools.cached_property
     def statistics(self) -> Any:
-        """(state, batches) -> `gradient_statistics`."""
-        return _jitted(self, _statistics)
+        """(state, batches) -> `gradient_statistics`; never shared: the key does not know them."""
+        statistics = functools.partial(gradient_statistics, self.task)
+        return jax.jit(statistics, out_shardings=self.layout and self.layout.replicated)
 
-    def trace(self, state: Any, step: int, feed: Feed | None, given: Any) -> None:
+    def trace(self, state: Any, step: int, feed: Feed | None, hyperparameters: Any) -> None:
         """Traces the call after a step, for the errors of a model, score or loss.
 
         The call itself does not trace again. The arguments are those of `advance`, the state's
         shapes in place of its arrays.
         """
         if feed is None:
-            self.steps(self.task.train.steps_of_call(step)).trace(state, given)
+            count = self.task.train.steps_of_call(step)
+            _jit_steps(self, count).trace(state, hyperparameters)
         else:
-            self.step.trace(state, batches_of_step(self.task, feed, step), given)
+            batches = batches_of_step(self.task, feed, step)
+            _jit_steps(self, None).trace(state, batches, hyperparameters)
 
     def advance(
-        self, state: TrainState, step: int, count: int, feed: Feed | None, given: Any
+        self, state: TrainState, step: int, count: int, feed: Feed | None, hyperparameters: Any
     ) -> tuple[TrainState, Metrics, int | None]:
         """`count` steps in one call; or with a feed one call per step, for the host makes the next.
 
@@ -242,53 +245,54 @@ class Compiled:
             step: of the state.
             count: steps to do.
             feed: from `Task.feed`.
-            given: the `Hyperparameters`, or None.
+            hyperparameters: arguments of the program, or None.
 
         Returns:
             the state; the means of the metrics over the steps; and the tokens of the batches of one
             seed, padding included, None if the batches do not tell.
         """
         if feed is None:
-            state, metrics = self.steps(count)(state, given)
-            tokens = _drawn_tokens(self)
-            return state, metrics, tokens and count * tokens
+            state, metrics = _jit_steps(self, count)(state, hyperparameters)
+            return state, metrics, self._drawn_tokens and count * self._drawn_tokens
         by_step, sizes = [], []
         for each in range(step, step + count):
             batches = batches_of_step(self.task, feed, each)
-            state, metrics = self.step(state, batches, given)
+            state, metrics = _jit_steps(self, None)(state, batches, hyperparameters)
             by_step.append(metrics)
             sizes.append(num_tokens(jax.tree.map(lambda leaf: leaf[0], batches)))
         means = jax.tree.map(lambda *steps: np.mean(np.stack(steps), axis=0), *by_step)
         known = [size for size in sizes if size is not None]
         return state, means, sum(known) if len(known) == count else None
 
+    @functools.cached_property
+    def _drawn_tokens(self) -> int | None:
+        return num_tokens(drawn_shapes(self.task))
+
+
+@functools.lru_cache(maxsize=32)
+def _jit_first_state(compiled: Compiled) -> Any:
+    first_state = jax.vmap(functools.partial(_first_state, compiled.task))
+    return jax.jit(first_state, out_shardings=compiled.layout and compiled.layout.by_seed)
+
+
+@functools.lru_cache(maxsize=32)
+def _jit_steps(compiled: Compiled, count: int | None) -> Any:
+    """(state, hyperparameters) -> (state, mean metrics), after `count` steps.
+
+    For None: (state, batches, hyperparameters) -> (state, metrics), after a step with batches from
+    the host.
+    """
+    task, layout = compiled.task, compiled.layout or Layout()
+    one_seed: Any = functools.partial(_step, task, layout=layout)
+    if count is not None:
+        one_seed = functools.partial(train_steps, task, count, layout=layout)
+    axes = (0, 0, None) if count is None else (0, None)
+    all_seeds = jax.vmap(one_seed, in_axes=axes, spmd_axis_name="seed")
+    shardings = (layout.by_seed, layout.replicated)
+    return jax.jit(all_seeds, donate_argnums=0, out_shardings=shardings)
+
 
 def num_tokens(batch: Any) -> int | None:
     """The positions of a batch of one seed, padding included; None if the batch does not tell."""
     size: int | None = getattr(batch, "num_tokens", None)
     return size
-
-
-def _jitted(compiled: Compiled, function: Any, *count: int) -> Any:
-    """`jax.jit` of a function of one seed, mapped over seeds."""
-    build = _shared if compiled.key else _shared.__wrapped__
-    return build(compiled, function, *count)
-
-
-@functools.lru_cache(maxsize=32)
-def _shared(compiled: Compiled, function: Any, *count: int) -> Any:
-    layout, one_seed = compiled.layout, functools.partial(function, compiled.task, *count)
-    by_seed, replicated = (layout.by_seed, layout.replicated) if layout else (None, None)
-    if function is _first_state:
-        return jax.jit(jax.vmap(one_seed), out_shardings=by_seed)
-    if function is _statistics:
-        return jax.jit(jax.vmap(one_seed), out_shardings=replicated)
-    axes = (0, None) if function is train_steps else (0, 0, None)
-    one_seed = functools.partial(one_seed, layout=layout)
-    steps = jax.vmap(one_seed, in_axes=axes, spmd_axis_name="seed")
-    return jax.jit(steps, donate_argnums=0, out_shardings=layout and (by_seed, replicated))
-
-
-@functools.lru_cache(maxsize=32)
-def _drawn_tokens(compiled: Compiled) -> int | None:
-    return num_tokens(drawn_shapes(compiled.task))
