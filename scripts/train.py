@@ -118,7 +118,7 @@ def main(arguments: Arguments[Any]) -> int:
         options = arguments.options
     try:
         prepared = training.prepare(arguments.task, arguments.workdir, **options)
-        run = training.run(prepared, peak_rate=introduce(prepared))
+        run = training.run(prepared, peak=introduce(prepared))
     except Exception as error:
         if several() and not is_users_mistake(error):
             _end_alone(error)

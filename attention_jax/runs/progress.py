@@ -25,21 +25,14 @@ class Progress:
         start: steps done already.
         total: steps in all.
         seeds: how many train at once; the rate counts the steps of all of them.
-        peak_rate: steps per second of one seed if the devices computed at their peak; None if that
-            is not known.
+        peak: steps per second of one seed if the devices computed at their peak; None if not known.
     """
 
     def __init__(
-        self,
-        description: str,
-        *,
-        start: int,
-        total: int,
-        seeds: int,
-        peak_rate: float | None = None,
+        self, description: str, *, start: int, total: int, seeds: int, peak: float | None = None
     ):
         self._description, self._total, self._seeds = description, total, seeds
-        self._peak_rate, self._step = peak_rate, start
+        self._peak, self._step = peak, start
         self._began = self._last_line = self._since = time.monotonic()
         self._compiled: tuple[int, float] | None = None  # step and time after the first call
         self._done = np.zeros(3)  # steps, tokens and seconds of training of the calls after it
@@ -55,8 +48,8 @@ class Progress:
         if not self._done.any():
             return {}
         speed = {name: self._seeds * each for name, each in _speed(self._done).items()}
-        if self._peak_rate is not None:
-            speed["flops_utilization"] = speed["steps_per_second"] / self._peak_rate
+        if self._peak is not None:
+            speed["flops_utilization"] = speed["steps_per_second"] / self._peak
         return speed
 
     @property

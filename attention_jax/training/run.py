@@ -88,14 +88,14 @@ def train_run(
 
 
 def run(
-    prepared: Prepared, *, interruption: Interruption | None = None, peak_rate: float | None = None
+    prepared: Prepared, *, interruption: Interruption | None = None, peak: float | None = None
 ) -> TrainedRun:
     """Trains what `prepare` has checked; see `train_run`.
 
     Args:
         prepared: the run.
         interruption: as in `train_run`.
-        peak_rate: as in `Progress`, for the log.
+        peak: as in `Progress`, for the log.
     """
     task, train, compiled = prepared.task, prepared.task.train, prepared.compiled
     folder = prepared.workdir.absolute()  # the task may change the current folder
@@ -120,9 +120,7 @@ def run(
             state = compiled.first_state(seeds_of(task), prepared.params)
         state = jax.device_put(state, prepared.layout.by_seed)
         step = first_step = int(processes.whole(state.step)[0])
-        progress = Progress(
-            task.label, start=step, total=train.steps, seeds=train.seeds, peak_rate=peak_rate
-        )
+        progress = Progress(task.label, start=step, total=train.steps, seeds=train.seeds, peak=peak)
         records = Records(prepared, folder, checkpoints, progress, origin)
         stack.callback(records.close)
         records.begin(step, state)

@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 
 def test_rate_and_time_left_leave_the_compiling_call_out(clock, capsys):
-    progress = Progress("dot", start=0, total=100, seeds=3, peak_rate=30.0)
+    progress = Progress("dot", start=0, total=100, seeds=3, peak=30.0)
     clock.now += 50  # compiles, and makes 10 steps
     assert progress.update(10, [2.0, 4.0, 3.0], 7e5) == {}
     assert progress.speed == {}
