@@ -93,14 +93,15 @@ class Arguments(Generic[ChosenTask]):
         Raises:
             ValueError: the words of `log_gradients`, `mesh` or `log_to` are wrong.
         """
-        every = mesh = None
+        options: dict[str, Any] = {"resume": self.resume, "profile": self.profile}
+        options["on_metrics"] = [get_logger(text) for text in self.log_to]
         if self.log_gradients is not None:
-            every = _numbers("log_gradients", self.log_gradients, ["every"]).get("every", 100)
+            numbers = _numbers("log_gradients", self.log_gradients, ["every"])
+            options["log_gradients"] = numbers.get("every", 100)
         if self.mesh is not None:
-            mesh = MeshShape(**_numbers("mesh", self.mesh or [""], ["data", "seed"]))
-        loggers = [get_logger(text) for text in self.log_to]
-        options = {"resume": self.resume, "log_gradients": every, "mesh": mesh}
-        return {**options, "on_metrics": loggers, "profile": self.profile}
+            numbers = _numbers("mesh", self.mesh or [""], ["data", "seed"])
+            options["mesh"] = MeshShape(**numbers)
+        return options
 
 
 def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[str, int]:

@@ -63,8 +63,6 @@ class Checkpoints:
                     os.rename(path, step_of)
                 else:
                     shutil.rmtree(path)
-        # The manifests by step, the newest last; {} for one that is damaged.
-        self._kept = {step: self._read(step)[0] for step in saved_steps(self._folder)}
 
     def save(
         self, step: int, state: State, *, metric: float | None = None, temporary: bool = False
@@ -77,27 +75,26 @@ class Checkpoints:
         Args:
             step: the name of the state.
             state: a pytree of arrays.
-            metric: ranks the state; smaller is better.
+            metric: ranks a state that is not temporary; smaller is better.
             temporary: delete the state once a later one is saved, whatever is kept.
 
         Raises:
             ValueError: the state could not be written, or two leaves have one name; or the step is
                 kept, and is damaged or of another configuration. Earlier checkpoints are unchanged.
         """
-        rank = metric if math.isfinite(metric or 0) else None
+        is_ranked = math.isfinite(metric or 0) and not temporary
+        rank = {"step": step, "metric": metric if is_ranked else None, "temporary": temporary}
         try:
-            written = self._write({"step": step, "metric": rank, "temporary": temporary}, state)
+            self._write(rank, state)
         except Exception as error:  # Orbax and its dependencies raise dozens of types
             raise ValueError(
                 f"checkpoint of step {step} could not be saved in {self._folder}:"
                 f" {one_line(error)}; the checkpoints before it are unchanged"
             ) from error
-        before = self._kept
-        self._kept = {each: kept for each, kept in before.items() if not kept.get("temporary")}
-        self._kept[step] = written
-        wanted = {*self.steps()[-self._keep :], *self._ranked()[: self._keep_best]}
-        self._kept = {each: kept for each, kept in self._kept.items() if each in wanted}
-        for old in before.keys() - wanted:
+        is_temporary = {each: self._read(each)[0].get("temporary") for each in self.steps()}
+        lasting = [each for each in is_temporary if each == step or not is_temporary[each]]
+        wanted = {*lasting[-self._keep :], *self._ranked()[: self._keep_best]}
+        for old in is_temporary.keys() - wanted:
             partial = self._folder / f"{old}{_PARTIAL}"
             try:
                 os.rename(self._folder / str(old), partial)
@@ -108,31 +105,30 @@ class Checkpoints:
                     f" deleted from {self._folder}: {one_line(error)}"
                 )
 
-    def _write(self, rank: JSON, state: State) -> JSON:
-        """Returns the new manifest. A kill at any moment leaves the step as it was, or whole."""
+    def _write(self, rank: JSON, state: State) -> None:
+        """A kill at any moment leaves the step as it was before, or whole."""
         step, leaves = rank["step"], kinds(state)
         folder = self._folder / str(step)
-        if step in self._kept:
-            earlier = self._kept[step]
-            if different := first_difference(earlier.get("leaves", {}), leaves):
-                raise ValueError(f"it is kept already, but {different}")
-            if (manifest := _sealed({**earlier, **rank})) != earlier:
-                write_json(folder / "manifest.json", manifest)
-            return manifest
+        if folder.exists():
+            earlier, reason = self._read(step)
+            if reason := reason or first_difference(earlier["leaves"], leaves):
+                raise ValueError(f"it is kept already, but {reason}")
+            if (ranked := _sealed({**earlier, **rank})) != earlier:
+                write_json(folder / "manifest.json", ranked)
+            return
         partial = folder.with_name(folder.name + _PARTIAL)
         with _orbax(self._folder) as (orbax, parent):
             orbax.save(parent / partial.name / "state", _without_empty(state), force=True)
         files = _file_digests(partial)
         for name in files:
             sync(partial / name)
-        manifest = _sealed({**rank, "leaves": leaves, "files": files})
-        write_json(partial / "manifest.json", manifest)
+        manifest = {**rank, "leaves": leaves, "files": files}
+        write_json(partial / "manifest.json", _sealed(manifest))
         os.rename(partial, folder)
-        return manifest
 
     def steps(self) -> list[int]:
         """The steps that are kept, damaged ones included; the newest last."""
-        return [*self._kept]
+        return saved_steps(self._folder)
 
     def best_step(self) -> int | None:
         """The step with the smallest metric, of equal ones the newest; None without metrics."""
@@ -140,7 +136,7 @@ class Checkpoints:
 
     def _ranked(self) -> list[int]:
         """The steps with a metric, the best first."""
-        metrics = {step: kept.get("metric") for step, kept in self._kept.items()}
+        metrics = {step: self._read(step)[0].get("metric") for step in self.steps()}
         ranked = [(metric, -step) for step, metric in metrics.items() if metric is not None]
         return [-step for _, step in sorted(ranked)]
 
@@ -190,7 +186,6 @@ class Checkpoints:
                     aside.mkdir(exist_ok=True)
                     free = next(name for name in names if not name.exists())
                     os.rename(self._folder / str(step), free)
-                del self._kept[step]
             warn(
                 f"the checkpoint of step {step} is damaged ({reason}){moved};"
                 f" that of step {used} is used"
