@@ -1,4 +1,4 @@
-"""Accuracies of a trained sequence model, its answers, and the programs that evaluate tasks."""
+"""Tasks that draw their examples, accuracies of sequence models, and the programs of both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from attention_jax.core.names import is_of_this_package
 from attention_jax.nn import Model, ModelConfig, bind
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 from attention_jax.training.metrics import exact_match, token_accuracy
-from attention_jax.training.task import Task, TrainConfig
+from attention_jax.training.task import Labels, Task, TrainConfig, Validation
 
 Array = jax.Array
 Params = Any
@@ -67,9 +67,43 @@ def _drawn(task: Task, rng: Array, *, size: int, length: int | None = None) -> A
     return task.batch(rng, size=size, length=length)
 
 
-def validation_rng() -> Array:
-    """The key of the examples for validation, which neither training nor `evaluate` has."""
-    return jax.random.fold_in(jax.random.key(0), 2**31 - 1)
+# --- examples ---
+
+EXAMPLES, SHOWN = 64, 2  # examples that reports look at, and draw
+
+
+class DrawnTask(Task):
+    """A task that draws its examples, those for validation too.
+
+    Class variables:
+        first_result: the first result of `evaluate`, which `validate` measures.
+    """
+
+    first_result: ClassVar[Validation]
+
+    @property
+    def validation(self) -> Validation | None:
+        return self.first_result if self.train.validate_on else None
+
+    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
+        """The first result of `evaluate`, on examples that neither it nor training has."""
+        rng = jax.random.fold_in(jax.random.key(0), 2**31 - 1)
+        by_seed = self._measured(params, rng, size=self.train.validate_on, run=folder)
+        return {self.first_result.metric: by_seed}
+
+    def _measured(self, params: Params, rng: Array, **examples: Any) -> list[float]:
+        """The first result of each seed; `examples` are the `size` of a batch, and a `run`."""
+        raise NotImplementedError
+
+    def examples(self, folder: Path | None = None) -> tuple[Any, Labels]:
+        """64 random examples."""
+        del folder
+        batch = jax.jit(self.batch, static_argnames="size")(jax.random.key(0), size=EXAMPLES)
+        return batch, self._labels(batch, SHOWN)
+
+    def _labels(self, batch: Any, count: int) -> Labels:
+        """The labels of the first rows of a batch."""
+        raise NotImplementedError
 
 
 # --- accuracies ---

@@ -19,7 +19,7 @@ from attention_jax.analysis.curvature import edges_and_trace
 from attention_jax.analysis.gradients import sweep_of_captured
 from attention_jax.core.checks import check_integer
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.tasks.pages import first_row, last_attention, mean_over_heads
+from attention_jax.tasks.pages import labelled_pairs, last_attention, mean_over_heads
 from attention_jax.training.run import TrainedRun, load_states
 from attention_jax.training.step import TrainState, batches_of_step, gradient_statistics
 from attention_jax.training.task import JSON, Labels, Params, Task
@@ -185,19 +185,18 @@ def _of_examples(run: Run, params: Params) -> dict[str, Any]:
 
 def _example_tables(run: Run, tables_of: dict[str, Any]) -> JSON:
     """Each example's numbers and labels; rows and columns without a label are left out."""
-    tables: JSON = {}
-    first = first_row(run.task, run.batch)
-    for index, (example, (row_labels, column_labels)) in enumerate(run.labels.items()):
-        rows, columns = len(row_labels), len(column_labels)
-        tables[example] = {
-            "row_labels": row_labels,
-            "column_labels": column_labels,
-            **{
-                name: None if pairs is None else _rounded(pairs[index, first:][:rows, :columns])
-                for name, pairs in tables_of.items()
-            },
+    shown = {
+        name: {} if pairs is None else labelled_pairs(run.task, run.batch, run.labels, pairs)
+        for name, pairs in tables_of.items()
+    }
+    return {
+        example: {
+            "row_labels": rows,
+            "column_labels": columns,
+            **{name: _rounded(pairs.get(example)) for name, pairs in shown.items()},
         }
-    return tables
+        for example, (rows, columns) in run.labels.items()
+    }
 
 
 _SCALES = np.geomspace(1 / 64, 64, 37)

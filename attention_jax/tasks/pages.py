@@ -98,10 +98,10 @@ def answers_view(
         views[label] = view_of(each.params_of(seed_index))
         if all_steps and each.workdir is not None:
             _, states = load_states(each.workdir)
-            by_step = {}
-            for step, state in states.items():
-                params = jax.tree.map(lambda leaf: leaf[seed_index], state.params)
-                by_step[str(step)] = view_of(params)
+            by_step = {
+                str(step): view_of(jax.tree.map(lambda leaf: leaf[seed_index], state.params))
+                for step, state in states.items()
+            }
             views[label] = AttentionView.step_by_step(by_step)
     return AttentionView.side_by_side(views)
 
@@ -129,17 +129,21 @@ def cross_attention(
         `plotting.weight_heatmaps`.
     """
     attentions = _captured(task, batch)(params).attentions
-    weights = np.asarray(mean_over_heads(attentions[last_attention(attentions)].weights))
-    first = first_row(task, batch)
+    weights = mean_over_heads(attentions[last_attention(attentions)].weights)
+    shown = labelled_pairs(task, batch, labels, weights)
+    return {name: (shown[name], *sides) for name, sides in labels.items()}
+
+
+def labelled_pairs(task: Task, batch: Any, labels: Labels, pairs: Any) -> dict[str, np.ndarray]:
+    """The rows and columns of pairs [B, T, S] that have labels, by example.
+
+    In a decoder alone, the rows of the source precede those of the target, which have the labels.
+    """
+    first = batch.source.shape[1] if task.model.architecture == "decoder" else 0
     return {
-        name: (weights[index][first:][: len(rows), : len(columns)], rows, columns)
+        name: np.asarray(pairs)[index, first:][: len(rows), : len(columns)]
         for index, (name, (rows, columns)) in enumerate(labels.items())
     }
-
-
-def first_row(task: Task, batch: Any) -> int:
-    """The row of the first target token: in a decoder alone, the rows of the source precede it."""
-    return int(batch.source.shape[1]) if task.model.architecture == "decoder" else 0
 
 
 def last_attention(names: Any) -> str:

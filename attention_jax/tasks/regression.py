@@ -16,8 +16,8 @@ import numpy as np
 
 from attention_jax.core.checks import check_integer
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.evaluation import compiled, validation_rng
-from attention_jax.tasks.tokens import EXAMPLES, MODEL, SHOWN, TRAIN, CausalTask, without_source
+from attention_jax.tasks.evaluation import SHOWN, DrawnTask, compiled
+from attention_jax.tasks.tokens import MODEL, TRAIN, CausalTask, without_source
 from attention_jax.tasks.vocabulary import Batch
 from attention_jax.training.task import (
     Answers,
@@ -31,11 +31,10 @@ from attention_jax.training.task import (
 
 Array = jax.Array
 _TESTED = 2048
-_RESULT = "squared error"
 
 
 @dataclasses.dataclass(frozen=True)
-class Regression(CausalTask):
+class Regression(DrawnTask, CausalTask):
     """Predict y = w · x at each x, from the pairs before it.
 
     Each sequence draws w and all x from N(0, I). It is x_1, y_1, x_2, ..., x_n, where the vector of
@@ -54,6 +53,7 @@ class Regression(CausalTask):
     """
 
     name: ClassVar[str] = "regression"
+    first_result: ClassVar[Validation] = Validation("squared error", larger_is_better=False)
 
     model: ModelConfig = MODEL
     train: TrainConfig = dataclasses.replace(TRAIN, steps=1000, batch_size=64)
@@ -92,33 +92,25 @@ class Regression(CausalTask):
 
     # --- a trained model ---
 
-    @property
-    def validation(self) -> Validation | None:
-        return Validation(_RESULT, False) if self.train.validate_on else None
+    def _by_point(self, params: Params, rng: Array, *, size: int, **run: Any) -> np.ndarray:
+        """The mean error of each seed at each x, on fresh sequences: [seeds, n]."""
+        batch = self.batch(rng, size=size)
+        return np.asarray(compiled(_errors_by_point, self, **run)(params, batch), np.float64)
 
-    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
-        """The mean error of all points, on fresh sequences."""
-        batch = self.batch(validation_rng(), size=self.train.validate_on)
-        by_point = compiled(_errors_by_point, self, run=folder)(params, batch)
-        return {_RESULT: np.asarray(by_point, np.float64).mean(axis=1).tolist()}
+    def _measured(self, params: Params, rng: Array, **examples: Any) -> list[float]:
+        by_seed: list[float] = self._by_point(params, rng, **examples).mean(axis=1).tolist()
+        return by_seed
 
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
         """The mean error of all points, and that of the last point, on 2,048 fresh sequences."""
         del lengths, folder
-        batch = self.batch(jax.random.key(0), size=_TESTED)
-        by_point = np.asarray(compiled(_errors_by_point, self)(params, batch), np.float64)
+        by_point = self._by_point(params, jax.random.key(0), size=_TESTED)
         return {
-            _RESULT: Result(by_point.mean(axis=1).tolist(), False),
+            self.first_result.metric: Result(by_point.mean(axis=1).tolist(), False),
             "squared error, last point": Result(by_point[:, -1].tolist(), False),
         }
-
-    def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
-        """64 random sequences."""
-        del folder
-        batch = jax.jit(self.batch, static_argnames="size")(jax.random.key(0), size=EXAMPLES)
-        return batch, _labels(SHOWN, self.points)
 
     def answers(
         self,
@@ -151,11 +143,13 @@ class Regression(CausalTask):
             (text, f"{row[2 * len(each) - 2]:.2f}", f"{_least_squares(each):.2f}")
             for text, each, row in zip(inputs, points, predictions, strict=True)
         ]
-        return Answers(
-            texts,
-            without_source(batch.target_inputs, predictions),
-            _labels(len(texts), most),
-        )
+        batch = without_source(batch.target_inputs, predictions)
+        return Answers(texts, batch, self._labels(batch, len(texts)))
+
+    def _labels(self, batch: Batch, count: int) -> Labels:
+        columns = [f"{'xy'[index % 2]}{index // 2 + 1}" for index in range(batch.targets.shape[1])]
+        rows = [f"y{name[1:]}" if name[0] == "x" else "." for name in columns]
+        return {f"sequence {index + 1}": (rows, columns) for index in range(count)}
 
     def _points(self, text: str) -> np.ndarray:
         """The rows (x, y) of a text, float32 [n, D + 1]; the last y is 0."""
@@ -189,9 +183,3 @@ def _least_squares(points: np.ndarray) -> float:
     """The last y, predicted by least squares from the other points; of many w, by the smallest."""
     x, y = points[:, :-1], points[:, -1]
     return float(x[-1] @ np.linalg.lstsq(x[:-1], y[:-1])[0])
-
-
-def _labels(count: int, points: int) -> Labels:
-    columns = [f"{name}{point}" for point in range(1, points + 1) for name in "xy"][:-1]
-    rows = [f"y{name[1:]}" if name[0] == "x" else "." for name in columns]
-    return {f"sequence {index + 1}": (rows, columns) for index in range(count)}

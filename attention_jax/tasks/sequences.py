@@ -29,7 +29,14 @@ from attention_jax.core.checks import check_integer, checked_number
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
 from attention_jax.parts.samples import on_numbers
-from attention_jax.tasks.evaluation import accuracies, accuracies_of, best_answers, validation_rng
+from attention_jax.tasks.evaluation import (
+    SHOWN,
+    Accuracies,
+    DrawnTask,
+    accuracies,
+    accuracies_of,
+    best_answers,
+)
 from attention_jax.tasks.vocabulary import (
     EOS,
     FIRST,
@@ -50,7 +57,6 @@ from attention_jax.training.task import (
     Metrics,
     Params,
     Result,
-    Task,
     TrainConfig,
     Validation,
     check_instances,
@@ -62,12 +68,10 @@ __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabul
 
 Array = jax.Array
 Sequences = tuple[tuple[Array, Array], tuple[Array, Array]]
-_SHOWN = 2  # examples that reports draw
-_RESULT = "exact match (%)"
 
 
 @dataclasses.dataclass(frozen=True)
-class SequenceTask(Task):
+class SequenceTask(DrawnTask):
     """A task whose examples are pairs of a source and a target, of letters of one vocabulary.
 
     Attributes:
@@ -87,6 +91,7 @@ class SequenceTask(Task):
     """
 
     by_length: ClassVar[bool] = True
+    first_result: ClassVar[Validation] = Validation("exact match (%)", larger_is_better=True)
     vocabulary: ClassVar[Vocabulary] = Vocabulary()
     normalizer: ClassVar[str] = "softmax"
 
@@ -268,15 +273,9 @@ class SequenceTask(Task):
 
     # --- a trained model ---
 
-    @property
-    def validation(self) -> Validation | None:
-        return Validation(_RESULT, True) if self.train.validate_on else None
-
-    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
+    def _measured(self, params: Params, rng: Array, **examples: Any) -> list[float]:
         """Exact match of the model's own answers, on fresh examples of the lengths of training."""
-        options: Any = {"run": folder, "size": self.train.validate_on}
-        found = accuracies_of(self, params, validation_rng(), **options).free_running_exact
-        return {_RESULT: (100 * np.asarray(found, np.float64)).tolist()}
+        return _percent(accuracies_of(self, params, rng, **examples)).tolist()
 
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
@@ -289,18 +288,12 @@ class SequenceTask(Task):
         asked = lengths or range(self.min_length, self.max_length + 1)
         possible = [length for length in asked if self._has_positions(length)]
         found = accuracies(self, params, possible) if possible else {}
-        unknown = np.full(self.train.seeds, np.nan)
-        by_length = [
-            100 * np.asarray(found[length].free_running_exact, np.float64)
-            if length in found
-            else unknown
-            for length in asked
-        ]
-        names = [f"exact match, length {length} (%)" for length in lengths]
+        by_length = dict.fromkeys(asked, np.full(self.train.seeds, np.nan))
+        by_length |= {length: _percent(each) for length, each in found.items()}
+        results = {f"exact match, length {length} (%)": x for length, x in by_length.items()}
         if not lengths:
-            names, by_length = [_RESULT], [np.mean(by_length, axis=0)]
-        results = zip(names, by_length, strict=True)
-        return {name: Result(by_seed.tolist(), True, high=100.0) for name, by_seed in results}
+            results = {self.first_result.metric: np.mean([*by_length.values()], axis=0)}
+        return {name: Result(x.tolist(), True, high=100.0) for name, x in results.items()}
 
     def _has_positions(self, length: int) -> bool:
         if self.model.positions != "learned":  # the others go on beyond those of training
@@ -312,12 +305,6 @@ class SequenceTask(Task):
         except ValueError:
             return False
         return True
-
-    def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
-        """64 random pairs of the lengths of training."""
-        del folder
-        batch = jax.jit(self.batch, static_argnames="size")(jax.random.key(0), size=64)
-        return batch, self.labels(batch, _SHOWN)
 
     def answers(
         self,
@@ -334,7 +321,7 @@ class SequenceTask(Task):
         """
         if not inputs:
             batch, _ = self.examples(folder)
-            rows = np.asarray(batch.source)[:_SHOWN].tolist()
+            rows = np.asarray(batch.source)[:SHOWN].tolist()
             inputs = [self.vocabulary.decode(row) for row in rows]
         if not all(inputs):
             raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
@@ -353,13 +340,16 @@ class SequenceTask(Task):
             for text, row in zip(inputs, targets, strict=True)
         ]
         batch = padded_batch(rows, targets, source_width=source[0].shape[1])
-        return Answers(texts, batch, self.labels(batch, len(rows)))
+        return Answers(texts, batch, self._labels(batch, len(rows)))
 
-    def labels(self, batch: Batch, count: int) -> Labels:
-        """The labels of the first rows of a batch."""
-        letters = self.vocabulary
-        options: Any = {"text": letters.decode, "label": letters.label}
-        return labels_of(batch, count, mask_padding=self.model.mask_padding, **options)
+    def _labels(self, batch: Batch, count: int) -> Labels:
+        letters, mask_padding = self.vocabulary, self.model.mask_padding
+        return labels_of(batch, count, letters.decode, letters.label, mask_padding=mask_padding)
+
+
+def _percent(accuracies: Accuracies) -> np.ndarray:
+    """Exact matches of the model's own answers: [seeds]."""
+    return 100 * np.asarray(accuracies.free_running_exact, np.float64)
 
 
 def _is_pair(drawn: Any) -> bool:

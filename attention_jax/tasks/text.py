@@ -18,9 +18,9 @@ import numpy as np
 
 from attention_jax.core.checks import checked_fraction
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.evaluation import best_answers
+from attention_jax.tasks.evaluation import EXAMPLES, SHOWN, best_answers
 from attention_jax.tasks.files import check_data, data_digest, read_text
-from attention_jax.tasks.tokens import EXAMPLES, SHOWN, CausalTask, without_source
+from attention_jax.tasks.tokens import CausalTask, without_source
 from attention_jax.tasks.vocabulary import FIRST, Batch, labels_of
 from attention_jax.training.losses import cross_entropy
 from attention_jax.training.metrics import token_accuracy
@@ -222,8 +222,7 @@ def _as_text(ids: Iterable[int]) -> str:
 
 
 def _labels(batch: Batch, count: int) -> Labels:
-    options: Any = {"text": lambda ids: _as_text(ids)[:40], "label": _label}
-    return labels_of(batch, count, mask_padding=True, **options)
+    return labels_of(batch, count, lambda ids: _as_text(ids)[:40], _label, mask_padding=True)
 
 
 def _label(token: int) -> str:

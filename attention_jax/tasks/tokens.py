@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
 from attention_jax.nn import ModelConfig
 from attention_jax.parts.samples import on_numbers
-from attention_jax.tasks.evaluation import compiled, validation_rng
+from attention_jax.tasks.evaluation import EXAMPLES, SHOWN, DrawnTask, compiled
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
 from attention_jax.training.task import (
     Answers,
@@ -54,8 +54,6 @@ Array = jax.Array
 # 600 steps of recall with one seed take 33 to 75 seconds of CPU time, by score.
 MODEL = ModelConfig("decoder", decoder_layers=2, positions="learned", position_limit=128)
 TRAIN = TrainConfig(seeds=3, steps=600, batch_size=32)
-EXAMPLES, SHOWN = 64, 2  # sequences that reports look at, and draw
-_RESULT = "accuracy (%)"
 _TESTS = 16  # batches of `EXAMPLES` sequences for a result
 
 
@@ -105,7 +103,7 @@ def without_source(inputs: Any, targets: Any) -> Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class TokenTask(CausalTask):
+class TokenTask(DrawnTask, CausalTask):
     """Read tokens, and answer at those where something is asked.
 
     Attributes:
@@ -113,6 +111,8 @@ class TokenTask(CausalTask):
         train: steps, seeds, optimiser, checkpoints.
         length: tokens of an example.
     """
+
+    first_result: ClassVar[Validation] = Validation("accuracy (%)", larger_is_better=True)
 
     model: ModelConfig = MODEL
     train: TrainConfig = TRAIN
@@ -183,14 +183,11 @@ class TokenTask(CausalTask):
 
     # --- a trained model ---
 
-    @property
-    def validation(self) -> Validation | None:
-        return Validation(_RESULT, True) if self.train.validate_on else None
-
-    def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
-        """The accuracy where something is asked, on one batch of fresh examples."""
-        measure = compiled(_accuracies, self, run=folder, size=self.train.validate_on)
-        return {_RESULT: _mean_accuracies(measure, params, validation_rng()[None])}
+    def _measured(self, params: Params, rng: Array, **examples: Any) -> list[float]:
+        """The accuracy where something is asked, on a batch for each of one or more keys."""
+        by_batch = compiled(_accuracies, self, **examples)(params, rng.reshape(-1))
+        by_seed: list[float] = (100 * np.mean(np.asarray(by_batch, np.float64), axis=0)).tolist()
+        return by_seed
 
     def evaluate(
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
@@ -198,14 +195,8 @@ class TokenTask(CausalTask):
         """The accuracy where something is asked: the mean over 16 batches of 64 fresh examples."""
         del lengths, folder
         rngs = jax.random.split(jax.random.key(0), _TESTS)
-        by_seed = _mean_accuracies(compiled(_accuracies, self, size=EXAMPLES), params, rngs)
-        return {_RESULT: Result(by_seed, True, high=100.0)}
-
-    def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
-        """64 random sequences."""
-        del folder
-        batch = jax.jit(self.batch, static_argnames="size")(jax.random.key(0), size=EXAMPLES)
-        return batch, _labels(batch, SHOWN)
+        by_seed = self._measured(params, rngs, size=EXAMPLES)
+        return {self.first_result.metric: Result(by_seed, True, high=100.0)}
 
     def answers(
         self,
@@ -236,7 +227,13 @@ class TokenTask(CausalTask):
             for text, answer, right in zip(inputs, found, targets, strict=True)
         ]
         batch = without_source(batch.target_inputs, found)
-        return Answers(texts, batch, _labels(batch, len(texts)))
+        return Answers(texts, batch, self._labels(batch, len(texts)))
+
+    def _labels(self, batch: Batch, count: int) -> Labels:
+        def text(ids: list[int]) -> str:
+            return " ".join(map(str, ids))[:40]
+
+        return labels_of(batch, count, text, lambda token: str(token or "."), mask_padding=True)
 
     def _encoded(self, text: str) -> list[int]:
         known = {str(token): token for token in range(self.vocabulary_size)}
@@ -259,22 +256,6 @@ def _accuracies(task: TokenTask, params: Params, rngs: Array, *, size: int) -> A
         return jax.vmap(lambda params: task.loss(params, batch, None)[1]["accuracy"])(params)
 
     return jax.lax.map(of_batch, rngs)
-
-
-def _mean_accuracies(measure: Any, params: Params, rngs: Array) -> list[float]:
-    """The mean over batches for each seed, in percent."""
-    by_batch = np.asarray(measure(params, rngs), np.float64)
-    by_seed: list[float] = (100 * np.mean(by_batch, axis=0)).tolist()
-    return by_seed
-
-
-def _labels(batch: Batch, count: int) -> Labels:
-    options: Any = {"text": lambda ids: " ".join(map(str, ids))[:40], "label": _label}
-    return labels_of(batch, count, mask_padding=True, **options)
-
-
-def _label(token: int) -> str:
-    return str(token) if token else "."
 
 
 # --- what several tasks draw and ask ---

@@ -79,9 +79,9 @@ def padded_rows(
 def labels_of(
     batch: Batch,
     count: int,
-    *,
     text: Callable[[list[int]], str],
     label: Callable[[int], str],
+    *,
     mask_padding: bool,
 ) -> Labels:
     """The labels of the first rows of a batch, named after the text that each row reads.

@@ -98,7 +98,7 @@ def subwords():
 
 
 def test_ids_are_sentencepieces_and_those_of_a_vocabulary(subwords):
-    assert subwords.labels([0, 1, 2]) == ["PAD", "SOS", "EOS"]
+    assert [subwords.label(token) for token in (0, 1, 2)] == ["PAD", "SOS", "EOS"]
     peer = sentencepiece.SentencePieceProcessor(model_proto=subwords.model)
     specials = (peer.pad_id(), peer.bos_id(), peer.eos_id(), peer.unk_id())
     assert specials == (PAD, SOS, EOS, UNKNOWN) == (0, 1, 2, 3)
@@ -108,7 +108,7 @@ def test_ids_are_sentencepieces_and_those_of_a_vocabulary(subwords):
     lines = [*TEXT, "aZ9 éß жΩ १ 犬 🐕", ""]  # in Unicode's form NFKC: other text is changed
     assert subwords.decode(subwords.encode(lines)) == lines
     (ids,) = subwords.encode(["Der Hund schläft"])
-    assert "".join(subwords.labels(np.array(ids, np.int32))) == "▁Der▁Hund▁schläft"
+    assert "".join(map(subwords.label, np.array(ids, np.int32))) == "▁Der▁Hund▁schläft"
 
 
 def test_decoding_ends_at_eos(subwords):

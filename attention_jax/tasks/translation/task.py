@@ -16,6 +16,7 @@ from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
+from attention_jax.tasks.evaluation import EXAMPLES, SHOWN
 from attention_jax.tasks.files import check_data, data_digest
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
@@ -41,7 +42,6 @@ ValidationMetric = Literal["bleu", "loss"]
 Kind = Literal["training", "validation"]
 
 SUBWORDS = "subwords.model"  # the file in the run folder
-_EXAMPLES, _SHOWN = 64, 2  # pairs that reports look at, and draw
 
 # The default model.
 MODEL = ModelConfig(
@@ -283,8 +283,8 @@ class Translation(Task):
         assert folder is not None
         kind: Kind = "training" if self.validation_source is None else "validation"
         _, subwords, pairs = self._pairs_of_run(folder, kind)
-        batch = padded_batch(pairs.source[:_EXAMPLES], pairs.target[:_EXAMPLES])
-        return batch, self._labels(subwords, batch, min(_SHOWN, len(pairs.source)))
+        batch = padded_batch(pairs.source[:EXAMPLES], pairs.target[:EXAMPLES])
+        return batch, self._labels(subwords, batch, min(SHOWN, len(pairs.source)))
 
     def answers(
         self,
@@ -315,13 +315,10 @@ class Translation(Task):
         return Answers(texts, batch, self._labels(subwords, batch, len(inputs)))
 
     def _labels(self, subwords: Subwords, batch: Batch, count: int) -> Labels:
-        return labels_of(
-            batch,
-            count,
-            text=lambda ids: subwords.decode([ids])[0],
-            label=lambda token: subwords.labels([token])[0],
-            mask_padding=self.model.mask_padding,
-        )
+        def text(ids: list[int]) -> str:
+            return subwords.decode([ids])[0]
+
+        return labels_of(batch, count, text, subwords.label, mask_padding=self.model.mask_padding)
 
 
 @functools.partial(jax.jit, static_argnums=0)

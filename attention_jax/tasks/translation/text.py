@@ -145,6 +145,6 @@ class Subwords:
         texts: list[str] = self._processor.DecodeIds(ids) if ids else []  # DecodeIds([]) is ""
         return texts
 
-    def labels(self, ids: Sequence[int]) -> list[str]:
-        """The label of each id in figures: the piece, with ▁ where a word begins."""
-        return [str(self._processor.IdToPiece(int(token))) for token in ids]
+    def label(self, token: int) -> str:
+        """The label of an id in figures: the piece, with ▁ where a word begins."""
+        return str(self._processor.IdToPiece(int(token)))
