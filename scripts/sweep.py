@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 import train
 import tyro
@@ -35,13 +35,6 @@ from attention_jax.training import run as training
 from attention_jax.training.prepare import Prepared
 from attention_jax.training.run_results import SUMMARY, check_lengths, evaluated_run
 from attention_jax.training.settings import fields_of
-
-
-class Combination(NamedTuple):
-    """One score with one value of every setting."""
-
-    label: str  # "additive, dim 32"
-    arguments: Any  # `train.Arguments`; its workdir is the folder of this run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +85,8 @@ class Arguments:
     table: tuple[Path, ...] = ()
     choose_on: int = 0
     figure: Path | None = None
-    combinations: Annotated[tuple[Combination, ...], tyro.conf.Suppress] = ()
+    # Of each combination, by a label such as "additive, dim 32", the arguments of scripts/train.py.
+    combinations: Annotated[Any, tyro.conf.Suppress] = None
 
     def with_other_options(self, words: list[str]) -> Self:
         """These arguments with their combinations; `words` are options of scripts/train.py.
@@ -114,10 +108,10 @@ class Arguments:
         if self.workdir is None:
             raise ValueError("workdir must name the folder of the sweep; got none")
         check_lengths(task_of(self.task), self.lengths)
-        made = _combinations(self, self.workdir, words)
-        for combination in made:
-            check_choose_on(self.choose_on, combination.arguments.task.train.seeds)
-        return dataclasses.replace(self, combinations=tuple(made))
+        combinations = _combinations(self, self.workdir, words)
+        for arguments in combinations.values():
+            check_choose_on(self.choose_on, arguments.task.train.seeds)
+        return dataclasses.replace(self, combinations=combinations)
 
 
 def arguments_of(words: list[str]) -> Arguments:
@@ -126,8 +120,8 @@ def arguments_of(words: list[str]) -> Arguments:
     return arguments.with_other_options(others)
 
 
-def _combinations(sweep: Arguments, workdir: Path, common: list[str]) -> list[Combination]:
-    """The product of the scores and of all values of all settings, the last setting fastest."""
+def _combinations(sweep: Arguments, workdir: Path, common: list[str]) -> dict[str, Any]:
+    """`train.Arguments` by label: all scores with all values of the settings, the last fastest."""
     settings = [_parsed_setting(text) for text in sweep.settings]
     names = [name for name, _ in settings]
     given = [word[2:].split("=")[0].replace("-", "_") for word in common if word[:2] == "--"]
@@ -139,19 +133,20 @@ def _combinations(sweep: Arguments, workdir: Path, common: list[str]) -> list[Co
             raise ValueError(f"{name} must be left out: a sweep has --part for several machines")
         if name in names and given.count(name) > 1:
             raise ValueError(f"{name} must be given once, to --set or as an option")
-    combinations = []
-    for score, *values in itertools.product(sweep.scores, *(values for _, values in settings)):
+    combinations: dict[str, Any] = {}
+    product = [*itertools.product(sweep.scores, *(values for _, values in settings))]
+    for score, *values in product:
         words = ["--task", sweep.task, "--workdir", str(workdir), "--score", score, *common]
         for name, value in zip(names, values, strict=True):
             words += _option_words(name, value)
         try:
-            combinations.append(_combination(words, names, workdir))
+            combinations |= _combination(words, names, workdir)
         except ValueError as error:
             if not is_users_mistake(error):
                 raise
             raise ValueError(f"combination {', '.join([score, *values])}: {error}") from error
-    folders = [combination.arguments.workdir for combination in combinations]
-    if not 0 < len({*folders}) == len(folders):
+    folders = {arguments.workdir for arguments in combinations.values()}
+    if not 0 < len(folders) == len(product):
         raise ValueError("scores and set must be one or more different combinations")
     return combinations
 
@@ -182,7 +177,7 @@ def _option_words(name: str, value: str) -> list[str]:
         raise ValueError(f"set {name}: {value!r} has no closing quotation mark") from error
 
 
-def _combination(words: list[str], names: list[str], workdir: Path) -> Combination:
+def _combination(words: list[str], names: list[str], workdir: Path) -> dict[str, Any]:
     arguments = train.arguments_of(words)
     settings = options_of(arguments.task)
     if unknown := set(names) - settings.keys():
@@ -191,7 +186,7 @@ def _combination(words: list[str], names: list[str], workdir: Path) -> Combinati
     values = {name: settings[name] for name in settings if name in names}
     label = ", ".join([settings["score"], *(f"{name} {value}" for name, value in values.items())])
     folder = workdir / folder_name(settings["score"], values)
-    return Combination(label, dataclasses.replace(arguments, workdir=folder, resume=True))
+    return {label: dataclasses.replace(arguments, workdir=folder, resume=True)}
 
 
 def folder_name(score: str, values: Mapping[str, Any]) -> str:
@@ -217,11 +212,11 @@ def main(arguments: Arguments) -> int:
     workdir = arguments.workdir or folders[0].parent
     if not folders:
         prepared = prepare_sweep(workdir, arguments.combinations)
-        status = train_combinations(arguments.combinations, prepared, arguments.part)
+        status = train_combinations(prepared, arguments.part)
         if status:
             say("stopped by a signal; the same command goes on from here", error=True)
             return status
-        trained = [combination.arguments.workdir for combination in arguments.combinations]
+        trained = [run.workdir for run in prepared.values()]
         others = (path for path in workdir.iterdir() if path.is_dir() and path not in trained)
         folders = [*(path for path in trained if path.exists()), *sorted(others)]
     finished = make_table(folders, workdir, arguments)
@@ -231,31 +226,27 @@ def main(arguments: Arguments) -> int:
     return 0
 
 
-def prepare_sweep(workdir: Path, combinations: Sequence[Combination]) -> list[Prepared]:
+def prepare_sweep(workdir: Path, combinations: Mapping[str, Any]) -> dict[str, Prepared]:
     """Prepares all runs; raises the first error of any combination; only makes the folder."""
     if (workdir / "config.json").exists():
         raise ValueError(
             f"workdir must be a folder of run folders; {workdir} is the folder of one run"
         )
-    prepared = [
-        training.prepare(arguments.task, arguments.workdir, **arguments.options)
-        for _, arguments in combinations
-    ]
+    prepared = {
+        label: training.prepare(arguments.task, arguments.workdir, **arguments.options)
+        for label, arguments in combinations.items()
+    }
     make_folder("workdir", workdir)
     return prepared
 
 
-def train_combinations(
-    combinations: Sequence[Combination], prepared: Sequence[Prepared], part: str | None
-) -> int:
+def train_combinations(prepared: Mapping[str, Prepared], part: str | None) -> int:
     """Trains the unfinished combinations of a part; returns 0, or the exit status of a signal."""
-    numbered = [*enumerate(zip(combinations, prepared, strict=True), 1)]
+    numbered = [*enumerate(prepared.items(), 1)]
     with Interruption() as interruption:  # between two runs too
-        for index, ((label, _), prepared_run) in share_of(numbered, part):
-            steps, title = (
-                prepared_run.task.train.steps,
-                f"combination {index} of {len(numbered)}: {label}",
-            )
+        for index, (label, prepared_run) in share_of(numbered, part):
+            steps = prepared_run.task.train.steps
+            title = f"combination {index} of {len(numbered)}: {label}"
             with contextlib.suppress(ValueError):  # `run` reports it
                 finished = training.load_run(prepared_run.workdir)
                 same = fields_of(finished.task) == fields_of(prepared_run.task)

@@ -106,6 +106,7 @@ def check_figure(path: Path) -> None:
         raise ValueError(f"figure must be a file that ends in .png, .pdf or .svg; got {path}")
 
 
+@own_settings
 def save(figure: Figure, path: Path) -> Path:
     """Writes a PNG, PDF or SVG by the suffix of `path`, making its folder; returns the path.
 
@@ -115,18 +116,16 @@ def save(figure: Figure, path: Path) -> Path:
         ValueError: the suffix is another, or the file cannot be written.
     """
     check_figure(path)
-    content = png(figure) if path.suffix == ".png" else _vector(figure, path.suffix[1:])
+    if path.suffix == ".png":
+        content = png(figure)
+    else:
+        drawn, date = io.BytesIO(), "CreationDate" if path.suffix == ".pdf" else "Date"
+        figure.savefig(drawn, format=path.suffix[1:], metadata={date: None})
+        content = drawn.getvalue()
     with writing("figure", path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return path
-
-
-@own_settings
-def _vector(figure: Figure, form: str) -> bytes:
-    drawn, date = io.BytesIO(), "CreationDate" if form == "pdf" else "Date"
-    figure.savefig(drawn, format=form, metadata={date: None})
-    return drawn.getvalue()
 
 
 @own_settings

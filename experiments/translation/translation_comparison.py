@@ -167,7 +167,7 @@ def heat_map(translator: Translator, sentence: str) -> Row:
     """The mean weights [T, S] while a sentence is translated with 4 beams."""
     source, target = translated_ids(translator, sentence, SEARCHES["4 beams"])
     weights = look(translator.task, translator.params, padded_batch([source], [target]))
-    rows, columns = map(translator.subwords.labels, (target, source))
+    rows, columns = ([*map(translator.subwords.label, ids)] for ids in (target, source))
     mean = np.asarray(weights[:, 0]).mean((0, 1)).round(3).tolist()
     return {"source": sentence, "rows": rows, "columns": columns, "weights": mean}
 

@@ -55,9 +55,7 @@ def test_a_file_is_its_options(tmp_path, text, line, options):
     assert found.options == expected.options
     if "--task" not in options:
         words = ["--workdir", "sweep", "--scores", "dot", "--set", "keep=3,4", *with_file]
-        made = [
-            combination.arguments.task for combination in sweep.arguments_of(words).combinations
-        ]
+        made = [of_train.task for of_train in sweep.arguments_of(words).combinations.values()]
         model = dataclasses.replace(expected.task.model, score="dot")
         trains = [dataclasses.replace(expected.task.train, keep=keep) for keep in (3, 4)]
         assert [(task.model, task.train) for task in made] == [(model, each) for each in trains]

@@ -261,7 +261,7 @@ def settings(tmp_path):
     def of(*values, common=(), task="reversal"):
         arguments = sweep.Arguments(("dot",), values, tmp_path, task)
         made = arguments.with_other_options([*common]).combinations
-        return [combination.arguments.task for combination in made]
+        return [of_train.task for of_train in made.values()]
 
     return of
 
@@ -299,7 +299,7 @@ def test_folders_are_safe_distinct_and_independent_of_the_order(tmp_path):
 
     def folders(*settings):
         made = sweep.Arguments(("dot",), settings, tmp_path).with_other_options([]).combinations
-        return {combination.arguments.workdir.name for combination in made}
+        return {of_train.workdir.name for of_train in made.values()}
 
     assert folders("dim=8", "learning_rate=1e-3") == folders("learning_rate=0.001", "dim=8")
     assert folders("dim=8") == {"dot,dim=8"}
