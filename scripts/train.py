@@ -24,9 +24,9 @@ from attention_jax.runs.processes import is_first, several, together
 from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
+from attention_jax.training.settings import option_types
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import ChosenTask, TrainConfig
-from attention_jax.training.task_class import option_types
 
 _IN_A_FILE = ("log_gradients", "mesh", "log_to", "profile")  # besides the task and its settings
 

@@ -171,6 +171,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "check_output": dict(suffix="", name="out"),
     "environment": dict(packages=()),
     "TrainedRun": dict(interrupted=0),
+    "Program": dict(trace=dict, sample=list),
     "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
     "Result": dict(low=0.0),
     "answers_view": dict(seed_index=0, compare=(), all_steps=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from attention_jax.core.arrays import cast_floats
 from attention_jax.core.products import current_backend
 from attention_jax.parts.digests import without_prints
+from attention_jax.parts.user_code import UserCode
 
 Numbers = list[float | None]  # as JSON holds them: None for NaN and infinities
 
@@ -97,3 +100,25 @@ def same_numbers(left: Numbers, right: Numbers, within: float = 1e-4) -> bool:
     """Whether two lists are equal up to rounding, by default in float32."""
     arrays = np.array(left, float), np.array(right, float)
     return len(left) == len(right) and np.allclose(*arrays, within, within, equal_nan=True)
+
+
+def check_differ(part: UserCode, method: str, draw: Callable[[Any], Any], drawn: Any) -> None:
+    """Warns if keys give equal examples; raises ValueError if they must, because rng is not used.
+
+    Args:
+        part: a user's task.
+        method: what draws an example, for the words.
+        draw: takes a key, and returns an example.
+        drawn: examples in NumPy, [B, ...] each, of other keys in every row.
+    """
+    leaves = jax.tree.leaves(drawn)
+    if not all(np.array_equal(leaf, leaf[:1].repeat(len(leaf), 0)) for leaf in leaves):
+        return
+    jaxpr = jax.make_jaxpr(draw)(jax.random.key(0)).jaxpr
+    is_used = dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))[1][0]
+    part.require(is_used, f"{method} must draw with its rng; each key gives the same example")
+    warnings.warn(
+        f"{part.name}: {method} draws the same example with each of {len(leaves[0])} keys; either"
+        " there is no other, or it does not draw with its rng",
+        stacklevel=2,
+    )

@@ -12,8 +12,8 @@ from attention_jax.tasks.sort import Sort
 from attention_jax.tasks.text import Text
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.training.identity import task_in
+from attention_jax.training.settings import task_class
 from attention_jax.training.task import Task
-from attention_jax.training.task_class import task_class
 
 __all__ = ["TASKS", "task_in", "task_of"]
 

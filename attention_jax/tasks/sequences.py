@@ -28,7 +28,7 @@ from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer, checked_number
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
-from attention_jax.parts.samples import on_numbers
+from attention_jax.parts.samples import check_differ, on_numbers
 from attention_jax.tasks.evaluation import (
     SHOWN,
     Accuracies,
@@ -51,6 +51,7 @@ from attention_jax.tasks.vocabulary import (
 )
 from attention_jax.training.losses import cross_entropy, masked_mean, real_tokens
 from attention_jax.training.metrics import token_accuracy
+from attention_jax.training.settings import task_part
 from attention_jax.training.task import (
     Answers,
     Labels,
@@ -62,7 +63,6 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import check_differ, task_part
 
 __all__ = ["EOS", "FIRST", "PAD", "SOS", "SequenceTask", "TrainConfig", "Vocabulary"]
 
@@ -209,7 +209,7 @@ class SequenceTask(DrawnTask):
         def draw(rng: Array) -> Any:
             return self.pair(rng, lengths[-1], longest=longest)
 
-        check_differ(self, "pair", draw, of_keys)
+        check_differ(part, "pair", draw, of_keys)
 
     def padded(self, source: tuple[Array, Array], target: tuple[Array, Array]) -> Batch:
         """Adds SOS, EOS and PAD to pairs with a leading axis B on every array."""

@@ -32,9 +32,10 @@ from attention_jax import nn
 from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
 from attention_jax.nn import ModelConfig
-from attention_jax.parts.samples import on_numbers
+from attention_jax.parts.samples import check_differ, on_numbers
 from attention_jax.tasks.evaluation import EXAMPLES, SHOWN, DrawnTask, compiled
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
+from attention_jax.training.settings import task_part
 from attention_jax.training.task import (
     Answers,
     Labels,
@@ -47,7 +48,6 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import check_differ, task_part
 
 Array = jax.Array
 
@@ -161,7 +161,7 @@ class TokenTask(DrawnTask, CausalTask):
             f"most_asked must be the largest number of targets; it is {self.most_asked}, and an"
             f" example has {asked}",
         )
-        check_differ(self, "tokens", self.tokens, drawn.target_inputs)
+        check_differ(part, "tokens", self.tokens, drawn.target_inputs)
 
     def _asked(self, tokens: Any) -> Batch:
         return without_source(tokens, jax.vmap(self.targets)(tokens))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,14 @@ from attention_jax.training.settings import (
     PARTS,
     fields_of,
     leaves_of,
+    name_of,
     names_in,
     plain,
     task_from,
+    task_part,
 )
 from attention_jax.training.task import Feed, Task
-from attention_jax.training.task_class import name_of, task_part
-from attention_jax.training.task_program import (
-    check_program,
-    kept_program,
-    numbers_of,
-    numbers_of_optimizer,
-    optimizer_part,
-    program_of,
-    program_of_optimizer,
-)
+from attention_jax.training.task_program import Program, programs_of
 
 # --- a run that begins ---
 
@@ -52,13 +46,13 @@ def start_of(task: Task, folder: Path, *, multiple_of: int = 1) -> tuple[Feed | 
         ValueError: the data cannot be used; or the task, a score, a normaliser or the optimiser is
             a user's, and a method of it fails or breaks its contract; in one line, with its name.
     """
-    parts = _describe_parts(task)  # before the data is read, which may take seconds
-    feed = _checked_feed(task, folder, multiple_of)
-    if is_of_this_package(type(task)):
-        return feed, config_of(task, feed, parts)
+    is_users = not is_of_this_package(type(task))
+    read = functools.cache(functools.partial(_checked_feed, task, folder))
     # The program of a user's task is that of one device, whatever the mesh is.
-    config = config_of(task, feed if multiple_of == 1 else task.feed(folder), parts)
-    task.check_numbers()
+    config = config_of(task, lambda: read(1 if is_users else multiple_of))
+    feed = read(multiple_of)
+    if is_users:
+        task.check_numbers()
     return feed, config
 
 
@@ -76,33 +70,24 @@ def _checked_feed(task: Task, folder: Path, multiple_of: int) -> Feed | None:
     return feed
 
 
-def config_of(task: Task, feed: Feed | None = None, parts: JSON | None = None) -> JSON:
+def config_of(task: Task, feed_of: Callable[[], Feed | None] = lambda: None) -> JSON:
     """The content of config.json, without the numbers that `with_numbers` adds.
 
     Args:
         task: the task.
-        feed: from `Task.feed`, if it has one.
-        parts: what `_describe_parts` has returned; None to call it.
+        feed_of: gives its feed, if it has one.
 
     Raises:
         ValueError: the task is a user's, and a method of it fails; in one line, with its name.
     """
-    digests = {} if feed is None else plain({**feed.digests})
-    parts = _describe_parts(task) if parts is None else parts
-    optimizer = program_of_optimizer(task)
-    return {
-        "task": name_of(type(task)),
-        **fields_of(task),
-        **parts,
-        **digests,
-        **program_of(task, lambda: feed),
-        **({"optimizer_program": optimizer} if optimizer else {}),
-    }
-
-
-def _describe_parts(task: Task) -> JSON:
-    """The scores and normalisers that a model of this library names, traced; {} for another."""
-    return task.model.describe_parts() if hasattr(task.model, "describe_parts") else {}
+    config = {"task": name_of(type(task)), **fields_of(task)}
+    if hasattr(task.model, "describe_parts"):  # before the data is read, which may take seconds
+        config |= task.model.describe_parts()
+    feed = feed_of()
+    config |= {} if feed is None else plain({**feed.digests})
+    for program in programs_of(task, feed_of):
+        config |= program.entries(program.trace())
+    return config
 
 
 def program_key(config: JSON, *, has_arguments: bool) -> str:
@@ -112,19 +97,17 @@ def program_key(config: JSON, *, has_arguments: bool) -> str:
         config: from `start_of`.
         has_arguments: whether the `Hyperparameters` are arguments of the program.
     """
-    train = {**config["train"]}
-    kept = {name: value for name, value in config.items() if name != "train"}
-    apart: tuple[str, ...] = ("first_seed", "seeds", *TrainConfig.free_on_resume, "init_from")
+    settings = {**config, **config["train"]}  # whose names are different options
+    apart = {"train", "first_seed", "seeds", "init_from", *TrainConfig.free_on_resume}
     if has_arguments:
-        train["decays"] = bool(train["weight_decay"])
-        apart += TrainConfig.of_hyperparameters
-        kept.pop("optimizer_program", None)  # its rates are constants
-    train = {name: value for name, value in train.items() if name not in apart}
-    return json.dumps({**kept, "train": train}, sort_keys=True)
+        settings["train.decays"] = bool(settings["weight_decay"])
+        apart |= {*TrainConfig.of_hyperparameters, "optimizer_program"}  # whose rates are constants
+    kept = {name: value for name, value in settings.items() if name not in apart}
+    return json.dumps(kept, sort_keys=True)
 
 
 def with_numbers(task: Task, config: JSON, folder: Path) -> JSON:
-    """The content of config.json with what is kept of the programs of a user, see `kept_program`.
+    """The content of config.json with what is kept of the programs of a user: `Program.kept`.
 
     Args:
         task: the task.
@@ -132,12 +115,13 @@ def with_numbers(task: Task, config: JSON, folder: Path) -> JSON:
         folder: of the run, which may be new.
     """
     stored = read_config(folder) if (folder / "config.json").exists() else {}
-    now: JSON = {name: config[name] for name in ("program", "jax") if name in config}
-    config = config | kept_program(stored, now, lambda: numbers_of(task, task.feed(folder)))
-    name = "optimizer_program"
-    sample = functools.partial(numbers_of_optimizer, task)
-    optimizer = kept_program(stored.get(name, {}), config.get(name, {}), sample)
-    return config | ({name: optimizer} if optimizer else {})
+    for program in _programs(task, folder):
+        config = config | program.kept(stored, config)
+    return config
+
+
+def _programs(task: Task, folder: Path) -> tuple[Program, Program]:
+    return programs_of(task, lambda: task.feed(folder))
 
 
 # --- a run that goes on ---
@@ -155,11 +139,10 @@ def as_begun(task: Task, folder: Path) -> Task:
     kept: dict[str, Any] = {}
     for name in ("model", "train"):
         settings: Any = getattr(task, name, None)
-        known = stored.get(name)
-        earlier = getattr(settings, "of_earlier_runs", {})
+        known, earlier = stored.get(name), getattr(settings, "of_earlier_runs", {})
         if earlier and isinstance(known, dict):
-            own = {each: known[each] for each in earlier.keys() & known.keys()}
-            kept[name] = dataclasses.replace(settings, **(earlier | own))
+            then = {each: known.get(each, default) for each, default in earlier.items()}
+            kept[name] = dataclasses.replace(settings, **then)
     return dataclasses.replace(task, **kept) if kept else task  # type: ignore[type-var]
 
 
@@ -182,17 +165,15 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
     earlier = task_from(stored, renamed)
     # The parts were compared above, and the program is compared below; where other settings change
     # them too, the message names the settings alone.
-    old, new = (
-        {**plain(leaves_of(each)), **_data_digests(content)}
-        for each, content in ((earlier, stored), (task, config))
-    )
+    old, new = _compared(earlier, stored), _compared(task, config)
     free = {f"train.{name}" for name in TrainConfig.free_on_resume}
-    if _data_digests(config):  # which decide, wherever the data lies
+    if any(name.endswith("_sha256") for name in config):  # which decide, wherever the data lies
         paths = [name for name, value in leaves_of(task).items() if isinstance(value, Path)]
         free |= {name for name in paths if old[name] is not None}
     names = sorted({*old, *new} - free)
     different = [name for name in names if old.get(name) != new.get(name)]
-    program = check_task_program(earlier, stored, folder, None if different else config)
+    of_task, _ = _programs(earlier, folder)
+    program = of_task.check(stored, None if different else config)
     if different == ["train.steps"]:
         cure = "resume with the same steps, or train anew in another folder"
         reached = max(saved_steps(folder / "checkpoints"), default=0)
@@ -216,7 +197,15 @@ def check_resumable(task: Task, config: JSON, folder: Path, stored: JSON) -> Non
             f"it holds a run of another configuration: {changes}. Resume with the same settings, or"
             " name another folder"
         )
-    check_optimizer(task, stored, config)
+    # A run whose optimiser has changed can be evaluated, but neither resumed nor repeated.
+    _, of_optimizer = _programs(task, folder)
+    of_optimizer.check(stored, config)
+
+
+def _compared(task: Task, content: JSON) -> JSON:
+    """The settings of a task by names such as "model.dim", and the digests of its data."""
+    digests = {name: value for name, value in content.items() if name.endswith("_sha256")}
+    return leaves_of({**fields_of(task), **digests})
 
 
 def _new_names(task: Task, stored: JSON) -> dict[str, str]:
@@ -234,27 +223,6 @@ def _new_names(task: Task, stored: JSON) -> dict[str, str]:
     if "program" in stored and str(stored.get("task")).endswith(cls):
         names["task"] = name
     return names
-
-
-def _data_digests(content: JSON) -> JSON:
-    """The digests of the data in a config.json, by names such as "text_sha256.training"."""
-    digests = {name: value for name, value in content.items() if name.endswith("_sha256")}
-    return leaves_of(digests)
-
-
-def check_task_program(task: Task, stored: JSON, folder: Path, now: JSON | None = None) -> JSON:
-    """Returns the program of a task, or `now` if it is known; ValueError if it has changed."""
-    feed = functools.cache(lambda: task.feed(folder))
-    now = program_of(task, feed) if now is None else now
-    check_program(task_part(task), stored, now, lambda: numbers_of(task, feed()))
-    return now
-
-
-def check_optimizer(task: Task, stored: JSON, now: JSON) -> None:
-    # A run whose optimiser has changed can be evaluated, but neither resumed nor repeated.
-    then, program = (content.get("optimizer_program", {}) for content in (stored, now))
-    sample = functools.partial(numbers_of_optimizer, task)
-    check_program(optimizer_part(task), then, program, sample)
 
 
 # --- a run that is read ---
@@ -275,7 +243,8 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     content = read_config(folder)
     try:
         task = task_from(content, names_in(score))
-        check_task_program(task, content, folder)
+        of_task, _ = _programs(task, folder)
+        of_task.check(content)
     except ValueError as error:
         raise ValueError(f"workdir {workdir}: {error}") from error
     return task
@@ -289,5 +258,5 @@ def check_functions(content: JSON, folder: Path) -> None:
         folder: of the run.
     """
     task = task_from(content)
-    check_task_program(task, content, folder)
-    check_optimizer(task, content, {"optimizer_program": program_of_optimizer(task)})
+    for program in _programs(task, folder):
+        program.check(content)

@@ -1,4 +1,4 @@
-"""The settings of a run: a task as the content of config.json, and back.
+"""A task by its name and its settings: the class that a text names, and the content of config.json.
 
 config.json knows a task by the name of its class, "module:Name", by its fields, by the scores and
 normalisers that its model names, and, if a user wrote it, by the program of its batch, loss and
@@ -8,9 +8,10 @@ own optimiser.
 from __future__ import annotations
 
 import dataclasses
-import functools
+import inspect
 import json
 import re
+import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from attention_jax.core.errors import one_line
-from attention_jax.core.names import did_you_mean, is_of_this_package
+from attention_jax.core.names import did_you_mean, imported, is_of_this_package, module_of
 from attention_jax.normalizers import get_normalizer
+from attention_jax.parts.user_code import UserCode
 from attention_jax.runs.run_folder import JSON
 from attention_jax.scores import get_score
 from attention_jax.training.task import (
@@ -30,15 +32,92 @@ from attention_jax.training.task import (
     check_instances,
     undefined,
 )
-from attention_jax.training.task_class import name_of, task_class, task_part
 
 # The entries of config.json that describe the functions of a run, not its settings.
-_OF_TASK = ("program", "program_numbers", "jax")
-DESCRIPTIONS = ("scores", "normalizers", "optimizer_program", *_OF_TASK)
+DESCRIPTIONS = ("scores", "normalizers", "optimizer_program", "program", "program_numbers", "jax")
+# Options of scripts/train.py, further keys of config.json, and columns of the table of a sweep.
+_RESERVED = {"task", "workdir", "config", "resume", "log_gradients", "mesh", "help"}
+_RESERVED |= {"log_to", "profile", "distributed", "processes", "process", "run", "seconds"}
+_RESERVED |= {*DESCRIPTIONS}
 
 # The kinds of parts of a model in config.json, and what a name of such a part names.
 PARTS: dict[str, Callable[[Any], Any]] = {"scores": get_score, "normalizers": get_normalizer}
 _RENAMED = re.compile(r"(?:^|\s+)(task|(?:self_attention_)?(?:score|normalizer))=")
+
+# --- a task by its name ---
+
+
+def task_class(text: str, names: dict[str, type[Task]] | None = None) -> type[Task]:
+    """The class of the task that a text names: one of `names`, or "module:Name".
+
+    Raises:
+        ValueError: in one line: the name does not exist, or does not name a task whose fields can
+            be options of a command line and settings in config.json.
+    """
+    known = names or {}
+    found: Any = known.get(text) or imported(text, text, "task", known)
+    is_task = isinstance(found, type) and issubclass(found, Task)
+    params = getattr(found, "__dataclass_params__", None)
+    if not is_task or not getattr(params, "frozen", False):
+        raise ValueError(f"task {text!r} must be a subclass of Task, a frozen dataclass")
+    _check_class(f"task {text!r}", found)
+    return typing.cast(type[Task], found)
+
+
+def _check_class(task: str, cls: Any) -> None:
+    """Raises ValueError unless a class has the fields of a task, each with a name of its own."""
+    if not isinstance(getattr(cls, "name", None), str):
+        raise ValueError(f"{task} must have a class variable name; got none")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    if missing := {"model", "train"} - fields.keys():
+        raise ValueError(f"{task} must have a field {min(missing)}; got none")
+    for name, field in fields.items():
+        # Without an annotation the value of a subclass is no field, and nobody reads it.
+        value = getattr(cls, name, dataclasses.MISSING)
+        if value is not field.default and not isinstance(value, types.MemberDescriptorType):
+            raise ValueError(f"{task} must give {name} an annotation ({name}: ... = {value!r})")
+    for base in cls.__mro__:
+        if not is_of_this_package(base) and "__dataclass_fields__" not in vars(base):
+            annotations = inspect.get_annotations(base)
+            lost = [name for name, kind in annotations.items() if "ClassVar" not in str(kind)]
+            if lost:
+                raise ValueError(
+                    f"{task} must have @dataclasses.dataclass(frozen=True) above class"
+                    f" {base.__name__}, whose {lost[0]} is no field without it"
+                )
+    try:
+        names = [name.rpartition(".")[2] for name in option_types(cls)]
+    except NameError as error:
+        raise ValueError(f"{task} must have annotations that can be read; got {error}") from error
+    taken = [*_RESERVED, *names]
+    for name in names:
+        negates = name.startswith("no_") and name.removeprefix("no_") in taken  # --no-resume
+        if negates or taken.count(name) > 1:
+            raise ValueError(
+                f"{task} must have another name for the field {name}, which is an option, a"
+                " setting or a column already"
+            )
+
+
+def option_types(cls: Any, prefix: str = "") -> dict[str, Any]:
+    """The type of each field of a task and of the dataclasses in it, by names like "model.dim"."""
+    hints, types = typing.get_type_hints(cls), dict[str, Any]()
+    for field in dataclasses.fields(cls):
+        inner, name = hints[field.name], prefix + field.name
+        is_nested = dataclasses.is_dataclass(inner)
+        types |= option_types(inner, f"{name}.") if is_nested else {name: inner}
+    return types
+
+
+def name_of(cls: type[Task]) -> str:
+    """The name "module:Name" of a task, from which `task_class` finds it."""
+    return f"{module_of(cls)}:{cls.__qualname__}"
+
+
+def task_part(task: Task) -> UserCode:
+    """A user's task, with the words for errors about it."""
+    return UserCode("task", name_of(type(task)), "make it a field of the task")
+
 
 # --- a task as JSON ---
 
@@ -63,12 +142,12 @@ def check_task(task: Task) -> None:
             raise ValueError(f"task {name!r} must be the class that its module has now")
         task_part(task).check_signatures(task)
     check_instances(task, train=TrainConfig)
-    if task.train.steps % task.train.accumulate:  # earlier runs with such steps can be evaluated
-        raise ValueError(
-            f"steps must be a multiple of accumulate {task.train.accumulate}, for the last update"
-            f" to be made; got {task.train.steps}"
-        )
     train = task.train
+    if train.steps % train.accumulate:  # earlier runs with such steps can be evaluated
+        raise ValueError(
+            f"steps must be a multiple of accumulate {train.accumulate}, for the last update to be"
+            f" made; got {train.steps}"
+        )
     if train.warmup_steps > train.updates and not train.warmup_from_0:  # earlier runs may
         raise ValueError(
             f"warmup_steps must be at most the number of updates, {train.updates}; got"
@@ -104,17 +183,14 @@ def check_task(task: Task) -> None:
 
 def leaves_of(settings: Any, prefix: str = "") -> dict[str, Any]:
     """The settings in a task, or in nested dicts, by names such as "model.dim"."""
-    if isinstance(settings, dict):
-        values, is_nested = settings, lambda value: isinstance(value, dict)
-    else:
-        values = {
-            field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)
-        }
-        is_nested = dataclasses.is_dataclass
+    values, of_class = settings, dataclasses.is_dataclass(settings)
+    if of_class:
+        names = (field.name for field in dataclasses.fields(settings))
+        values = {name: getattr(settings, name) for name in names}
     leaves: dict[str, Any] = {}
     for name, value in values.items():
-        name = prefix + name
-        leaves |= leaves_of(value, f"{name}.") if is_nested(value) else {name: value}
+        is_nested = dataclasses.is_dataclass(value) if of_class else isinstance(value, dict)
+        leaves |= leaves_of(value, f"{prefix}{name}.") if is_nested else {prefix + name: value}
     return leaves
 
 
@@ -133,11 +209,10 @@ def task_from(content: JSON, names: Mapping[str, str] | None = None) -> Task:
     try:
         content = _renamed(content, names or {})
         name = content["task"]
-        cls = _there("task", lambda: task_class(name))
-        for kind, get in PARTS.items():
-            for setting in content.get(kind, {}):
-                if (text := content["model"].get(setting)) is not None:
-                    _there(setting, functools.partial(get, text))
+        cls = _there("task", task_class, name)
+        for setting, get in _parts(content).items():
+            if (text := content["model"].get(setting)) is not None:
+                _there(setting, get, text)
         ours = ("task", *DESCRIPTIONS)
         task: Task = _made(cls, {k: v for k, v in content.items() if k not in ours}, name)
         if hasattr(task.model, "check_parts_are"):
@@ -147,10 +222,15 @@ def task_from(content: JSON, names: Mapping[str, str] | None = None) -> Task:
     return task
 
 
-def _there(setting: str, get: Callable[[], Any]) -> Any:
+def _parts(content: JSON) -> dict[str, Callable[[Any], Any]]:
+    """The settings that name parts of a model, and what a name of each names."""
+    return {setting: get for kind, get in PARTS.items() for setting in content.get(kind, {})}
+
+
+def _there(setting: str, get: Callable[[Any], Any], name: Any) -> Any:
     """What a name in config.json names; ValueError, which says what to do if it is gone."""
     try:
-        return get()
+        return get(name)
     except ValueError as error:
         form = "" if setting == "score" else f", {setting}=module:Name"
         cure = f"; if it was renamed, give its new name as score{form}"
@@ -165,8 +245,7 @@ def names_in(score: str | None) -> dict[str, str]:
 
 def _renamed(content: JSON, names: Mapping[str, str]) -> JSON:
     """The content of a config.json with new names; a name that stands twice is replaced twice."""
-    content = {**content, "model": {**content["model"]}}
-    parts = {setting for kind in PARTS for setting in content.get(kind, {})}
+    content, parts = {**content, "model": {**content["model"]}}, _parts(content)
     for setting, name in names.items():
         if setting == "task":
             content["task"] = name

@@ -11,7 +11,7 @@ import functools
 import typing
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,30 +26,103 @@ from attention_jax.parts.samples import Numbers, numbers_in, program_and_results
 from attention_jax.parts.user_code import UserCode
 from attention_jax.runs.checkpoints import named_leaves
 from attention_jax.runs.run_folder import JSON
+from attention_jax.training.settings import task_part
 from attention_jax.training.task import Feed, Params, Task, check_metrics
-from attention_jax.training.task_class import task_part
 
 _NUMBERS = "program_numbers"  # beside "program" and "jax" in config.json
 
 
-def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
-    """{"program": digest, "jax": version} of a user's task; {} for a task of this library.
+class Program(NamedTuple):
+    """A program that a user may have written: of a task, or of the optimiser that `train` names.
 
-    Scores and normalisers that a user wrote are not part of it: config.json describes each of them,
+    Attributes:
+        entry: of config.json, which holds what is known of it; "" for config.json itself.
+        part: the words for errors about it.
+        trace: gives {"program": digest, "jax": version}, or {} if no user wrote it; ValueError, in
+            one line, if it fails, breaks its contract, or computes something else in each trace.
+        sample: gives numbers of it, in which a program that is written anew agrees.
+    """
+
+    entry: str
+    part: UserCode
+    trace: Callable[[], JSON] = dict
+    sample: Callable[[], Numbers] = list
+
+    def within(self, content: JSON) -> JSON:
+        """What the content of a config.json holds of it."""
+        held = content.get(self.entry, {}) if self.entry else content
+        return {name: held[name] for name in ("program", "jax", _NUMBERS) if name in held}
+
+    def entries(self, held: JSON) -> JSON:
+        """The entries of config.json that hold it."""
+        return {self.entry: held} if self.entry and held else held
+
+    def check(self, stored: JSON, config: JSON | None = None) -> JSON:
+        """Raises ValueError if it has changed since a config.json was written; returns it as it is.
+
+        Another program that gives the same numbers counts as the same, with a warning. Earlier
+        versions of this library stored no numbers: there another program is refused, or a warning
+        if it may be because of the version of JAX.
+
+        Args:
+            stored: the content of config.json.
+            config: that of now; None to trace the program.
+        """
+        then, now = self.within(stored), self.trace() if config is None else self.within(config)
+        if then.get("program") != now.get("program"):
+            text = (
+                f"{self.part.name} was program {str(then.get('program'))[:12]} when this run was"
+                f" trained, and is {str(now.get('program'))[:12]} now"
+            )
+            jax_then = str(then.get("jax")) if then.get("jax") != now.get("jax") else ""
+            check_same(text, then.get(_NUMBERS), self.sample, jax_then, _same_numbers)
+        return now
+
+    def kept(self, stored: JSON, config: JSON) -> JSON:
+        """The entries of config.json from now on, of a program that `check` has passed.
+
+        A program without numbers is only replaced where it is the same: with another version of JAX
+        nobody knows, and the digest of the run stays.
+
+        Args:
+            stored: the content of config.json; {} for a new run.
+            config: that of now.
+        """
+        then, now = self.within(stored), self.within(config)
+        if not now:
+            return {}
+        if then.get(_NUMBERS) or then.get("program", now["program"]) == now["program"]:
+            then = {**now, _NUMBERS: then.get(_NUMBERS) or self.sample()}
+        return self.entries(then)
+
+
+def programs_of(task: Task, feed_of: Callable[[], Feed | None]) -> tuple[Program, Program]:
+    """The program of a task, and that of the optimiser that its `train` names; traced when asked.
+
+    Scores and normalisers that a user wrote are not part of them: config.json describes each one,
     and a rewritten one may give the same numbers.
 
     Args:
         task: the task.
         feed_of: returns its feed, or None; not called for a task of this library.
-
-    Raises:
-        ValueError: in one line: a method fails, breaks its contract, or computes something else
-            in each trace.
     """
-    if is_of_this_package(type(task)):
-        return {}
-    task = _with_parts(task)
-    part = task_part(task)
+    of_task = Program("", task_part(task))
+    if not is_of_this_package(type(task)):
+        once = functools.cache(feed_of)
+        of_task = of_task._replace(
+            trace=lambda: _traced_task(task, once), sample=lambda: _numbers_of_task(task, once())
+        )
+    part = UserCode("optimizer", task.train.optimizer, "make it an argument of the function")
+    of_optimizer = Program("optimizer_program", part)
+    if task.train.optimizer != "adam":
+        of_optimizer = of_optimizer._replace(
+            trace=lambda: _traced_optimizer(task, part), sample=lambda: _numbers_of_optimizer(task)
+        )
+    return of_task, of_optimizer
+
+
+def _traced_task(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
+    task, part = _with_parts(task), task_part(task)
     part.check_signatures(task)
     feed = feed_of()
     batch = None
@@ -70,9 +143,8 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
         part.require(is_pair, contract)
         check_metrics(part.name, "loss(params, batch, rng)", result[1], "loss", "gradient_norm")
         for name, value in {"loss": result[0], **result[1]}.items():
-            is_scalar = not jnp.shape(value) and jnp.issubdtype(
-                jnp.result_type(value), jnp.floating
-            )
+            shape, dtype = jnp.shape(value), jnp.result_type(value)
+            is_scalar = shape == () and jnp.issubdtype(dtype, jnp.floating)
             part.require(is_scalar, f"{contract}: {name}", value)
         if type(task).optimizer is Task.optimizer:
             return batch, result
@@ -83,17 +155,9 @@ def program_of(task: Task, feed_of: Callable[[], Feed | None]) -> JSON:
     return _program(part, "draw with rng and jax.random", first_loss, rng, batch)
 
 
-def program_of_optimizer(task: Task) -> JSON:
-    """{"program": digest, "jax": version} of the optimiser that `train` names; {} for Adam.
-
-    Raises:
-        ValueError: in one line: it fails, or breaks the contract of an optimiser.
-    """
-    if task.train.optimizer == "adam":
-        return {}
-    part, optimizer = optimizer_part(task), task.train.transformation()
+def _traced_optimizer(task: Task, part: UserCode) -> JSON:
+    update = functools.partial(_first_update, part, task.train.transformation())
     params = jax.eval_shape(lambda: task.init(jax.random.key(0)))
-    update = functools.partial(_first_update, part, optimizer)
     return _program(part, "compute the same in each trace", update, params)
 
 
@@ -109,25 +173,26 @@ def _first_update(
 ) -> tuple[Any, Any]:
     """Returns the initial state and the first update; ValueError if a loop cannot use them."""
 
-    def call(method: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(method: str, function: Callable[..., Any], *arguments: Any) -> tuple[Any, JSON]:
+        """The result, and the dtype and shape of each leaf by its name in a checkpoint."""
         try:
             with jax.numpy_dtype_promotion("standard"):
-                return function(*arguments)
+                result = function(*arguments)
+            kinds = {
+                name: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}"
+                for name, leaf in named_leaves(result).items()
+            }
+            return result, kinds
         except Exception as error:  # of the user's code, or of a package
             place = f" ({line})" if (line := users_line(error)) else ""
             text = f"{method} raised {type(error).__name__}: {one_line(error)}{place}"
             raise ValueError(f"{part.name}: {text}") from error
 
-    def kinds(tree: Any) -> dict[str, str]:
-        leaves = named_leaves(tree).items()  # checkpoints need their names
-        return {name: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}" for name, leaf in leaves}
-
     init = "the optimizer's init(params)"
     update = "the optimizer's update(gradients, state, params)"
-    state = call(init, optimizer.init, params)
-    before = call(init, kinds, (params, state))
-    result = call(update, optimizer.update, params, state, params)  # gradients are like parameters
-    after = call(update, kinds, result)
+    (_, state), before = call(init, lambda: (params, optimizer.init(params)))
+    # Gradients are like parameters.
+    result, after = call(update, optimizer.update, params, state, params)
     for name in before | after:
         part.require(
             before.get(name) == after.get(name),
@@ -136,11 +201,6 @@ def _first_update(
             f" {after.get(name)}",
         )
     return state, result
-
-
-def optimizer_part(task: Task) -> UserCode:
-    """The optimiser that `train` names, with the words for errors about it."""
-    return UserCode("optimizer", task.train.optimizer, "make it an argument of the function")
 
 
 def _with_parts(task: Task, **changes: Any) -> Task:
@@ -155,21 +215,15 @@ def _with_parts(task: Task, **changes: Any) -> Task:
 # --- numbers of a program ---
 
 
-def numbers_of(task: Task, feed: Feed | None) -> Numbers:
+def _numbers_of_task(task: Task, feed: Feed | None) -> Numbers:
     """Numbers of a user's task: initial parameters, two batches, their losses and gradients.
 
     A task that is written in another way has the same up to rounding, with every version of JAX.
     The losses are those of parameters that are all other than 0, in float32. An optimiser of the
     task's own adds numbers of its updates. No number is kept if one step of one seed does not fit
     into the memory of a device.
-
-    Args:
-        task: the task.
-        feed: from `Task.feed`.
     """
-    if is_of_this_package(type(task)):
-        return []
-    task = _with_parts(task, **({"dtype": "float32"} if hasattr(task.model, "dtype") else {}))
+    task = _with_parts(task, dtype="float32")
     fed = None if feed is None else feed.batch(task.train.first_seed, 0)
 
     def measured(rng: Any, fed: Any) -> Any:
@@ -201,7 +255,7 @@ def numbers_of(task: Task, feed: Feed | None) -> Numbers:
     return numbers_in(results)
 
 
-def numbers_of_optimizer(task: Task) -> Numbers:
+def _numbers_of_optimizer(task: Task) -> Numbers:
     """Numbers of the optimiser that `train` names: eight updates of the parameters of a task."""
     train = dataclasses.replace(task.train, steps=task.train.updates, accumulate=1)
     optimizer = train.transformation()
@@ -218,9 +272,8 @@ def _updates(optimizer: optax.GradientTransformation, params: Params) -> Any:
 
         def update(carry: Any, step: Any) -> Any:
             params, state = carry
-            gradients = jax.tree.map(
-                lambda leaf: _pattern(leaf, 0.7 + step, 1 / (1 + step)), params
-            )
+            like = functools.partial(_pattern, frequency=0.7 + step, scale=1 / (1 + step))
+            gradients = jax.tree.map(like, params)
             updates, state = optimizer.update(gradients, state, params)
             return (optax.apply_updates(params, updates), state), None
 
@@ -268,52 +321,7 @@ def _measured(function: Callable[..., Any], *arguments: Any) -> Any:
     return max(narrow, default=0.0), *results
 
 
-def _same_task_numbers(stored: Numbers, now: Numbers) -> bool:
+def _same_numbers(stored: Numbers, now: Numbers) -> bool:
     """Whether numbers are equal up to rounding, in float32 or in the 16-bit floats among them."""
     epsilons = (numbers[0] or 0.0 for numbers in (stored, now) if numbers)
     return same_numbers(stored, now, max(1e-4, *(4 * epsilon for epsilon in epsilons)))
-
-
-# --- the program of a run and that of now ---
-
-
-def check_program(part: UserCode, stored: JSON, now: JSON, sample: Callable[[], Numbers]) -> None:
-    """Raises ValueError if the program of a user's task or optimiser has changed.
-
-    Another program that gives the same numbers counts as the same, with a warning. Earlier versions
-    of this library stored no numbers: there another program is refused, or a warning if it may be
-    because of the version of JAX.
-
-    Args:
-        part: the task or the optimiser.
-        stored: what config.json holds of it.
-        now: from `program_of` or `program_of_optimizer`.
-        sample: gives its numbers of now.
-    """
-    then = stored.get("program")
-    if then == now.get("program"):
-        return
-    text = (
-        f"{part.name} was program {str(then)[:12]} when this run was trained, and is"
-        f" {str(now.get('program'))[:12]} now"
-    )
-    jax_then = str(stored.get("jax")) if stored.get("jax") != now.get("jax") else ""
-    check_same(text, stored.get(_NUMBERS), sample, jax_then, _same_task_numbers)
-
-
-def kept_program(stored: JSON, now: JSON, sample: Callable[[], Numbers]) -> JSON:
-    """What config.json holds from now on of a program that `check_program` has passed.
-
-    A program without numbers is only replaced where it is the same: with another version of JAX
-    nobody knows, and the digest of the run stays.
-
-    Args:
-        stored: what config.json holds of it; {} for a new run.
-        now: as in `check_program`.
-        sample: as in `check_program`.
-    """
-    if not now:
-        return {}
-    if stored.get("program", now["program"]) != now["program"] and not stored.get(_NUMBERS):
-        return {name: stored[name] for name in now}
-    return {**now, _NUMBERS: stored.get(_NUMBERS) or sample()}

@@ -49,7 +49,7 @@ def test_an_exported_model_has_the_bits_of_the_run(name, tmp_path):
     run, file = tmp_path / "run", tmp_path / "model.safetensors"
     task = small(name, tmp_path)
     run.mkdir()
-    write_json(run / "config.json", config_of(task, task.feed(run)))
+    write_json(run / "config.json", config_of(task, lambda: task.feed(run)))
     export(load_run(run, 0), file, seed_index=1)
     expected = one_seed(initial_state(task).params, 1)
     for model in (aj.load_model(str(file)), aj.load_model(run, 1, 0)):

@@ -21,7 +21,7 @@ def test_a_text_that_was_rewritten_is_refused(tmp_path):
     path = tmp_path / "text"
     path.write_text(SENTENCE * 20)
     task = Text(path, length=19)
-    config = config_of(task, task.feed(tmp_path))
+    config = config_of(task, lambda: task.feed(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(config))
     batch, _ = task.examples(tmp_path)
     assert batch.targets.shape == (64, 19)
@@ -54,7 +54,7 @@ def test_the_digest_of_the_text_decides_wherever_its_file_lies(tmp_path, monkeyp
     monkeypatch.chdir(here)
     Path("text").write_text(SENTENCE * 20)
     task = Text(Path("text"), length=19, model=dataclasses.replace(MODEL, dim=8, hidden_dim=8))
-    (run / "config.json").write_text(json.dumps(config_of(task, task.feed(run))))
+    (run / "config.json").write_text(json.dumps(config_of(task, lambda: task.feed(run))))
     monkeypatch.chdir(there)
     assert task_in(run).parts(run) == task_in(run).parts()
     (here / "text").rename("moved")
