@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import re
-import traceback
 import typing
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +13,12 @@ from typing import Annotated, Any, Generic
 import jax
 import tyro
 
-from attention_jax.commands.command_line import TaskName, is_users_mistake, parse, run_command
+from attention_jax.commands.command_line import TaskName, parse, run_command
 from attention_jax.commands.config_file import read_settings, words_of
 from attention_jax.commands.introduction import introduce
 from attention_jax.core.errors import one_line
 from attention_jax.runs.loggers import get_logger
-from attention_jax.runs.processes import is_first, several, together
+from attention_jax.runs.processes import is_first, together
 from attention_jax.runs.progress import say
 from attention_jax.tasks import task_of
 from attention_jax.training import run as training
@@ -93,15 +91,14 @@ class Arguments(Generic[ChosenTask]):
         Raises:
             ValueError: the words of `log_gradients`, `mesh` or `log_to` are wrong.
         """
-        options: dict[str, Any] = {"resume": self.resume, "profile": self.profile}
-        options["on_metrics"] = [get_logger(text) for text in self.log_to]
+        every = mesh = None
         if self.log_gradients is not None:
-            numbers = _numbers("log_gradients", self.log_gradients, ["every"])
-            options["log_gradients"] = numbers.get("every", 100)
+            every = _numbers("log_gradients", self.log_gradients, ["every"]).get("every", 100)
         if self.mesh is not None:
-            numbers = _numbers("mesh", self.mesh or [""], ["data", "seed"])
-            options["mesh"] = MeshShape(**numbers)
-        return options
+            mesh = MeshShape(**_numbers("mesh", self.mesh or [""], ["data", "seed"]))
+        loggers = [get_logger(text) for text in self.log_to]
+        options = {"resume": self.resume, "log_gradients": every, "mesh": mesh}
+        return {**options, "on_metrics": loggers, "profile": self.profile}
 
 
 def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[str, int]:
@@ -117,13 +114,8 @@ def _numbers(option: str, words: Sequence[str], names: Sequence[str]) -> dict[st
 def main(arguments: Arguments[Any]) -> int:
     with together():
         options = arguments.options
-    try:
-        prepared = training.prepare(arguments.task, arguments.workdir, **options)
-        run = training.run(prepared, peak=introduce(prepared))
-    except Exception as error:
-        if several() and not is_users_mistake(error):
-            _end_alone(error)
-        raise
+    prepared = training.prepare(arguments.task, arguments.workdir, **options)
+    run = training.run(prepared, peak=introduce(prepared))
     steps, seeds = run.task.train.steps, run.task.train.seeds
     finished = run.step == steps
     # A signal that arrived while the last step was saved did not stop anything.
@@ -201,19 +193,6 @@ def _join(address: list[str], processes: str | None, process: str | None) -> Non
             f"distributed: {one_line(error)}; where JAX finds no cluster (SLURM, TPU pod,"
             " Kubernetes, Open MPI), give HOST:PORT of the first process, processes and process"
         ) from error
-
-
-def _end_alone(error: Exception) -> None:
-    """Ends this process at once after an error of this process alone: a bug, or a lost process.
-
-    Otherwise JAX would wait at the end for the others, which wait for this one.
-    """
-    if re.match(r"[A-Z_]+: ", str(error)):  # a status of XLA's runtime
-        message = f"error: process {jax.process_index()} cannot go on: {one_line(error)}"
-        say(f"{message}; --resume goes on from the last checkpoint", error=True)
-    else:
-        traceback.print_exception(error)
-    os._exit(1)
 
 
 if __name__ == "__main__":

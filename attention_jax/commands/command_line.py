@@ -22,6 +22,7 @@ import rich.console
 import rich.table
 import tyro
 
+from attention_jax.core.errors import one_line
 from attention_jax.core.names import did_you_mean
 from attention_jax.runs.checkpoints import StepName
 from attention_jax.runs.processes import several, together
@@ -72,6 +73,7 @@ class OfARun:
 
 
 _CLOSED_PIPE = 141  # 128 + SIGPIPE: the status that shells give
+_NO_OUTPUT = (errno.EPIPE, errno.ENOSPC)
 _FOLDERS = ("attention_jax", "benchmarks", "experiments", "scripts")
 _PROJECT = tuple(Path(__file__).parents[2] / folder for folder in _FOLDERS)
 
@@ -95,7 +97,7 @@ def run_command(
         arguments: a dataclass of the options, or a function from the words of the command line to
             an instance of one, for options that depend on other options.
         main: what to run; returns the exit status, None for 0.
-        **shown: what --help shows instead: `prog`, the program, and `description`.
+        **shown: what --help shows instead: `description`.
     """
     sys.path.insert(0, str(Path.cwd()))  # --score and --task module:Name find modules here
     keep_compiled_programs()
@@ -111,22 +113,23 @@ def run_command(
                 else:
                     given = arguments(words)
             status = main(given)
-    except ValueError as error:
-        if not is_users_mistake(error):
-            raise
-        message = str(error).replace("resume=True", "--resume")
-        say(f"error: {message}", error=True)
-        status = 2
     except KeyboardInterrupt:
         status = 130  # the status that shells give, without a traceback
         if several():  # JAX would wait for the others, which wait for this process
             os._exit(status)
     except SystemExit as stop:  # after --help, or a signal
         status = stop.code
-    except OSError as error:
-        if error.filename is not None or error.errno not in (errno.EPIPE, errno.ENOSPC):
+    except Exception as error:
+        if is_users_mistake(error):
+            message = str(error).replace("resume=True", "--resume")
+            say(f"error: {message}", error=True)
+            status = 2
+        elif isinstance(error, OSError) and error.filename is None and error.errno in _NO_OUTPUT:
+            status, lost = 0, error  # of tyro, which prints --help
+        else:
+            if several():
+                _end_alone(error)
             raise
-        status, lost = 0, error  # of tyro, which prints --help
     lost = end_of_output() or lost
     if not status and lost is not None:
         status = _CLOSED_PIPE if isinstance(lost, BrokenPipeError) else 2
@@ -134,6 +137,19 @@ def run_command(
             reason = lost.strerror or lost
             say(f"error: standard output cannot be written: {reason}", error=True)
     sys.exit(status)
+
+
+def _end_alone(error: Exception) -> None:
+    """Ends this process at once after an error of this process alone: a bug, or a lost process.
+
+    Otherwise JAX would wait at the end for the others, which wait for this one.
+    """
+    if re.match(r"[A-Z_]+: ", str(error)):  # a status of XLA's runtime
+        message = f"error: process {jax.process_index()} cannot go on: {one_line(error)}"
+        say(f"{message}; --resume goes on from the last checkpoint", error=True)
+    else:
+        traceback.print_exception(error)
+    os._exit(1)
 
 
 def keep_compiled_programs() -> None:
