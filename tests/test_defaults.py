@@ -175,7 +175,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "Feed": dict(digests=MappingProxyType({}), files=MappingProxyType({}), note=""),
     "Result": dict(low=0.0),
     "answers_view": dict(seed_index=0, compare=(), all_steps=False),
-    "accuracies": dict(strings=1000, seed=0),
+    "accuracies": dict(strings=1000),
     "best_answers": dict(beams=1, length_penalty=0.0, sos=1),
     "Task.answers SequenceTask.answers Text.answers Translation.answers TokenTask.answers"
     " Regression.answers": dict(inputs=(), beams=1),

@@ -121,12 +121,7 @@ class Accuracies(NamedTuple):
 
 
 def accuracies(
-    task: Any,
-    params: Params,
-    lengths: Sequence[int],
-    *,
-    strings: int = 1000,
-    seed: int = 0,
+    task: Any, params: Params, lengths: Sequence[int], *, strings: int = 1000
 ) -> dict[int, Accuracies]:
     """Accuracies by length, on fresh random examples, the same for all seeds and models.
 
@@ -139,7 +134,6 @@ def accuracies(
         params: stacked over seeds.
         lengths: each at least 1.
         strings: how many examples of each length.
-        seed: of the examples.
 
     Raises:
         ValueError: an argument is out of range.
@@ -149,7 +143,7 @@ def accuracies(
         raise ValueError(f"lengths must be one or more, each at least 1; got {list(lengths)}")
     results = {}
     for length in lengths:
-        rng = jax.random.fold_in(jax.random.key(seed), length)
+        rng = jax.random.fold_in(jax.random.key(0), length)
         results[length] = accuracies_of(task, params, rng, size=strings, length=length)
     return results
 

@@ -216,7 +216,7 @@ class TokenTask(DrawnTask, CausalTask):
             shown = np.asarray(self.examples(folder)[0].target_inputs)[:SHOWN]
             inputs = [" ".join(map(str, row)) for row in shown.tolist()]
         rows = [self._encoded(text) for text in inputs]
-        if not rows or not all(rows):
+        if not all(rows):
             raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
         batch = self._asked(padded_rows(rows, len(rows))[0])
         logits = jax.jit(lambda params: self.bind(params)(*batch.inputs))(params)
