@@ -242,11 +242,11 @@ def prepare_sweep(workdir: Path, combinations: Mapping[str, Any]) -> dict[str, P
 
 def train_combinations(prepared: Mapping[str, Prepared], part: str | None) -> int:
     """Trains the unfinished combinations of a part; returns 0, or the exit status of a signal."""
-    numbered = [*enumerate(prepared.items(), 1)]
+    runs = share_of([*enumerate(prepared.items(), 1)], part)
     with Interruption() as interruption:  # between two runs too
-        for index, (label, prepared_run) in share_of(numbered, part):
+        for place, (index, (label, prepared_run)) in enumerate(runs, 1):
             steps = prepared_run.task.train.steps
-            title = f"combination {index} of {len(numbered)}: {label}"
+            title = f"combination {index} of {len(prepared)}: {label}"
             with contextlib.suppress(ValueError):  # `run` reports it
                 finished = training.load_run(prepared_run.workdir)
                 same = fields_of(finished.task) == fields_of(prepared_run.task)
@@ -256,6 +256,8 @@ def train_combinations(prepared: Mapping[str, Prepared], part: str | None) -> in
             if interruption.exit_status:
                 return interruption.exit_status
             say(title)
+            for _, (_, following) in runs[place : place + 1]:
+                following.begin_compiling()  # while this one trains
             run = training.run(prepared_run, interruption=interruption)
             if run.step < steps:
                 return run.interrupted

@@ -115,6 +115,7 @@ def main(arguments: Arguments[Any]) -> int:
     with together():
         options = arguments.options
     prepared = training.prepare(arguments.task, arguments.workdir, **options)
+    prepared.begin_compiling()  # while the table is made
     run = training.run(prepared, peak=introduce(prepared))
     steps, seeds = run.task.train.steps, run.task.train.seeds
     finished = run.step == steps

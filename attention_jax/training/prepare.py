@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,8 @@ class Prepared:
         feed: batches that the host makes, or None.
         params: to start from, stacked over seeds; None for those of `Task.init`.
         layout: the devices.
-        compiled: the compiled calls. The first one has been traced.
+        compiled: the compiled calls.
+        traced: the first of them; None where the run has had its last step.
         hyperparameters: arguments of the compiled calls; None if they are constants there.
         rates: the learning rate after 0, 1, ... updates; None if the task has an optimiser of its
             own.
@@ -61,6 +65,7 @@ class Prepared:
     params: Params | None
     layout: Layout
     compiled: Compiled
+    traced: Any
     hyperparameters: Hyperparameters | None
     rates: np.ndarray | None
     shapes: TrainState
@@ -72,6 +77,24 @@ class Prepared:
     def mesh(self) -> MeshShape:
         """The shape of the mesh."""
         return self.layout.shape or MeshShape()
+
+    def begin_compiling(self) -> threading.Thread:
+        """Compiles the first call in the background, once; `run` does it too, and waits for it."""
+        return self._compilation
+
+    @functools.cached_property
+    def _compilation(self) -> threading.Thread:
+
+        def compile_first_call(lowered: Any) -> None:
+            with contextlib.suppress(Exception):  # the call raises it again
+                lowered.compile()
+
+        # Several processes compile together, in one order.
+        is_alone = self.traced is not None and not processes.several()
+        lowered = self.traced.lower() if is_alone else None
+        thread = threading.Thread(target=compile_first_call, args=[lowered])
+        thread.start()
+        return thread
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -147,6 +170,7 @@ def prepare(
             params=params,
             layout=layout,
             compiled=compiled,
+            traced=None,
             hyperparameters=hyperparameters,
             rates=None if numbers is None else numbers.rates,
             shapes=layout.placed(compiled.first_state.eval_shape(seeds_of(task), None)),
@@ -159,7 +183,8 @@ def prepare(
             prepared.check_folder()
             prepared = dataclasses.replace(prepared, config=with_numbers(task, config, folder))
         if prepared.step < task.train.steps:
-            compiled.trace(prepared.shapes, prepared.step, feed, hyperparameters)
+            traced = compiled.trace(prepared.shapes, prepared.step, feed, hyperparameters)
+            prepared = dataclasses.replace(prepared, traced=traced)
             if log_gradients is not None:
                 batches = batches_of_step(task, feed, prepared.step)
                 metrics = compiled.statistics.eval_shape(prepared.shapes, batches)

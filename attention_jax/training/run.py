@@ -101,6 +101,7 @@ def run(
     folder = prepared.workdir.absolute()  # the task may change the current folder
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
+        compilation = prepared.begin_compiling()
         # The first process opens the folder and reads the newest checkpoint; then all have it.
         checkpoints = restored = origin = None
         with processes.together():
@@ -124,6 +125,7 @@ def run(
         records = Records(prepared, folder, checkpoints, progress, origin)
         stack.callback(records.close)
         records.begin(step, state)
+        compilation.join()
         loss = None
         while step < train.steps and not interruption.agreed():
             # Calls end at multiples of log_every wherever a run begins: a resumed run makes the

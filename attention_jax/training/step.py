@@ -222,18 +222,22 @@ class Compiled:
         statistics = functools.partial(gradient_statistics, self.task)
         return jax.jit(statistics, out_shardings=self.layout and self.layout.replicated)
 
-    def trace(self, state: Any, step: int, feed: Feed | None, hyperparameters: Any) -> None:
+    def trace(self, state: Any, step: int, feed: Feed | None, hyperparameters: Any) -> Any:
         """Traces the call after a step, for the errors of a model, score or loss.
 
-        The call itself does not trace again. The arguments are those of `advance`, the state's
-        shapes in place of its arrays.
+        The call itself does not trace again, nor compile what has been compiled from this.
+
+        Args:
+            state: the shapes of the state; the others are those of `advance`.
+
+        Returns:
+            a `jax.stages.Traced`.
         """
         if feed is None:
             count = self.task.train.steps_of_call(step)
-            _jit_steps(self, count).trace(state, hyperparameters)
-        else:
-            batches = batches_of_step(self.task, feed, step)
-            _jit_steps(self, None).trace(state, batches, hyperparameters)
+            return _jit_steps(self, count).trace(state, hyperparameters)
+        batches = batches_of_step(self.task, feed, step)
+        return _jit_steps(self, None).trace(state, batches, hyperparameters)
 
     def advance(
         self, state: TrainState, step: int, count: int, feed: Feed | None, hyperparameters: Any

@@ -319,3 +319,16 @@ def test_lines_have_the_rate_and_the_speed_and_a_start_its_versions(tmp_path):
     }
     train_toy(toy(Rated, **SHORT), tmp_path / "rated")  # a task's own metrics stay its own
     assert read_lines(tmp_path / "rated" / "metrics.jsonl")[-1]["steps_per_second"] == [0, 0]
+
+
+def test_what_is_compiled_in_the_background_is_not_compiled_again(tmp_path, caplog):
+    prepared = prepare(toy(Adam, **SHORT | {"beta2": 0.97}), tmp_path / "run")  # a new program
+    compiled = "Finished XLA compilation of jit(train_steps)"
+    jax.config.update("jax_log_compiles", True)  # a context would be this thread's alone
+    try:
+        prepared.begin_compiling().join()
+        assert caplog.text.count(compiled) == 1
+        run(prepared)
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    assert caplog.text.count(compiled) == 1
