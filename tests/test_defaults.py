@@ -208,7 +208,7 @@ OPTIONS = {  # scripts/NAME.py: options besides those of the settings above
     "export.Arguments": dict(step="newest", seed_index=0),
     "analyze_gradients.Arguments": dict(compare=(), analysis=GradientAnalysis()),
     "sweep.Arguments": dict(scores=("scaled",), settings=(), task="reversal", lengths=(), table=(),
-                            choose_on=0, combinations=()),
+                            choose_on=0),
     "bench.Arguments": dict(tasks=(), quick=False, workdir=Path("runs/bench")),
     "reproduce.Arguments": dict(names=(), quick=False, force=False),
     "compile_report.Arguments": dict(part="kernels", only=""),
