@@ -14,11 +14,9 @@ import yaml
 from attention_jax.commands.command_line import parse
 from attention_jax.core.errors import one_line
 from attention_jax.core.names import did_you_mean
-from attention_jax.nn import ModelConfig
-from attention_jax.training.identity import check_functions
+from attention_jax.training.identity import unchanged_task
 from attention_jax.training.saved import with_copy
-from attention_jax.training.settings import DESCRIPTIONS
-from attention_jax.training.task import TrainConfig
+from attention_jax.training.settings import DESCRIPTIONS, fields_of
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -46,13 +44,10 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise ValueError(f"config {path} must hold option: value pairs; got {content!r:.100}")
     if content.keys() & DESCRIPTIONS:
         try:
-            check_functions(content, path.parent)
-            content = with_copy(content, path.parent)
+            task = unchanged_task(content, path.parent)  # as the run began
+            content = with_copy({**content, **fields_of(task)}, path.parent)
         except ValueError as error:
             raise ValueError(f"config {path}: {error}") from error
-        for name, of in (("model", ModelConfig), ("train", TrainConfig)):  # as the run began
-            if name == "train" or "scores" in content:
-                content = {**content, name: {**of.of_earlier_runs, **content.get(name, {})}}
     return {
         name: value
         for name, value in content.items()

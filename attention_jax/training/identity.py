@@ -250,8 +250,8 @@ def task_in(workdir: Path | str, *, score: str | None = None) -> Task:
     return task
 
 
-def check_functions(content: JSON, folder: Path) -> None:
-    """Raises ValueError if a function of a run has changed since its config.json was written.
+def unchanged_task(content: JSON, folder: Path) -> Task:
+    """The task in a config.json; ValueError if a function of the run, also its optimiser, changed.
 
     Args:
         content: of config.json.
@@ -260,3 +260,4 @@ def check_functions(content: JSON, folder: Path) -> None:
     task = task_from(content)
     for program in _programs(task, folder):
         program.check(content)
+    return task
