@@ -82,15 +82,6 @@ def check_metrics(owner: str, method: str, metrics: Any, *taken: str) -> None:
             )
 
 
-def check_draws_no_validation(task: Task) -> None:
-    """Raises ValueError if `validate_on` is set: for tasks without validation on drawn examples."""
-    if task.train.validate_on:
-        raise ValueError(
-            f"validate_on must be 0: task {task.name} has no validation on examples that it draws;"
-            f" got {task.train.validate_on}"
-        )
-
-
 def undefined(task: Task, method: str) -> ValueError:
     """The error for a method that a task has to define."""
     return ValueError(f"task {type(task).__name__} must define {method}")
@@ -156,8 +147,16 @@ class Task:
 
     @property
     def validation(self) -> Validation | None:
-        """What to do with the metrics of `validate`; None for no validation."""
-        check_draws_no_validation(self)
+        """What to do with the metrics of `validate`; None for no validation.
+
+        Raises:
+            ValueError: `train.validate_on` is set, and the task draws no examples to validate on.
+        """
+        if self.train.validate_on:
+            raise ValueError(
+                f"validate_on must be 0: task {self.name} has no validation on examples that it"
+                f" draws; got {self.train.validate_on}"
+            )
         return None
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:

@@ -33,7 +33,6 @@ from attention_jax.training.task import (
     Task,
     TrainConfig,
     Validation,
-    check_draws_no_validation,
     check_instances,
 )
 
@@ -228,10 +227,10 @@ class Translation(Task):
 
     @property
     def validation(self) -> Validation | None:
-        check_draws_no_validation(self)
-        if self.validation_source is None:
-            return None
-        return Validation(self.validation_metric, self.validation_metric == "bleu")
+        rule = super().validation  # `Task` refuses validate_on
+        if self.validation_source is not None:
+            rule = Validation(self.validation_metric, self.validation_metric == "bleu")
+        return rule
 
     def validate(self, params: Params, folder: Path) -> dict[str, list[float]]:
         """Mean loss without dropout and greedy BLEU of each seed, on the validation text.
