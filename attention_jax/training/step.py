@@ -146,13 +146,13 @@ def initial_state(
         layout: the devices; None for one device.
         params: parameters to start from, stacked over seeds; None for those of `Task.init`.
     """
-    state: TrainState = Compiled(task, layout).first_state(seeds_of(task), params)
+    state: TrainState = Compiled(task, layout, object()).first_state(seeds_of(task), params)
     return state
 
 
 def state_shapes(task: Task) -> TrainState:
     """The shapes and dtypes of `initial_state`, computed without its arrays."""
-    shapes: TrainState = Compiled(task).first_state.eval_shape(seeds_of(task), None)
+    shapes: TrainState = Compiled(task, None, object()).first_state.eval_shape(seeds_of(task), None)
     return shapes
 
 
@@ -203,13 +203,12 @@ class Compiled:
         task: the task.
         layout: the devices; None for one that JAX chooses.
         program_key: runs with equal keys share their calls: what is traced and compiled for one
-            serves the others, if shapes are equal. From `identity.program_key`; by default equal
-            to no other.
+            serves the others, if shapes are equal. From `identity.program_key`, or an `object()`.
     """
 
     task: Task = dataclasses.field(compare=False)
-    layout: Layout | None = None
-    program_key: Any = dataclasses.field(default_factory=object)
+    layout: Layout | None
+    program_key: Any
 
     @property
     def first_state(self) -> Any:
