@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import statistics
+import threading
 from typing import ClassVar
 
 import jax
@@ -14,9 +16,11 @@ from toy_task import Toy, numbers, saved_state, toy, train_toy
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.environment import environment
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.training.run import prepare, run
+from attention_jax.tasks.recall import Recall
+from attention_jax.training.identity import config_of, program_key
+from attention_jax.training.run import Prepared, prepare, run
 from attention_jax.training.sharding import MeshShape
-from attention_jax.training.step import initial_state, train_steps
+from attention_jax.training.step import Compiled, initial_state, train_steps
 from attention_jax.training.task import Feed, Task
 
 B, RATE, MOMENTUM = 7, 0.05, 0.9
@@ -167,6 +171,11 @@ def test_metrics_are_on_disk_before_their_checkpoint_whose_loss_is_the_mean(tmp_
 ROWS = (5, 2)  # of a batch, by step
 
 
+def rows(batch):
+    """Stands for the tokens of a batch."""
+    return batch["x"].shape[0]
+
+
 @dataclasses.dataclass(frozen=True)
 class Fed(Counted):
     """Batches of two shapes."""
@@ -184,7 +193,8 @@ class Fed(Counted):
         return {"x": x, "y": x @ np.array([1.0, -2.0, 0.5], np.float32)}
 
 
-def test_a_fed_run_is_the_formula_with_one_program_per_shape(tmp_path, capsys):
+def test_a_fed_run_is_the_formula_with_one_program_per_shape(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("attention_jax.training.step.num_tokens", rows)
     task = toy(Fed, first_seed=4, steps=13, log_every=2, checkpoint_every=4, batch_size=None)
     TRACES.clear()
     Fed.asked.clear()
@@ -196,6 +206,8 @@ def test_a_fed_run_is_the_formula_with_one_program_per_shape(tmp_path, capsys):
     assert sorted(set(TRACES)) == sorted(ROWS)
     lines = read_lines(tmp_path / "metrics.jsonl")
     assert [line["step"] for line in lines] == [2, 4, 6, 8, 10, 12, 13]
+    speeds = [(line["tokens_per_second"][0], line["steps_per_second"][0]) for line in lines[1:]]
+    np.testing.assert_allclose([tokens / steps for tokens, steps in speeds], [3.5] * 5 + [5])
     start = np.asarray(initial_state(task).params["w"], np.float64)
     for index, seed in enumerate((4, 5)):
         w, _ = descent(start[index], [task.batch_of(seed, step) for step in range(13)])
@@ -296,6 +308,13 @@ OTHERS = {"beta2": 0.9, "batch_size": 5, "weight_decay": 0.0, "accumulate": 2}
 def test_other_programs_are_not_shared(tmp_path, cls, changes):
     one, other = (toy(cls, **SHORT | each) for each in ({}, changes))
     assert prepare(one, tmp_path / "a").compiled != prepare(other, tmp_path / "b").compiled
+    # config.json has no program of a task of this library: its settings alone keep runs apart.
+    recall = Recall(train=one.train)
+    model = dataclasses.replace(recall.model, dim=8)
+    settings = ({}, {"train": other.train}, {"model": model}, {"length": 40})
+    tasks = [dataclasses.replace(recall, **each) for each in settings]
+    keys = {program_key(config_of(task), has_arguments=True) for task in tasks}
+    assert len(keys) == 3 + (cls is Adam)
 
 
 class Rated(Adam):
@@ -303,26 +322,37 @@ class Rated(Adam):
         loss, metrics = super().loss(params, batch, rng)
         return loss, {**metrics, "steps_per_second": 0 * loss}
 
+    def statistics(self, loss, params, batch, rng):
+        return {"rate": jnp.float32(self.train.learning_rate)}
 
-def test_lines_have_the_rate_and_the_speed_and_a_start_its_versions(tmp_path):
+
+def test_lines_have_the_rate_and_the_speed_and_a_start_its_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr("attention_jax.training.step.num_tokens", rows)
     settings = {"schedule": "constant", "warmup_steps": 4, "learning_rate": 0.1, "accumulate": 2}
     train_toy(toy(Adam, **SHORT | settings), tmp_path)
     first, *others = lines = read_lines(tmp_path / "metrics.jsonl")
     # After 2, 4 and 6 updates; the n-th has n quarters of the highest rate.
     assert [line["learning_rate"] for line in lines] == [[0.05] * 2, [0.1] * 2, [0.1] * 2]
     assert "steps_per_second" not in first
-    assert all(line["steps_per_second"][0] > 0 for line in others)
     (start,) = read_lines(tmp_path / "timing.jsonl")
+    for name, size in (("steps_per_second", 1), ("tokens_per_second", 7)):
+        mean = statistics.harmonic_mean([line[name][0] for line in others])
+        assert start[name] == pytest.approx(2 * mean)  # of both seeds
+        assert others[0][name] == pytest.approx(size * np.array(others[0]["steps_per_second"]))
     now = environment()
     assert {name: start[name] for name in ("packages", "git_commit")} == {
         name: now[name] for name in ("packages", "git_commit")
     }
-    train_toy(toy(Rated, **SHORT), tmp_path / "rated")  # a task's own metrics stay its own
-    assert read_lines(tmp_path / "rated" / "metrics.jsonl")[-1]["steps_per_second"] == [0, 0]
+    for rate in (0.25, 0.5):  # a task's own metrics stay its own, and so do its statistics
+        folder = tmp_path / str(rate)
+        train_toy(toy(Rated, **SHORT, learning_rate=rate), folder, log_gradients=12)
+        assert read_lines(folder / "metrics.jsonl")[-1]["steps_per_second"] == [0, 0]
+        assert read_lines(folder / "gradients.jsonl")[-1]["rate"] == [rate] * 2
 
 
-def test_what_is_compiled_in_the_background_is_not_compiled_again(tmp_path, caplog):
-    prepared = prepare(toy(Adam, **SHORT | {"beta2": 0.97}), tmp_path / "run")  # a new program
+def test_what_is_compiled_in_the_background_is_not_compiled_again(tmp_path, caplog, monkeypatch):
+    task = toy(Adam, **SHORT | {"beta2": 0.97})  # a new program
+    prepared = prepare(task, tmp_path / "run")
     compiled = "Finished XLA compilation of jit(train_steps)"
     jax.config.update("jax_log_compiles", True)  # a context would be this thread's alone
     try:
@@ -332,3 +362,13 @@ def test_what_is_compiled_in_the_background_is_not_compiled_again(tmp_path, capl
     finally:
         jax.config.update("jax_log_compiles", False)
     assert caplog.text.count(compiled) == 1
+    # The first call waits for the background: it would compile too.
+    slow, advance = threading.Timer(0.5, int), Compiled.advance
+
+    def advance_after(*arguments):
+        assert slow.finished.is_set()
+        return advance(*arguments)
+
+    monkeypatch.setattr(Prepared, "begin_compiling", lambda _: slow.start() or slow)
+    monkeypatch.setattr(Compiled, "advance", advance_after)
+    assert run(prepare(task, tmp_path / "slow")).step == 12

@@ -1,6 +1,7 @@
 """Two real processes train as one does; what happens to one of them happens to both."""
 
 import dataclasses
+import json
 import os
 import signal
 import socket
@@ -155,6 +156,15 @@ def test_two_processes_train_as_one(tmp_path, task, words, cluster):
     assert "step 10 of 10" in outputs[0]
     assert "step" not in outputs[1]
     assert not (tmp_path / "hidden").exists()
+
+
+@pytest.mark.parametrize("name", ["first", "last", "theirs"])
+def test_what_differs_between_processes_is_named(monkeypatch, name):
+    mine = {"first": 1, "same": [2], "last": 3, "numbers": 0.1}
+    theirs = json.dumps({**mine, "numbers": 0.2, name: 4})
+    monkeypatch.setattr(processes, "exchanged", lambda text: [text, text, theirs])
+    with pytest.raises(ValueError, match=f"^{name} must be equal in all .* 4 in process 2"):
+        processes.check_equal(mine)
 
 
 def test_one_process_exchanges_nothing(monkeypatch):

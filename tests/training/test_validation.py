@@ -234,9 +234,9 @@ def test_what_is_no_number_is_never_the_best(tmp_path):
     assert rule.loss({"score": [3.0, 1.0, math.nan, math.inf]}) == -2.0
     curve = {**CURVE, 2: math.nan, 4: 3.0, 6: 3.0, 8: math.nan, 10: 3.0, 11: 4.0}
     run(tmp_path, curve, stop=9)
-    run(tmp_path, curve)
+    run(tmp_path, curve, train=dataclasses.replace(LOOP, keep=3))
     assert steps_of(tmp_path) == [2, 4, 6, 8, 10, 11]
-    assert kept(tmp_path)[1] == 10  # of equal ones the newest
+    assert kept(tmp_path) == ([8, 10, 11], 10)  # of equal ones the newest; that of the stop is gone
     line = json.loads((tmp_path / "validation.jsonl").read_text().splitlines()[0])
     assert line["score"] == [None, None]
 
