@@ -16,7 +16,7 @@ from toy_task import Toy, numbers, saved_state, toy, train_toy
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.environment import environment
 from attention_jax.runs.metrics_file import read_lines
-from attention_jax.tasks.recall import Recall
+from attention_jax.tasks import Copy, Recall, Sort
 from attention_jax.training.identity import config_of, program_key
 from attention_jax.training.run import Prepared, prepare, run
 from attention_jax.training.sharding import MeshShape
@@ -313,8 +313,9 @@ def test_other_programs_are_not_shared(tmp_path, cls, changes):
     model = dataclasses.replace(recall.model, dim=8)
     settings = ({}, {"train": other.train}, {"model": model}, {"length": 40})
     tasks = [dataclasses.replace(recall, **each) for each in settings]
+    tasks += [Sort(train=one.train), Copy(Sort.model, one.train)]  # with equal settings
     keys = {program_key(config_of(task), has_arguments=True) for task in tasks}
-    assert len(keys) == 3 + (cls is Adam)
+    assert len(keys) == 5 + (cls is Adam)
 
 
 class Rated(Adam):
