@@ -26,14 +26,23 @@ class Progress:
         total: steps in all.
         seeds: how many train at once; the rate counts the steps of all of them.
         peak: steps per second of one seed if the devices computed at their peak; None if not known.
+        began: `time.monotonic()` when the run began; None for now.
     """
 
     def __init__(
-        self, description: str, *, start: int, total: int, seeds: int, peak: float | None = None
+        self,
+        description: str,
+        *,
+        start: int,
+        total: int,
+        seeds: int,
+        peak: float | None = None,
+        began: float | None = None,
     ):
         self._description, self._total, self._seeds = description, total, seeds
         self._peak, self._step = peak, start
-        self._began = self._last_line = self._since = time.monotonic()
+        self._last_line = self._since = time.monotonic()
+        self._began = self._since if began is None else began
         self._compiled: tuple[int, float] | None = None  # step and time after the first call
         self._done = np.zeros(3)  # steps, tokens and seconds of training of the calls after it
         self._diverged = 0  # seeds whose loss is not finite

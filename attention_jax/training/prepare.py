@@ -89,10 +89,10 @@ class Prepared:
             with contextlib.suppress(Exception):  # the call raises it again
                 lowered.compile()
 
-        # Several processes compile together, in one order.
-        is_alone = self.traced is not None and not processes.several()
-        lowered = self.traced.lower() if is_alone else None
-        thread = threading.Thread(target=compile_first_call, args=[lowered])
+        if self.traced is None or processes.several():  # which compile together, in one order
+            thread = threading.Thread()  # has nothing to do
+        else:
+            thread = threading.Thread(target=compile_first_call, args=[self.traced.lower()])
         thread.start()
         return thread
 

@@ -11,6 +11,7 @@ further. After each call the first process writes a line, and at a checkpoint th
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import jax
@@ -98,6 +99,7 @@ def run(
         peak: as in `Progress`, for the log.
     """
     task, train, compiled = prepared.task, prepared.task.train, prepared.compiled
+    began = time.monotonic()
     folder = prepared.workdir.absolute()  # the task may change the current folder
     with contextlib.ExitStack() as stack:
         interruption = interruption or stack.enter_context(Interruption())
@@ -121,7 +123,8 @@ def run(
             state = compiled.first_state(seeds_of(task), prepared.params)
         state = jax.device_put(state, prepared.layout.by_seed)
         step = first_step = int(processes.whole(state.step)[0])
-        progress = Progress(task.label, start=step, total=train.steps, seeds=train.seeds, peak=peak)
+        counts = {"start": step, "total": train.steps, "seeds": train.seeds}
+        progress = Progress(task.label, **counts, peak=peak, began=began)
         records = Records(prepared, folder, checkpoints, progress, origin)
         stack.callback(records.close)
         records.begin(step, state)

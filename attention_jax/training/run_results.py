@@ -26,7 +26,7 @@ class EvaluatedRun:
         task: its task, with all settings.
         step: the step of the checkpoint.
         results: its results by name.
-        seconds: wall time of training, of all its sessions together, compilation included.
+        seconds: wall time of `run`, of all its starts together.
         environment: versions, device and commit of its first session.
     """
 
@@ -67,7 +67,7 @@ def evaluated_run(workdir: Path, lengths: Sequence[int] = ()) -> EvaluatedRun:
 
 
 def seconds_of(workdir: Path) -> float:
-    """The wall time of training, of all starts of a run that were not killed."""
+    """The wall time of a run, of all starts that were neither killed nor ended with an error."""
     return sum(float(line.get("seconds", 0)) for line in read_lines(workdir / "timing.jsonl"))
 
 

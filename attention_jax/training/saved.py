@@ -40,7 +40,7 @@ class TrainedRun:
         params: stacked over seeds.
         step: how far it was trained.
         workdir: its folder, if it has one.
-        seconds: wall time of this call of `train_run`, compilation included.
+        seconds: wall time of `run`, with the compilation that it waited for.
         steps_per_second: of all seeds together, compilation excluded.
         interrupted: 130, 143 or 129, the exit status, if a signal asked to stop; else 0.
     """

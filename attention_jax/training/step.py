@@ -224,7 +224,8 @@ class Compiled:
     def trace(self, state: Any, step: int, feed: Feed | None, hyperparameters: Any) -> Any:
         """Traces the call after a step, for the errors of a model, score or loss.
 
-        The call itself does not trace again, nor compile what has been compiled from this.
+        The call itself does not trace again, nor compile what has been compiled from this, unless
+        more than 256 programs came between.
 
         Args:
             state: the shapes of the state; the others are those of `advance`.
@@ -272,13 +273,13 @@ class Compiled:
         return num_tokens(drawn_shapes(self.task))
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=256)
 def _jit_first_state(compiled: Compiled) -> Any:
     first_state = jax.vmap(functools.partial(_first_state, compiled.task))
     return jax.jit(first_state, out_shardings=compiled.layout and compiled.layout.by_seed)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=256)
 def _jit_steps(compiled: Compiled, count: int | None) -> Any:
     """(state, hyperparameters) -> (state, mean metrics), after `count` steps.
 
