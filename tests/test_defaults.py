@@ -282,7 +282,8 @@ def public_functions():
             for name in dir(value):
                 method = getattr(value, name)
                 here = getattr(method, "__module__", None) or ""
-                ours = inspect.isroutine(method) and here.startswith("attention_jax")
+                is_function = inspect.isroutine(method) and hasattr(method, "__qualname__")
+                ours = is_function and here.startswith("attention_jax")
                 if ours and (name == "__call__" or name[0] != "_"):
                     yield method.__qualname__, method
 
