@@ -104,9 +104,9 @@ class Layout:
 
     def placed(self, stacked: Any) -> Any:
         """Shapes, dtypes and shardings of a state: the form that a checkpoint is restored to."""
+        by_seed = self.by_seed
         return jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=self.by_seed),
-            stacked,
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=by_seed), stacked
         )
 
     def constrained(self, tree: Any, axis: str | None = None) -> Any:

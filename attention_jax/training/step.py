@@ -146,13 +146,19 @@ def initial_state(
         layout: the devices; None for one device.
         params: parameters to start from, stacked over seeds; None for those of `Task.init`.
     """
-    state: TrainState = Compiled(task, layout, object()).first_state(seeds_of(task), params)
+    state: TrainState = _first_states(task, layout)(seeds_of(task), params)
     return state
+
+
+def _first_states(task: Task, layout: Layout | None) -> Any:
+    """(seeds, params or None) -> the initial state, compiled."""
+    first_state = jax.vmap(functools.partial(_first_state, task))
+    return jax.jit(first_state, out_shardings=layout and layout.by_seed)
 
 
 def state_shapes(task: Task) -> TrainState:
     """The shapes and dtypes of `initial_state`, computed without its arrays."""
-    shapes: TrainState = Compiled(task, None, object()).first_state.eval_shape(seeds_of(task), None)
+    shapes: TrainState = _first_states(task, None).eval_shape(seeds_of(task), None)
     return shapes
 
 
@@ -203,12 +209,12 @@ class Compiled:
         task: the task.
         layout: the devices; None for one that JAX chooses.
         program_key: runs with equal keys share their calls: what is traced and compiled for one
-            serves the others, if shapes are equal. From `identity.program_key`, or an `object()`.
+            serves the others, if shapes are equal. From `identity.program_key`.
     """
 
     task: Task = dataclasses.field(compare=False)
     layout: Layout | None
-    program_key: Any
+    program_key: str
 
     @property
     def first_state(self) -> Any:
@@ -275,8 +281,7 @@ class Compiled:
 
 @functools.lru_cache(maxsize=256)
 def _jit_first_state(compiled: Compiled) -> Any:
-    first_state = jax.vmap(functools.partial(_first_state, compiled.task))
-    return jax.jit(first_state, out_shardings=compiled.layout and compiled.layout.by_seed)
+    return _first_states(compiled.task, compiled.layout)
 
 
 @functools.lru_cache(maxsize=256)
