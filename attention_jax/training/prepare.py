@@ -45,7 +45,6 @@ class Prepared:
         config: the content of config.json.
         feed: batches that the host makes, or None.
         params: to start from, stacked over seeds; None for those of `Task.init`.
-        layout: the devices.
         compiled: the compiled calls.
         traced: the first of them; None where the run has had its last step.
         hyperparameters: arguments of the compiled calls; None if they are constants there.
@@ -63,7 +62,6 @@ class Prepared:
     config: JSON
     feed: Feed | None
     params: Params | None
-    layout: Layout
     compiled: Compiled
     traced: Any
     hyperparameters: Hyperparameters | None
@@ -76,7 +74,7 @@ class Prepared:
     @property
     def mesh(self) -> MeshShape:
         """The shape of the mesh."""
-        return self.layout.shape or MeshShape()
+        return self.compiled.layout.shape or MeshShape()
 
     def begin_compiling(self) -> threading.Thread:
         """Compiles the first call in the background, once; `run` does it too, and waits for it."""
@@ -168,7 +166,6 @@ def prepare(
             config=config,
             feed=feed,
             params=params,
-            layout=layout,
             compiled=compiled,
             traced=None,
             hyperparameters=hyperparameters,

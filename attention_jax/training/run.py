@@ -121,7 +121,7 @@ def run(
         state = processes.from_first(restored, prepared.shapes)
         if state is None:
             state = compiled.first_state(seeds_of(task), prepared.params)
-        state = jax.device_put(state, prepared.layout.by_seed)
+        state = jax.device_put(state, compiled.layout.by_seed)
         step = first_step = int(processes.whole(state.step)[0])
         counts = {"start": step, "total": train.steps, "seeds": train.seeds}
         progress = Progress(task.label, **counts, peak=peak, began=began)

@@ -207,13 +207,13 @@ class Compiled:
 
     Attributes:
         task: the task.
-        layout: the devices; None for one that JAX chooses.
+        layout: the devices.
         program_key: runs with equal keys share their calls: what is traced and compiled for one
             serves the others, if shapes are equal. From `identity.program_key`.
     """
 
     task: Task = dataclasses.field(compare=False)
-    layout: Layout | None
+    layout: Layout
     program_key: str
 
     @property
@@ -225,7 +225,7 @@ class Compiled:
     def statistics(self) -> Any:
         """(state, batches) -> `gradient_statistics`; never shared: the key does not know them."""
         statistics = functools.partial(gradient_statistics, self.task)
-        return jax.jit(statistics, out_shardings=self.layout and self.layout.replicated)
+        return jax.jit(statistics, out_shardings=self.layout.replicated)
 
     def trace(self, state: Any, step: int, feed: Feed | None, hyperparameters: Any) -> Any:
         """Traces the call after a step, for the errors of a model, score or loss.
@@ -291,7 +291,7 @@ def _jit_steps(compiled: Compiled, count: int | None) -> Any:
     For None: (state, batches, hyperparameters) -> (state, metrics), after a step with batches from
     the host.
     """
-    task, layout = compiled.task, compiled.layout or Layout()
+    task, layout = compiled.task, compiled.layout
     one_seed: Any = functools.partial(_step, task, layout=layout)
     if count is not None:
         one_seed = functools.partial(train_steps, task, count, layout=layout)
