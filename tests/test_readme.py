@@ -62,8 +62,12 @@ def run_python(*readmes: Path) -> dict:
     return namespace
 
 
-def test_python_of_the_front_page():
+def test_python_of_the_front_page(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     variables = run_python(README)
+    printed = [[0.89, 0, 0.11], [0.05, 0.77, 0.19], [0.64, 0.04, 0.32]]
+    np.testing.assert_allclose(variables["weights"]["scaled"], printed, atol=0.005)
+    assert Path("weights.png").stat().st_size > 5_000
     gradient = variables["gradient"]
     assert gradient.keys() == {"query_kernel", "key_kernel", "v"}
     assert all(map(np.any, gradient.values()))

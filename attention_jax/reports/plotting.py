@@ -107,7 +107,7 @@ def check_figure(path: Path) -> None:
 
 
 @own_settings
-def save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path | str) -> Path:
     """Writes a PNG, PDF or SVG by the suffix of `path`, making its folder; returns the path.
 
     The same figure gives the same bytes: the files hold no date.
@@ -115,6 +115,7 @@ def save(figure: Figure, path: Path) -> Path:
     Raises:
         ValueError: the suffix is another, or the file cannot be written.
     """
+    path = Path(path)
     check_figure(path)
     if path.suffix == ".png":
         content = png(figure)
