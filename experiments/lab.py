@@ -52,6 +52,8 @@ from benchmarks.measure import interleaved as interleaved
 FOLDER = Path(__file__).parent
 Row = dict[str, Any]
 SCHEMA = 3  # of result files
+NO_FINDINGS = "untrained, small settings: they show that all runs; their numbers are no findings"
+OTHER_SETTINGS = "other settings than those of the page: no claim is held against these numbers"
 # Folders of the experiments, in the order of the index.
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "scores": (
@@ -260,8 +262,8 @@ def conduct(experiment: ModuleType, config: Any, results: Path | None = None) ->
     paths = draw(experiment, rows, folder)
     claims = claims_of(experiment, content)
     say("\n".join(" | ".join(claim.cells()) for claim in claims))
-    if not default and _settings(config) == _settings(experiment.QUICK):
-        say("untrained, small settings: the numbers show that it runs, and not what comes out")
+    if not default:
+        say(NO_FINDINGS if _settings(config) == _settings(experiment.QUICK) else OTHER_SETTINGS)
     say(experiment.table(rows))
     say("\n".join(map(str, [folder / f"{name}.json", *paths])))
     return int(any(claim.verdict == "MISS" for claim in claims))

@@ -113,12 +113,13 @@ def _config(experiment: Any, *, quick: bool) -> Any:
 
 def _write_page(folder: Path, found: dict[str, lab.Row]) -> None:
     """Writes README.md: the section of each experiment that has rows there."""
-    parts = ["# Experiments with small settings", "Answers are those of the full settings."]
+    answers = "Answers are those of the full settings; tables and figures are not."
+    parts = ["# Experiments with small settings", f"**{lab.NO_FINDINGS}.** {answers}"]
     for name, content in found.items():
         parts += [f"## {name}", *pages.section(lab.load(name), content)]
     make_folder("results", folder)
     write_text(folder / "README.md", "\n\n".join(parts) + "\n")
-    say(str(folder / "README.md"))
+    say(f"{lab.NO_FINDINGS}\n{folder / 'README.md'}")
 
 
 if __name__ == "__main__":

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import inspect
 import io
 import os
 import re
 import shlex
+import shutil
 import sys
+import textwrap
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_origin
 from unittest import mock
 
 import jax
@@ -97,7 +100,7 @@ def run_command(
         arguments: a dataclass of the options, or a function from the words of the command line to
             an instance of one, for options that depend on other options.
         main: what to run; returns the exit status, None for 0.
-        **shown: what --help shows instead: `description`.
+        **shown: further arguments of `parse`.
     """
     sys.path.insert(0, str(Path.cwd()))  # --score and --task module:Name find modules here
     keep_compiled_programs()
@@ -166,22 +169,28 @@ def keep_compiled_programs() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
-def parse(arguments: Any, words: list[str], **options: Any) -> Any:
+def parse(arguments: Any, words: list[str], description: str = "", **options: Any) -> Any:
     """Returns an instance of a dataclass for the words of a command line; exits after --help.
 
     Args:
         arguments: the dataclass, whose fields are the options.
         words: the words.
+        description: what --help shows before the options; by default the dataclass's docstring.
         **options: further arguments of `tyro.cli`.
 
     Raises:
         ValueError: a word is wrong; the message is one line.
     """
     # tyro breaks lines at the width of the terminal; a message stays whole on a wide one.
-    width = {} if {"-h", "--help"} & {*words} else {"COLUMNS": "100000"}
+    width = {"COLUMNS": "100000"}
+    if {"-h", "--help"} & {*words}:  # tyro joins lines of a description, and wraps none
+        text = description or inspect.getdoc(get_origin(arguments) or arguments) or ""
+        say(wrapped(text.partition("\nAttributes:\n")[0]))
+        width = {}
     printed = io.StringIO()
     try:
         with mock.patch.dict(os.environ, width), contextlib.redirect_stderr(printed):
+            options |= {"prog": " ".join(_program(sys.argv[0])), "description": ""}
             config = (tyro.conf.OmitArgPrefixes,)
             parsed = tyro.cli(arguments, args=words, config=config, **options)
     except SystemExit as stop:
@@ -196,6 +205,19 @@ def parse(arguments: Any, words: list[str], **options: Any) -> Any:
     if text := printed.getvalue().rstrip("\n"):
         say(text, error=True)  # what the code of a user's score printed
     return parsed
+
+
+def wrapped(text: str) -> str:
+    """A docstring at the terminal's width; a section, as in "Answer: ...", begins a line.
+
+    Commands, and what is indented after an empty line, such as formulas, stay as they are.
+    """
+    width, parts = shutil.get_terminal_size().columns, []
+    for part in re.split(r"\n(?=\n|[A-Z]\w+: |\d\. )", text.strip()):
+        lines = textwrap.wrap(" ".join(part.split()), width, break_on_hyphens=False)
+        is_kept = re.match(r"\n |Command: ", part)
+        parts.append(part if is_kept else "\n" * part.startswith("\n") + "\n".join(lines))
+    return "\n".join(parts) + "\n"
 
 
 def share_of(cells: Sequence[Cell], part: str | None) -> Sequence[Cell]:
@@ -220,7 +242,14 @@ def check_names(option: str, names: Iterable[str], known: Collection[str]) -> No
 
 def command() -> str:
     """The command of this process, for the files that it writes."""
-    return shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    return shlex.join([*_program(os.path.relpath(sys.argv[0])), *sys.argv[1:]])
+
+
+def _program(file: str) -> list[str]:
+    """How this process was started: a module by python -m, or a file."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    is_module = spec is not None and spec.origin == sys.argv[0]
+    return ["python", "-m", spec.name] if is_module else ["python", file]
 
 
 def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import types
 from pathlib import Path
 from typing import Literal
 from unittest import mock
@@ -113,6 +114,22 @@ def test_good_words_and_help(run, monkeypatch):
     assert "--workdir PATH" in out
     assert max(map(len, out.splitlines())) <= 40
     assert run("--workdir", "run", "--dim", "10") == (0, "10\n", "from a module of the user\n")
+
+
+def test_help_has_sections_and_formulas_on_lines_of_their_own(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "20")
+    command = "Command:  python  -m a.b.c.d.e"
+    text = f"Why?\n\nAnswer:   so,\n    and not so.\n{command}\n\n    f(x) =\n\nEnd"
+    lines = ["Why?", "", "Answer: so, and not", "so.", command, "", "    f(x) =", "", "End", ""]
+    assert command_line.wrapped(text).split("\n") == lines
+
+
+def test_a_module_is_named_as_it_is_started(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["a/b.py", "--dim", "3"])
+    assert command_line.command() == f"python {Path('a/b.py')} --dim 3"
+    started = types.SimpleNamespace(name="a.b", origin="a/b.py")
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", started)
+    assert command_line.command() == "python -m a.b --dim 3"
 
 
 def test_cells_of_a_table_are_no_markup(capsys):
