@@ -17,7 +17,8 @@ every derivative. README.md is the introduction, docs/guide/ the guide.
 - Normalisers, which turn logits into weights: `Softmax`, `Sigmoid`, `Entmax`, `LogScaled`; by name,
   `get_normalizer` and `NORMALIZERS`; your own, a subclass of `Normalizer`.
 - Masks: `causal_mask`, `local_mask`, `padding_mask`, `segment_mask`, `token_mask`, `window_mask`;
-  your own, a `mask_dataclass` that subclasses `Mask`.
+  your own, a `mask_dataclass` that subclasses `Mask`. Packed documents: `packed_documents`,
+  `Documents`.
 - Biases: `alibi_bias` with `alibi_slopes`, `forgetting_bias`, `gaussian_bias`, `relative_bias`,
   `t5_bias`; your own, a `bias_dataclass` that subclasses `Bias`, with an `array_field` for each
   array.
@@ -87,6 +88,7 @@ from attention_jax.positions.biases import (
     t5_bias,
 )
 from attention_jax.positions.contract import Bias, Mask
+from attention_jax.positions.documents import Documents, packed_documents
 from attention_jax.positions.function import array_field
 from attention_jax.positions.function import position_dataclass as bias_dataclass
 from attention_jax.positions.function import position_dataclass as mask_dataclass
@@ -129,6 +131,7 @@ __all__ = [
     "Concat",
     "Cosine",
     "CoverageResult",
+    "Documents",
     "Dot",
     "Entmax",
     "General",
@@ -173,6 +176,7 @@ __all__ = [
     "monotonic_centers",
     "monotonic_weights",
     "nn",
+    "packed_documents",
     "padding_mask",
     "predicted_centers",
     "relative_bias",

@@ -121,7 +121,16 @@ def with_parts_of_users(arrays, params, key_length):
     return (output**2).sum()
 
 
-LOSSES = [with_biases_through_windows, with_parts_of_users]
+def of_packed_documents(arrays, params, key_length):
+    documents = aj.packed_documents(LENGTH, lengths=jnp.full(99, key_length))
+    output = aj.attention(
+        *arrays, params=params, mask=documents.mask() & aj.causal_mask(),
+        implementation="tiled", block_sizes=BLOCKS,
+    )  # fmt: skip
+    return (output**2).sum()
+
+
+LOSSES = [with_biases_through_windows, with_parts_of_users, of_packed_documents]
 
 
 @pytest.mark.parametrize("function", [*map(gradient, LOSSES), with_parts_of_users])

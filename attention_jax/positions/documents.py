@@ -1,0 +1,139 @@
+"""Packed documents: several in one row, each of which sees itself alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from attention_jax.core.arrays import integer_array, pad_rank
+from attention_jax.core.checks import check_entries, check_integer
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes
+from attention_jax.core.serialization import exported
+from attention_jax.positions.contract import Mask
+from attention_jax.positions.masks import segment_mask
+
+Array = jax.Array
+
+_NO_QUERY, _NO_KEY = 2**31 - 1, 2**31 - 2  # after all documents, so that tiles of padding are empty
+
+
+@exported
+class Documents(NamedTuple):
+    """The documents of packed rows, from `packed_documents` or `from_segments`."""
+
+    segments: Array  # int [*B, T], the number of each token's document; negative for padding
+    position_ids: Array  # int32 [*B, T], from 0 in each document; 0 for padding
+
+    @classmethod
+    def from_segments(cls, segments: Array) -> Documents:
+        """The documents with these numbers.
+
+        Args:
+            segments: int [*B, T]; a document is a run of equal numbers, and has a number that no
+                other document of its row has. Padding has negative numbers.
+
+        Raises:
+            ValueError: segments are not integers [*B, T].
+
+        >>> Documents.from_segments(jnp.array([7, 7, 2, 2, 2, -1])).position_ids.tolist()
+        [0, 1, 0, 1, 2, 0]
+        """
+        segments = _rows("segments", segments, "T")
+        return cls(segments, jnp.where(segments < 0, 0, _positions_in_runs(segments)))
+
+    @property
+    def positions_from_end(self) -> Array:
+        """The number of tokens after each token in its document, int32 [*B, T]; 0 for padding."""
+        reverse = functools.partial(jnp.flip, axis=-1)
+        positions = reverse(_positions_in_runs(reverse(self.segments)))
+        return jnp.where(self.segments < 0, 0, positions)
+
+    def mask(self, keys: Documents | None = None) -> Mask:
+        """Query i sees key j when they are of the same document; padding sees and is seen by none.
+
+        Args:
+            keys: the documents of the keys, with the same numbers, for attention from one sequence
+                to another; None for self attention.
+
+        Returns:
+            a `Mask`; memory is linear in T and S.
+
+        >>> documents = packed_documents(4, lengths=jnp.array([2, 1]))
+        >>> documents.mask().materialize(4, 4).astype(int).tolist()
+        [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
+        """
+        queries, seen = self.segments, (self if keys is None else keys).segments
+        return segment_mask(
+            jnp.where(queries < 0, _NO_QUERY, queries), jnp.where(seen < 0, _NO_KEY, seen)
+        )
+
+
+def packed_documents(
+    size: int, *, lengths: Array | None = None, cu_seqlens: Array | None = None
+) -> Documents:
+    """The documents of rows of `size` tokens, in which they stand one after another.
+
+    Works under `jit`: the lengths may be traced. A row may hold fewer documents than its lengths
+    have entries, because a document may be empty; the tokens after the last one are padding.
+
+    Args:
+        size: T, tokens of a row, padding included.
+        lengths: int [*B, D], tokens of each document; or None.
+        cu_seqlens: int [*B, D + 1], the sums of the lengths before each document and at the end,
+            0, n_1, n_1 + n_2, ...; or None. It may repeat its last entry.
+
+    Returns:
+        `Documents`; their `mask()` and `position_ids` are for attention.
+
+    Raises:
+        ValueError: neither or both are given, or they are not integers; outside of `jit`, a length
+            is negative, `cu_seqlens` does not begin with 0, or a row has more than `size` tokens.
+
+    >>> documents = packed_documents(6, cu_seqlens=jnp.array([0, 2, 5]))
+    >>> documents.segments.tolist(), documents.position_ids.tolist()
+    ([0, 0, 1, 1, 1, -1], [0, 1, 0, 1, 2, 0])
+    """
+    check_integer("size", size, 0)
+    if (lengths is None) == (cu_seqlens is None):
+        got = "neither" if lengths is None else "both"
+        raise ValueError(f"lengths or cu_seqlens must be given, one of the two; got {got}")
+    if lengths is not None:
+        lengths = _rows("lengths", lengths, "D")
+        check_entries("lengths", lengths, 0, size)
+        total, ends = "the sum of lengths", jnp.cumsum(lengths, axis=-1)
+    else:
+        sums = _rows("cu_seqlens", cu_seqlens, "D + 1")
+        check_entries("cu_seqlens[..., 0]", sums[..., :1], 0, 0)
+        check_entries("the differences of cu_seqlens", jnp.diff(sums), 0, size)
+        total, ends = "cu_seqlens[..., -1]", sums[..., 1:]
+    check_entries(total, ends[..., -1:], 0, size)
+
+    def segments_of(ends: Array) -> Array:
+        index = pad_rank(jnp.arange(size, dtype=ends.dtype), ends.ndim)
+        ended: Any = functools.partial(jnp.searchsorted, side="right")
+        number = jnp.vectorize(ended, signature="(d),(t)->(t)")(ends, index).astype(jnp.int32)
+        return jnp.where(number == ends.shape[-1], -1, number)
+
+    return Documents.from_segments(on_automatic_axes(segments_of, explicit_spec(ends), ends))
+
+
+def _rows(name: str, array: Any, axis: str) -> Array:
+    array = integer_array(name, array)
+    if not array.ndim or (axis == "D + 1" and not array.shape[-1]):
+        raise ValueError(f"{name} must be [*B, {axis}]; got {list(array.shape)}")
+    return array
+
+
+def _positions_in_runs(segments: Array) -> Array:
+    """The position of each token in its run of equal numbers, int32 [*B, T]."""
+
+    def positions_of(segments: Array) -> Array:
+        axis = segments.ndim - 1
+        index = jax.lax.broadcasted_iota(jnp.int32, segments.shape, axis)
+        is_first = (index == 0) | (segments != jnp.roll(segments, 1, axis=-1))
+        return index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=axis)
+
+    return on_automatic_axes(positions_of, explicit_spec(segments), segments)
