@@ -30,7 +30,7 @@ every derivative. README.md is the introduction, docs/guide/ the guide.
 - A trained model, from the folder of a run or from an exported file: `load_model`.
 - Decoding: `greedy_search`, `sample_search`, `beam_search`; keys that are projected once:
   `remember`, `Memory`.
-- Flax modules: `attention_jax.nn`. Inside jax.nn and Flax: `attention_jax.functional.interop`.
+- Flax modules: `attention_jax.nn`. Inside jax.nn and Flax, from PyTorch: `attention_jax.interop`.
 - What a model attends to, its gradients and its cost: `attention_jax.analysis`.
 - Derivatives by hand, with forward mode: `custom_vjp`.
 
@@ -48,9 +48,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from attention_jax import analysis, moved, nn
+from attention_jax import analysis, interop, moved, nn
 from attention_jax.core.custom_vjp import custom_vjp
-from attention_jax.functional import interop
 from attention_jax.functional.attention import attention, attention_weights
 from attention_jax.functional.centers import monotonic_centers, predicted_centers, reversed_centers
 from attention_jax.functional.coverage import (

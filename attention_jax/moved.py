@@ -6,7 +6,9 @@ import types
 
 MOVED = {
     "functional.capture_point": "analysis.capture_point",
-    "functional.interop": "functional.interop.flax_layers",
+    "functional.interop": "interop.flax_layers interop.jax_nn",
+    "functional.interop.flax_layers": "interop.flax_layers",
+    "functional.interop.jax_nn": "interop.jax_nn",
     "functional.local": "positions.window",
     "implementations.contract": "tiles.options",
     "implementations.masked_softmax": "whole.masked_softmax",

@@ -63,7 +63,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "beam_search": dict(length_penalty=0.0),
     "custom_vjp": dict(nondiff_argnums=()),
     "dot_product_attention": dict(is_causal=False, return_residual=False, score="scaled"),
-    "flax_attention_fn": dict(score="scaled"),
+    "flax_attention_fn from_torch": dict(score="scaled"),
     "BlockSizes": dict(query=512, key=512),
     # masks and biases
     "causal_mask": dict(offset=0),

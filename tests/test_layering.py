@@ -18,7 +18,7 @@ FLOORS = (
     ("kernels",),
     ("functional", "experimental"),
     ("nn", "analysis", "training"),
-    ("tasks", "reports"),
+    ("tasks", "reports", "interop"),
     ("commands",),
     ("__init__",),
 )

@@ -57,7 +57,7 @@ class AttentionArguments(WeightsArguments, total=False):
     block_sizes: BlockSizes | None
 
 
-# What to write in place of the arguments of jax.nn's attention, and of an `attention_fn` of Flax.
+# What to write in place of the arguments of jax.nn's attention, Flax's `attention_fn` and PyTorch.
 hinted = with_hints(
     {
         "is_causal": "mask=causal_mask(), or call interop.dot_product_attention",
@@ -66,6 +66,10 @@ hinted = with_hints(
         "key_value_seq_lengths": "mask=padding_mask(key_lengths, query_lengths)",
         "local_window_size": "mask=local_mask(left, right)",
         "broadcast_dropout": "Flax attention_fn=interop.flax_attention_fn(score, params)",
+        # True = ignore, in torch's layer
+        "attn_mask": "mask=~attn_mask, True = may attend, or bias=attn_mask if it is float",
+        "key_padding_mask": "mask=token_mask(~key_padding_mask), True = a real token",
+        "need_weights": "return_weights=True to a layer, or call attention_weights",
     }
 )
 NO_VALUE: Any = object()  # in place of the value, for a call that computes weights alone

@@ -49,6 +49,7 @@ class Heads(DropoutModule):
         *,
         num_heads: int | None = None,
         key_dim: int | None = None,
+        value_dim: int | None = None,
         num_key_heads: int | None = None,
         qkv_dim: int | None = None,
         output_dim: int | None = None,
@@ -78,12 +79,13 @@ class Heads(DropoutModule):
         self.score = get_score(score)
         self.normalizer = get_normalizer(normalizer)
         key_dim = query_dim if key_dim is None else key_dim
+        value_dim = key_dim if value_dim is None else value_dim
         qkv_dim = query_dim if qkv_dim is None else qkv_dim
         output_dim = query_dim if output_dim is None else output_dim
         num_heads = check_integer("num_heads", num_heads)
         num_key_heads = num_heads if num_key_heads is None else num_key_heads
-        sizes = {"query_dim": query_dim, "key_dim": key_dim, "qkv_dim": qkv_dim}
-        sizes |= {"output_dim": output_dim, "num_key_heads": num_key_heads}
+        sizes = {"query_dim": query_dim, "key_dim": key_dim, "value_dim": value_dim}
+        sizes |= {"qkv_dim": qkv_dim, "output_dim": output_dim, "num_key_heads": num_key_heads}
         for name, size in sizes.items():
             check_integer(name, size)
         if qkv_dim % num_heads:
@@ -108,7 +110,7 @@ class Heads(DropoutModule):
 
         self.query = projection(query_dim, num_heads)
         self.key = projection(key_dim, num_key_heads)
-        self.value = projection(key_dim, num_key_heads)
+        self.value = projection(value_dim, num_key_heads)
         self.output = nnx.LinearGeneral(
             (num_heads, head_dim), output_dim, axis=(-2, -1), use_bias=use_bias, rngs=rngs, **layer
         )
@@ -136,8 +138,8 @@ class Heads(DropoutModule):
     def _keys_and_values(
         self, key: Array, value: Array, position_ids: Array | None
     ) -> tuple[Array, Array]:
-        (dim,) = self.key.in_features
-        key, value = checked_tokens("key", key, dim), checked_tokens("value", value, dim)
+        key = checked_tokens("key", key, *self.key.in_features)
+        value = checked_tokens("value", value, *self.value.in_features)
         keys = self._normalise_and_rotate(self.key(key), self.key_norm, position_ids)
         values = jnp.swapaxes(self.value(value), -2, -3)
         return keys[..., None, :, :], values[..., None, :, :]

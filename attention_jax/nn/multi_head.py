@@ -13,6 +13,7 @@ from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
 from attention_jax.functional.attention import attention, attention_weights
+from attention_jax.functional.checks import hinted
 from attention_jax.functional.heads import heads_as_one_axis, ungroup_heads
 from attention_jax.functional.memory import Memory, key_and_value, remember
 from attention_jax.nn.attention import Attended
@@ -49,6 +50,7 @@ class MultiHeadAttention(Heads):
         query_dim: size of x.
         num_heads: N.
         key_dim: size of y; None for `query_dim`.
+        value_dim: size of values, if they are other tokens than y; None for `key_dim`.
         num_key_heads: K, the number of heads of keys and values, a divisor of N (grouped-query
             attention; multi-query for 1); None for N.
         qkv_dim: total size of all heads, a multiple of N; None for `query_dim`.
@@ -106,6 +108,7 @@ class MultiHeadAttention(Heads):
     (arXiv 2603.09078).
     """
 
+    @hinted
     def __call__(
         self,
         query: Array,
@@ -125,7 +128,7 @@ class MultiHeadAttention(Heads):
             query: float [*B, T, query_dim].
             key: float [*B, S, key_dim]; a `Memory` that `remember` made; None for `query` (self
                 attention).
-            value: float [*B, S, key_dim]; None for `key`.
+            value: float [*B, S, value_dim]; None for `key`.
             mask: a `Mask` whose arrays' leading axes broadcast to *B, the same for all heads; or
                 bool [*B, T, S] (sizes may be 1) or [T, S], or [*B, N, T, S] with all its axes.
             bias: a `Bias` whose arrays' leading axes broadcast to [*B, N] (ALiBi's slopes are [N]);
@@ -214,7 +217,7 @@ class MultiHeadAttention(Heads):
 
         Args:
             key: float [*B, S, key_dim].
-            value: float [*B, S, key_dim]; None for `key`.
+            value: float [*B, S, value_dim]; None for `key`.
             position_ids: of the keys, for rotation: int [S] or [*B, S]; None for 0, 1, 2, ...
 
         Raises:

@@ -207,11 +207,13 @@ def flax_layer(attention_fn):
 
 LINEAR = (aj.attention, aj.attention_weights, aj.local_attention, aj.local_attention_weights)
 ORDERED = (aj.coverage_attention, aj.monotonic_attention, aj.ring_attention)
-OF_JAX_NN = {
+OF_OTHERS = {
     "is_causal": r"mask=causal_mask\(\), or call interop.dot_product_attention",
     "scale": r"ScaledDot\(scale=...\), or call interop.dot_product_attention",
     "query_seq_lengths": "mask=padding_mask", "key_value_seq_lengths": "mask=padding_mask",
     "local_window_size": "mask=local_mask",
+    "attn_mask": "mask=~attn_mask.*bias=attn_mask", "need_weights": "return_weights=True",
+    "key_padding_mask": r"mask=token_mask\(~key_padding_mask\)",
 }  # fmt: skip
 MAKERS = {
     "heads": functools.partial(nn.MultiHeadAttention, "dot", 4, num_heads=2),
@@ -224,7 +226,9 @@ MAKERS = {
 }
 HINTS = [  # (a call, words of its error)
     *((functools.partial(function, *CALLED.values(), **{name: 1}), f"{function.__name__}.*{hint}")
-      for function in (*LINEAR, *ORDERED) for name, hint in OF_JAX_NN.items()),
+      for function in (*LINEAR, *ORDERED) for name, hint in OF_OTHERS.items()),
+    *((lambda name=name: MAKERS["heads"](rngs=nnx.Rngs(0))(ones(3, 4), **{name: 1}), hint)
+      for name, hint in OF_OTHERS.items()),
     (lambda: flax_layer(aj.get_score("additive")), "attention_fn=interop.flax_attention_fn"),
     (lambda: flax_layer(aj.attention), "attention_fn=interop.flax_attention_fn"),
     (lambda: nn.MultiHeadAttention(4, 64, rngs=nnx.Rngs(0)), "score must come first.*num_heads=4"),

@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 
 from attention_jax.core.arrays import accumulator_dtype, float_array, integer_array
 from attention_jax.functional.checks import check_axes, checked_implementation
-from attention_jax.functional.interop.layout import (
+from attention_jax.interop.layout import (
     attention_by_head,
     checked_heads,
     grouped,

@@ -14,7 +14,7 @@ from attention_jax.core.checks import checked_rng
 from attention_jax.functional.attention import weights_of
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import ungroup_heads
-from attention_jax.functional.interop.layout import attention_by_head, checked_heads, grouped
+from attention_jax.interop.layout import attention_by_head, checked_heads, grouped
 from attention_jax.positions.contract import Mask
 from attention_jax.positions.masks import causal_mask
 from attention_jax.scores import Params, ScoreLike, get_score

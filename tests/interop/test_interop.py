@@ -27,7 +27,7 @@ from attention_jax import (
     segment_mask,
     window_mask,
 )
-from attention_jax.functional.interop import dot_product_attention, flax_attention_fn
+from attention_jax.interop import dot_product_attention, flax_attention_fn
 from attention_jax.kernels.windows import windows_of
 from attention_jax.nn.inputs import checked_source
 from attention_jax.positions.buckets import relative_position_bucket

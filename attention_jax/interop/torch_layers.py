@@ -1,0 +1,181 @@
+"""Trained weights of `torch.nn.MultiheadAttention` in `nn.MultiHeadAttention`, and back.
+
+Both functions take and return arrays by torch's names; neither imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from attention_jax.core.arrays import float_array
+from attention_jax.core.checks import check_integer
+from attention_jax.functional.checks import check_axes
+from attention_jax.nn import MultiHeadAttention
+from attention_jax.normalizers import Softmax
+from attention_jax.scores import ScaledDot, ScoreLike
+
+SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
+PACKED, PACKED_BIAS = "in_proj_weight", "in_proj_bias"
+OUTPUT, OUTPUT_BIAS = "out_proj.weight", "out_proj.bias"
+
+
+def from_torch(
+    state: Mapping[str, Any],
+    *,
+    num_heads: int,
+    score: ScoreLike = "scaled",
+    rngs: nnx.Rngs | None = None,
+    **options: Any,
+) -> MultiHeadAttention:
+    """A layer with the weights of a `torch.nn.MultiheadAttention`, and with its outputs.
+
+        W_q,n = rows n H to (n + 1) H of torch's weight of queries, transposed;  H = qkv_dim / N
+
+    With score "scaled" the layer computes what torch's does. With another score it starts from
+    the trained projections, and each head's parameters of the score are drawn from `rngs`.
+
+    Args:
+        state: the layer's `state_dict()`, or the same names with NumPy or JAX arrays, all float:
+            "in_proj_weight" [3 qkv_dim, query_dim], or "q_proj_weight" [qkv_dim, query_dim],
+            "k_proj_weight" [qkv_dim, key_dim] and "v_proj_weight" [qkv_dim, value_dim];
+            "out_proj.weight" [output_dim, qkv_dim]; "in_proj_bias" [3 qkv_dim] and "out_proj.bias"
+            [output_dim], or neither. (With one of them, the other bias is 0.)
+        num_heads: N, a divisor of qkv_dim; no array of the state depends on it.
+        score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
+        rngs: streams of what the state does not hold, and of dropout; None for `nnx.Rngs(0)`.
+        options: other options of `nn.MultiHeadAttention`, for instance `dropout_rate`. Without
+            `param_dtype` the parameters have the dtype of the arrays.
+
+    Returns:
+        the layer. For a torch layer with `add_zero_attn`, give `normalizer=Softmax(sink=True)`.
+
+    Raises:
+        ValueError: a name is missing or unknown ("bias_k" and "bias_v" of `add_bias_kv` have no
+            counterpart), shapes do not fit, or `num_heads` does not divide qkv_dim.
+
+    >>> draw = np.random.default_rng(0).normal
+    >>> state = {"in_proj_weight": draw(size=(24, 8)), "out_proj.weight": draw(size=(8, 8))}
+    >>> layer = from_torch(state, num_heads=2)
+    >>> layer(jnp.ones((1, 5, 8))).shape, np.allclose(to_torch(layer)[OUTPUT], state[OUTPUT])
+    ((1, 5, 8), True)
+    >>> from_torch(state, num_heads=2, score="additive").params_of_score["v"].shape
+    (2, 4)
+
+    Source: the parameters of `torch.nn.MultiheadAttention`, PyTorch 2.13.
+    """
+    weights = (PACKED,) if PACKED in state else SEPARATE
+    expected = {*weights, OUTPUT, PACKED_BIAS, OUTPUT_BIAS}
+    missing, unknown = sorted({*weights, OUTPUT} - {*state}), sorted({*state} - expected)
+    if missing or unknown:
+        raise ValueError(
+            f"state must have the names {', '.join([*weights, OUTPUT])}, and may have"
+            f" {PACKED_BIAS} and {OUTPUT_BIAS}; got"
+            f" {f'no {missing[0]}' if missing else f'also {unknown[0]}'}"
+        )
+    arrays = {name: float_array(f"state[{name!r}]", array) for name, array in state.items()}
+
+    def checked(name: str, *shape: int | str) -> jax.Array:
+        return check_axes(f"state[{name!r}]", arrays[name], shape, ())
+
+    rows = checked(weights[0], "rows", "query_dim").shape[0] // (3 if PACKED in state else 1)
+    check_integer("num_heads", num_heads)
+    if rows % num_heads:
+        raise ValueError(f"num_heads must divide qkv_dim {rows} of the state; got {num_heads}")
+    if PACKED in state:
+        inputs = jnp.split(checked(PACKED, 3 * rows, "query_dim"), 3)
+    else:
+        inputs = [checked(name, rows, "features") for name in SEPARATE]
+    output = checked(OUTPUT, "output_dim", rows)
+    if "num_key_heads" in options:
+        raise ValueError("num_key_heads must be left out: a torch layer has as many as num_heads")
+    query_dim, key_dim, value_dim = (weight.shape[1] for weight in inputs)
+    layer = MultiHeadAttention(
+        score,
+        query_dim,
+        num_heads=num_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        qkv_dim=rows,
+        output_dim=len(output),
+        use_bias=PACKED_BIAS in state or OUTPUT_BIAS in state,
+        rngs=nnx.Rngs(0) if rngs is None else rngs,
+        **{"param_dtype": jnp.result_type(*arrays.values()), **options},
+    )
+    projections = (layer.query, layer.key, layer.value, layer.output)
+    for projection, weight in zip(projections, (*inputs, output), strict=True):
+        _set(projection.kernel, weight.T)
+    if PACKED_BIAS in state:
+        biases = jnp.split(checked(PACKED_BIAS, 3 * rows), 3)
+        for projection, bias in zip(projections[:3], biases, strict=True):
+            _set(projection.bias, bias)
+    if OUTPUT_BIAS in state:
+        _set(layer.output.bias, checked(OUTPUT_BIAS, len(output)))
+    return layer
+
+
+def _set(param: Any, array: jax.Array) -> None:
+    param[...] = array.reshape(param.shape).astype(param.dtype)
+
+
+def to_torch(layer: MultiHeadAttention) -> dict[str, np.ndarray]:
+    """The state dict of the `torch.nn.MultiheadAttention` that computes what the layer does.
+
+    Torch's layer is made with `embed_dim=query_dim`, `num_heads`, `bias=use_bias`, and `kdim` and
+    `vdim` where keys and values have other sizes; dropout is not in the state.
+
+    Args:
+        layer: score "scaled" and normaliser "softmax", with one size of queries, heads and outputs.
+
+    Returns:
+        NumPy arrays by torch's names, in torch's order; for `load_state_dict`, map
+        `torch.from_numpy` over them.
+
+    Raises:
+        ValueError: the layer has an option that torch's layer does not have.
+
+    >>> layer = MultiHeadAttention("scaled", 8, num_heads=2, key_dim=6, rngs=nnx.Rngs(0))
+    >>> {name: array.shape for name, array in to_torch(layer).items()}  # doctest: +ELLIPSIS
+    {'q_proj_weight': (8, 8), 'k_proj_weight': (8, 6), 'v_proj_weight': (8, 6), 'out_proj...
+
+    Source: the parameters of `torch.nn.MultiheadAttention`, PyTorch 2.13.
+    """
+    if not isinstance(layer, MultiHeadAttention):
+        raise ValueError(f"layer must be an nn.MultiHeadAttention; got {type(layer).__name__}")
+    inputs = (layer.query, layer.key, layer.value)
+    rows = layer.num_heads * layer.head_dim
+    (query_dim,) = layer.query.in_features
+    (output_dim,) = layer.output.out_features
+    differs = {
+        f"score {layer.score}": layer.score != ScaledDot(),
+        f"normalizer {layer.normalizer}": layer.normalizer != Softmax(),
+        f"qkv_dim {rows}": rows != query_dim,
+        f"output_dim {output_dim}": output_dim != query_dim,
+        "num_key_heads": layer.num_key_heads != layer.num_heads,
+        "normalize_qk": layer.query_norm is not None,
+        "output_gate": layer.gate is not None,
+        "output_mod": layer.output_mod is not None,
+        "rotary_wavelength": layer.rotary_wavelength is not None,
+    }
+    if any(differs.values()):
+        raise ValueError(
+            "layer must have score 'scaled', normalizer 'softmax' and one size of queries, heads"
+            " and outputs, as torch's has; got"
+            f" {', '.join(name for name, is_so in differs.items() if is_so)}"
+        )
+    weights = [np.asarray(each.kernel[...]).reshape(-1, rows).T for each in inputs]
+    if all(weight.shape[1] == rows for weight in weights):
+        state = {PACKED: np.concatenate(weights)}
+    else:
+        state = dict(zip(SEPARATE, weights, strict=True))
+    if layer.output.bias is not None:
+        state[PACKED_BIAS] = np.concatenate([np.ravel(each.bias[...]) for each in inputs])
+    state[OUTPUT] = np.asarray(layer.output.kernel[...]).reshape(rows, -1).T
+    if layer.output.bias is not None:
+        state[OUTPUT_BIAS] = np.asarray(layer.output.bias[...])
+    return {name: np.array(array, order="C") for name, array in state.items()}
