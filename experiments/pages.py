@@ -75,7 +75,7 @@ _benchmark_tables = functools.cache(committed)
 def _index(folder: Path) -> Iterator[str]:
     for name, subject in lab.SUBJECT_OF.items():
         experiment = load(name)
-        path = os.path.relpath(lab.FOLDER / subject, folder)
+        path = Path(os.path.relpath(lab.FOLDER / subject, folder)).as_posix()
         question, answer = labelled(experiment), labelled(experiment, "Answer")
         yield f"**[{question}]({path}/README.md#{name})** {answer}"
         for stem, caption in [*experiment.CAPTIONS.items()][:1]:

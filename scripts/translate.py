@@ -82,7 +82,8 @@ def main(arguments: Arguments) -> int:
     to_file = arguments.out is not None
     try:
         with (
-            open(where, "w", encoding="utf-8", closefd=to_file) as out,  # whatever the locale
+            # whatever the locale and the system
+            open(where, "w", encoding="utf-8", newline="\n", closefd=to_file) as out,
             _progress(len(sentences)) as progress,
         ):
             for first in range(0, len(sentences), _AT_ONCE):

@@ -21,6 +21,7 @@ from typing import Annotated, Any, TypeVar, get_origin
 from unittest import mock
 
 import jax
+import rich.box
 import rich.console
 import rich.table
 import tyro
@@ -242,14 +243,17 @@ def check_names(option: str, names: Iterable[str], known: Collection[str]) -> No
 
 def command() -> str:
     """The command of this process, for the files that it writes."""
-    return shlex.join([*_program(os.path.relpath(sys.argv[0])), *sys.argv[1:]])
+    return shlex.join([*_program(sys.argv[0]), *sys.argv[1:]])
 
 
 def _program(file: str) -> list[str]:
     """How this process was started: a module by python -m, or a file."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
-    is_module = spec is not None and spec.origin == sys.argv[0]
-    return ["python", "-m", spec.name] if is_module else ["python", file]
+    if spec is not None and spec.origin == sys.argv[0]:
+        return ["python", "-m", spec.name]
+    with contextlib.suppress(ValueError):  # on another drive of Windows
+        file = os.path.relpath(file)
+    return ["python", Path(file).as_posix()]
 
 
 def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
@@ -259,7 +263,9 @@ def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]])
     literal: Any = {"markup": False, "emoji": False}  # users write [v1] and :key:
     width = None if is_terminal else 1000  # a file has room for every column
     console = rich.console.Console(file=text, force_terminal=is_terminal, width=width, **literal)
-    table = rich.table.Table(title=title)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # Windows: of a file, cp1252
+    lines_of_box = rich.box.HEAVY_HEAD if encoding.lower().startswith("utf") else rich.box.ASCII
+    table = rich.table.Table(title=title, box=lines_of_box)
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for line in lines:

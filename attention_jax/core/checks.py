@@ -6,6 +6,7 @@ import functools
 import importlib
 import math
 import numbers
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args
@@ -162,5 +163,5 @@ def optional_package(module: str, purpose: str, *, extra: str) -> Any:
     except ImportError as error:
         raise ValueError(
             f"{purpose} needs the package {module.partition('.')[0]}:"
-            f" .venv/bin/pip install -e '.[{extra}]'"
+            f' {sys.executable} -m pip install -e ".[{extra}]"'
         ) from error

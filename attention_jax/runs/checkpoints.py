@@ -345,7 +345,7 @@ def _file_digests(folder: Path) -> dict[str, str]:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     paths = filter(Path.is_file, sorted(folder.rglob("*")))
-    return {str(path.relative_to(folder)): digest(path) for path in paths}
+    return {path.relative_to(folder).as_posix(): digest(path) for path in paths}
 
 
 def _sealed(manifest: JSON) -> JSON:

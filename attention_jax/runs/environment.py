@@ -70,9 +70,9 @@ def sources_digest(*folders: Path) -> str:
     """The SHA-256 digest of the names and contents of all Python files in folders, as 64 digits."""
     digest = hashlib.sha256()
     for folder in folders:
-        for path in sorted(folder.rglob("*.py")):
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(folder.parent)}\n{len(content)}\n".encode())
+        for path in sorted(folder.rglob("*.py"), key=lambda path: path.parts):
+            content, name = path.read_bytes(), path.relative_to(folder.parent).as_posix()
+            digest.update(f"{name}\n{len(content)}\n".encode())
             digest.update(content)
     return digest.hexdigest()
 

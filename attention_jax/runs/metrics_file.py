@@ -24,7 +24,7 @@ def add_line(path: Path, line: JSON) -> None:
         name: [*map(finite_or_null, value)] if isinstance(value, list) else value
         for name, value in line.items()
     }
-    with writing("file", path), path.open("a") as file:
+    with writing("file", path), path.open("a", encoding="ascii", newline="\n") as file:
         file.write(json.dumps(numbers) + "\n")
 
 

@@ -97,7 +97,7 @@ def check_run_folder(folder: Path, *, resume: bool, files: Collection[str]) -> J
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Holds `flock` of the file "lock", which ends with this process, even if it is killed."""
-    with (folder / "lock").open("a+") as file:
+    with (folder / "lock").open("a+", encoding="utf-8") as file:
         try:
             if fcntl is None:
                 raise OSError("this system has no flock")

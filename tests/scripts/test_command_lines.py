@@ -139,6 +139,15 @@ def test_cells_of_a_table_are_no_markup(capsys):
     assert all(text in printed for text in texts)
 
 
+def test_a_table_in_a_file_of_windows_has_no_question_marks(monkeypatch):
+    file = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")
+    monkeypatch.setattr(sys, "stdout", file)
+    command_line.print_table("mean ± deviation", ["score", "loss"], [["dot", "1 ± 2"]])
+    printed = file.buffer.getvalue().decode("cp1252")
+    assert "1 ± 2" in printed
+    assert "?" not in printed
+
+
 @pytest.mark.parametrize(
     ("error", "status", "line"),
     [
