@@ -14,6 +14,7 @@ from attention_jax.core.checks import check_entries, check_integer
 from attention_jax.core.meshes import explicit_spec, on_automatic_axes
 from attention_jax.core.serialization import exported
 from attention_jax.nn import decoding
+from attention_jax.nn.block import BlockState, Source
 from attention_jax.nn.decoding import BeamResult
 from attention_jax.nn.dropout import RandomModule
 from attention_jax.nn.inputs import checked_source
@@ -36,6 +37,25 @@ class Decoded(NamedTuple):
 
     tokens: Array  # int [B, max_length], PAD after EOS
     weights: Array | None  # [L, B, max_length, S], those of a call; None without `return_weights`
+
+
+@exported
+class Fixed(NamedTuple):
+    """The constant part of the state of decoding; every array has the batch axis in front."""
+
+    sources: tuple[Source | None, ...]  # for each block, projected
+    position_ids: Array  # int [B, P], for the P tokens that may be read
+    padding: Array  # int [B], tokens of padding between source and target, which have no position
+    visible: Array | None  # bool [B, P], False for padding; None with an encoder
+
+
+@exported
+class DecodingState(NamedTuple):
+    """The state between two steps of decoding; every array has the batch axis in front."""
+
+    fixed: Fixed
+    blocks: tuple[BlockState, ...]
+    step: Array  # int [B], how many tokens have been read, the same in all rows
 
 
 class Generator(RandomModule):

@@ -6,47 +6,27 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.arrays import any_array
-from attention_jax.core.checks import check_entries, check_integer, checked_rng
+from attention_jax.core.checks import check_integer, checked_rng
 from attention_jax.core.products import einsum
-from attention_jax.core.serialization import exported
 from attention_jax.nn.block import Block, BlockState, Source, split_rng
 from attention_jax.nn.config import ModelConfig
-from attention_jax.nn.generation import Generator
-from attention_jax.nn.inputs import checked_ids, checked_inputs, checked_source
+from attention_jax.nn.generation import DecodingState, Fixed, Generator
+from attention_jax.nn.inputs import PackedInputs, checked_ids, checked_inputs, checked_source
 from attention_jax.nn.parameters import check_rngs, layer_norm
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import rows_of
 from attention_jax.positions.contract import Mask
+from attention_jax.positions.documents import Documents
 from attention_jax.positions.dropout import drop_features
 from attention_jax.positions.masks import causal_mask, padding_mask, token_mask
 
 Array = jax.Array
-
-
-@exported
-class Fixed(NamedTuple):
-    """The constant part of the state of decoding; every array has the batch axis in front."""
-
-    sources: tuple[Source | None, ...]  # for each block, projected
-    position_ids: Array  # int [B, P], for the P tokens that may be read
-    padding: Array  # int [B], tokens of padding between source and target, which have no position
-    visible: Array | None  # bool [B, P], False for padding; None with an encoder
-
-
-@exported
-class DecodingState(NamedTuple):
-    """The state between two steps of decoding; every array has the batch axis in front."""
-
-    fixed: Fixed
-    blocks: tuple[BlockState, ...]
-    step: Array  # int [B], how many tokens have been read, the same in all rows
 
 
 class Model(Generator):
@@ -104,6 +84,7 @@ class Model(Generator):
         source_lengths: Array | None,
         target_inputs: Array,
         *,
+        segments: Any = None,
         position_ids: Array | None = None,
         rng: Array | None = None,
         return_weights: bool = False,
@@ -121,6 +102,13 @@ class Model(Generator):
                 Also float [B, T, V], vectors in place of tokens, but not after the source of a
                 "decoder". The table of embeddings is then the kernel of a linear layer; a one-hot
                 vector is a token.
+            segments: the documents that share the rows, each of which sees itself alone and has
+                positions of its own. In a "decoder" without a source int [B, T], the number of each
+                token's document, negative for padding, as in `Documents.from_segments`; or
+                `Documents`. In an "encoder-decoder" the pair of those of source and target, in
+                which a document has the same number, for "global" and "coverage" attention. None
+                for one document per row. Under `jit`, a document with more tokens than a learned
+                table of positions has rows makes the logits of its example NaN.
             position_ids: int [P], increasing: the ids of the positions 0, 1, 2, ... P is at least S
                 and T, or S + T in a "decoder". None for those of `PositionEncoding.ids`.
             rng: one PRNG key for training: dropout, random position ids and the noise of
@@ -137,7 +125,7 @@ class Model(Generator):
                 `model.train()`.
         """
         options: Any = {"position_ids": position_ids, "rng": rng, "return_weights": return_weights}
-        result = self.features(source, source_lengths, target_inputs, **options)
+        result = self.features(source, source_lengths, target_inputs, segments=segments, **options)
         if not return_weights:
             return self.logits_of(result)
         features, weights = result
@@ -149,6 +137,7 @@ class Model(Generator):
         source_lengths: Array | None,
         target_inputs: Array,
         *,
+        segments: Any = None,
         position_ids: Array | None = None,
         rng: Array | None = None,
         return_weights: bool = False,
@@ -159,17 +148,21 @@ class Model(Generator):
         """
         self._check_rng(rng)
         rng = None if rng is None else checked_rng(rng, name="rng")
-        source, source_lengths, target_inputs = checked_inputs(
-            source, source_lengths, target_inputs, self.vocabulary_size, self.has_encoder
+        source, source_lengths, target_inputs, documents = checked_inputs(
+            source, source_lengths, target_inputs, segments, self.vocabulary_size, self.config
         )
         encoder_rng, decoder_rng = split_rng(rng, 2)
         position_rng = None if rng is None else jax.random.fold_in(rng, 2)
         length, target_length = source.shape[1], target_inputs.shape[1]
-        position_ids = self._position_ids(position_ids, length, target_length, position_rng)
+        position_ids = self._position_ids(
+            position_ids, length, target_length, position_rng, packed=documents is not None
+        )
         cross, visible, at = self._context(
-            source, source_lengths, position_ids, target_length, encoder_rng
+            source, source_lengths, position_ids, target_length, encoder_rng, documents
         )
         mask, tokens = causal_mask(), target_inputs
+        if documents is not None:
+            mask = mask & documents.target.mask()
         if visible is not None:
             mask, tokens = mask & token_mask(visible), jnp.concatenate([source, tokens], axis=-1)
         x, layers = self._blocks(
@@ -211,19 +204,22 @@ class Model(Generator):
         source: Array,
         source_lengths: Array | None = None,
         *,
+        documents: Documents | None = None,
         position_ids: Array | None = None,
         rng: Array | None = None,
     ) -> Source:
         """The memory [B, S, dim] that the decoder of an "encoder-decoder" attends to.
 
-        The arguments are those of a call. In training, give `position_ids` to have random ones.
+        The arguments are those of a call; `documents` are the `Documents` of the source. In
+        training, give `position_ids` to have random ones.
         """
         source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
-        length = source.shape[-1]
-        position_ids = self._position_ids(position_ids, length, 0)
+        length, packed = source.shape[-1], documents is not None
+        position_ids = self._position_ids(position_ids, length, 0, packed=packed)
         lengths = self._visible_lengths(source_lengths, length)
-        mask = padding_mask(source_lengths) if self.config.mask_padding else None
-        at = self.placement.source_ids(position_ids, length, lengths)
+        mask: Mask | None = padding_mask(source_lengths) if self.config.mask_padding else None
+        mask = mask if documents is None else documents.mask()
+        at = self.placement.source_ids(position_ids, length, lengths, documents)
         x, _ = self._blocks("encoder", source, at, mask=mask, rng=rng)
         return Source(self.memory_norm(x).astype(x.dtype), mask, lengths, at[0])
 
@@ -350,21 +346,13 @@ class Model(Generator):
         source_length: int,
         target_length: int,
         rng: Array | None = None,
+        *,
+        packed: bool = False,
     ) -> Array:
         """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
         lengths = source_length, target_length
         count = max(lengths) if self.has_encoder else sum(lengths)
-        if position_ids is None:
-            return self.placement.ids(count, rng)
-        position_ids = any_array("position_ids", position_ids)
-        if position_ids.ndim != 1 or position_ids.shape[0] < count:
-            raise ValueError(
-                f"position_ids must be [P], P at least {count} for source and target; got"
-                f" {list(position_ids.shape)}"
-            )
-        if self.config.positions == "learned":
-            check_entries("position_ids", position_ids, 0, self.config.position_limit - 1)
-        return position_ids
+        return self.placement.ids(count, rng, position_ids, packed=packed)
 
     def _context(
         self,
@@ -373,6 +361,7 @@ class Model(Generator):
         position_ids: Array,
         target_length: int,
         rng: Array | None,
+        documents: PackedInputs | None = None,
     ) -> tuple[Source | None, Array | None, PositionIds]:
         """The source as the decoder sees it.
 
@@ -383,9 +372,14 @@ class Model(Generator):
         """
         length, cross = source.shape[-1], None
         if self.has_encoder:
-            cross = self.encode(source, source_lengths, position_ids=position_ids, rng=rng)
+            own = None if documents is None else documents.source
+            options: Any = {"documents": own, "position_ids": position_ids, "rng": rng}
+            cross = self.encode(source, source_lengths, **options)
+        if documents is not None and cross is not None:
+            cross = cross._replace(mask=documents.target.mask(documents.source), lengths=None)
         if self.has_encoder or length == 0:
-            return cross, None, self.placement.target_ids(position_ids, target_length)
+            of_target = None if documents is None else documents.target
+            return cross, None, self.placement.target_ids(position_ids, target_length, of_target)
         lengths = self._visible_lengths(source_lengths, length)[:, None]
         index = jnp.arange(length + target_length)[None, :]
         is_target = index >= length

@@ -53,6 +53,10 @@ MODULES = {
     "cross, heads": (CROSS, (QUERY, MEMORY)),
     # Multi-head attention to itself, then attention with one head.
     **{name: (model, SENTENCES) for name, model in MODELS.items()},
+    "packed": (
+        functools.partial(MODELS["encoder-decoder"], segments=[SENTENCES[0], SENTENCES[2]]),
+        (SENTENCES[0], None, SENTENCES[2]),
+    ),
 }
 
 
