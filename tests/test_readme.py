@@ -30,6 +30,7 @@ READMES = [
     README,
     ROOT / "CONTRIBUTING.md",
     *sorted(GUIDE.glob("[!R]*.md")),
+    *sorted((ROOT / "experiments").glob("[!R]*.md")),
     *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("README.md")),
 ]
 every_readme = pytest.mark.parametrize(

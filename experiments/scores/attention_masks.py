@@ -190,13 +190,15 @@ def without_keys(weigh: Callable[[Array, Array], Array]) -> Row:
 def claims(rows: list[Row]) -> list[Claim]:
     """Gradients of masked logits, and what two ways of masking do to a query without keys."""
     dlogit = max(column(rows, "masked_dlogit"))
-    added, finite = (where(rows, way=way)[0] for way in ("-inf added, nan_to_num", "-1e9"))
+    ways = ("-inf", "-inf added, nan_to_num", "-1e9")
+    plain, added, finite = (where(rows, way=way)[0] for way in ways)
     weight, dvalue, nan = finite["weights"], finite["dvalues"], added["nan dlogits"]
     text = "query without keys"
     return [
         Claim("nine masks: largest gradient of a masked logit", dlogit, 0, 0, "not 0", True),
         Claim(f"{text}, -1e9: weight of each key", weight, 0.33323, 0.33343, "0", True),
         Claim(f"{text}, -1e9: largest gradient of a value", dvalue, 1.33323, 1.33343, "0", True),
+        Claim(f"{text}, -inf: NaN among its 3 weights", plain["nan weights"], 3, 3, "sum 1", True),
         Claim(f"{text}, -inf added, nan_to_num: NaN among the logits' gradients", nan, 3, 3),
     ]
 

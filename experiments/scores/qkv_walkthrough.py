@@ -4,7 +4,7 @@ Answer:   The variances are those that the source prints (806.30 after scaling),
           mistakes: its softmax runs over columns, and its projections are √32 times too large. With
           projections of variance 1/D the scaled logits have variance 1.
 Source:   walkthrough ("Scaled Dot-Product Attention"): tokens, embedding, Q, K, V, compatibility,
-          scale, softmax, context.
+          scale, softmax, context. Topic 7: the asymmetry "disappears" in self-attention.
 Command:  .venv/bin/python -m experiments.scores.qkv_walkthrough   # 10 seconds on 2 CPU cores
 
 11 token ids (9 occurs twice) become vectors of 32 features, which are projected without a bias. The
@@ -155,6 +155,11 @@ def claims(rows: list[Row]) -> list[Claim]:
         for step, variance in expected.items():
             mean = where(rows, recipe=recipe, step=step)[0]["mean_variance"]
             off = max(off, abs(mean / variance - 1))
+    # Entries e_ij and e_ji of independent projections are independent: half of the squares off the
+    # diagonal are antisymmetric, 10 / 22 of all.
+    logits = np.array(where(rows, recipe="ours", step="scaled")[0]["values"])
+    antisymmetric = float(np.sum((logits - logits.T) ** 2) / 4 / np.sum(logits**2))
+    turned = "ours: antisymmetric share of the squares of the logits"
     first = "source: variances minus the printed ones, largest share of their rounding"
     uneven, same = float(np.ptp(sums)), source["difference"]
     text = "both recipes: mean variance up to step 4 over its expected one, largest - 1"
@@ -163,6 +168,7 @@ def claims(rows: list[Row]) -> list[Claim]:
         Claim("source: sums of rows, largest - smallest", uneven, 0.5, math.inf, "0", True),
         Claim("source: embeddings minus rows of the query projection, largest", same, 0, 0),
         Claim(text, off, 0, 0.06),
+        Claim(turned, antisymmetric, 0.3, 0.6, "0: no asymmetry in self-attention", True),
     ]
 
 

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from oracles import softmax
 
-from attention_jax import SCORES, causal_mask
+from attention_jax import SCORES, causal_mask, nn
 from experiments import entropy_limits as limits
 from experiments.scores import (
     attention_masks,
@@ -48,6 +49,8 @@ def test_steps_of_the_pair_in_numpy():
     general = worked_example.steps("general", params["general"])
     additive = worked_example.steps("additive", params["additive"])
     np.testing.assert_allclose(general["step"], s @ kernel, atol=1e-6)
+    stretched = np.linalg.svd(kernel)[1]  # all equal, if general were dot after a rotation
+    assert stretched[0] / stretched[-1] == pytest.approx(11, abs=0.5)
     np.testing.assert_allclose(sum(general["summands"]), s @ kernel @ h, atol=1e-6)
     np.testing.assert_allclose(additive["step"], hidden, atol=1e-6)
     np.testing.assert_allclose(sum(additive["summands"]), v @ hidden, atol=1e-6)
@@ -221,3 +224,19 @@ def test_the_sources_softmax_in_numpy():
     assert sums.max() == pytest.approx(5, abs=0.01)
     assert np.sum(sums < 0.01) == 7  # queries that get nothing
     np.testing.assert_array_equal(logits[3], logits[6])  # token 9 occurs twice
+
+
+# --- what topic 7 says of shapes and products ---
+
+
+def test_no_product_of_features_is_softmax():
+    """If softmax(Q K^T) were some Q' K'^T, its product with V could be associated."""
+    points = np.linspace(-3, 3, 5)[:, None]
+    assert np.linalg.matrix_rank(points @ points.T) == 1
+    assert np.linalg.matrix_rank(softmax(points @ points.T)) == 5
+
+
+def test_swiglu_has_another_kernel():
+    for name, size in {"relu": 1072, "gelu": 1072, "swiglu": 1536}.items():
+        network = nn.FeedForward(16, 32, activation=name, rngs=nnx.Rngs(0))
+        assert sum(leaf.size for leaf in jax.tree.leaves(nnx.state(network))) == size
