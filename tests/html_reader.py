@@ -2,6 +2,7 @@
 
 import base64
 import html.parser
+import zlib
 
 import numpy as np
 
@@ -9,8 +10,10 @@ import numpy as np
 def decoded_numbers(array):
     """An array in the data of a page of attention, which its README describes."""
     kind = {"float32": "<f4", "float16": "<f2"}[array["dtype"]]
-    numbers = np.frombuffer(base64.b64decode(array["data"]), kind).astype(np.float32)
-    return (numbers * np.float32(array["scale"])).reshape(array["shape"])
+    data = base64.b64decode(array["data"])
+    data = zlib.decompress(data) if "compression" in array else data
+    numbers = np.frombuffer(data, kind).astype(np.float32)
+    return (numbers * np.float32(array.get("scale", 1))).reshape(array["shape"])
 
 
 class Reader(html.parser.HTMLParser):

@@ -68,22 +68,38 @@ def opened(browser, tmp_path):
 
     The browser would write there what the page's security policy keeps it from loading.
     """
-    page = whole_page().save(tmp_path / "page.html")
-    browser.get_log("browser")
-    browser.get(page.as_uri())
-    yield Opened(browser)
+    yield Opened(browser, whole_page().save(tmp_path / "page.html"))
+    assert browser.get_log("browser") == []
+
+
+LONG = [f"{word}{n}" for n in range(256) for word in (" a", "b", "<i>", " d")]
+
+
+@pytest.fixture
+def long(browser, tmp_path):
+    """The page of 1,024 tokens, whose numbers it decompresses."""
+    weights = np.random.default_rng(3).dirichlet(np.ones(len(LONG)), (1, len(LONG)))
+    page = view({"a": {"weights": weights}}, LONG, example=()).save(tmp_path / "long.html")
+    opened = Opened(browser, page)
+    opened.weights = weights[0]
+    yield opened
     assert browser.get_log("browser") == []
 
 
 class Opened:
     """What a reader does to the page, and what they see."""
 
-    def __init__(self, browser):
+    def __init__(self, browser, page=None):
         from selenium.webdriver import ActionChains, Keys
         from selenium.webdriver.common.by import By
+        from selenium.webdriver.support.wait import WebDriverWait
 
         self.browser, self.by, self.keys = browser, By.CSS_SELECTOR, Keys
         self.actions = lambda: ActionChains(browser, duration=0)
+        if page:
+            browser.get_log("browser")
+            browser.get(page.as_uri())
+            WebDriverWait(browser, 60).until(lambda _: self.all(".bar-row"))
 
     def all(self, selector, inside=None):
         return (inside or self.browser).find_elements(self.by, selector)
@@ -113,6 +129,13 @@ class Opened:
 
     def press(self, *keys):
         self.actions().send_keys(*keys).perform()
+
+    def focus(self, selector):
+        focus = "document.querySelector(arguments[0]).focus({preventScroll: true})"
+        self.browser.execute_script(focus, selector)
+
+    def found(self):
+        return self.all(".controls fieldset output")[0].text
 
     def readout(self, panel=0):
         return self.all(".readout", self.panel(panel))[0].text
@@ -203,20 +226,87 @@ def test_a_click_pins_and_escape_lets_go(opened):
 
 def test_keys_alone(opened):
     keys = opened.keys
-    focus = "document.querySelector(arguments[0]).focus({preventScroll: true})"
-    opened.browser.execute_script(focus, ".lines")
+    opened.focus(".lines")
     opened.press(keys.ARROW_DOWN, keys.ARROW_DOWN, keys.ARROW_DOWN)
     assert opened.readout() == "What x (query 2) attends to"
     opened.press(keys.ARROW_RIGHT, keys.ARROW_UP)
     assert opened.readout().endswith("(key 1)")
-    opened.browser.execute_script(focus, ".matrix")
+    opened.focus(".matrix")
     opened.press(keys.ESCAPE, keys.ARROW_DOWN, keys.ARROW_DOWN, keys.ARROW_RIGHT, keys.ENTER)
     number, *pinned = opened.readout().split("weight ")[1].split(" · ")
     assert parsed(number) == pytest.approx(expected("dot", "7", "weights")[0, 1, 1], rel=1e-3)
     assert pinned == ["pinned"]
-    opened.browser.execute_script(focus, "button[data-place='0,0']")
+    opened.focus("button[data-place='0,0']")
     opened.press(keys.ARROW_DOWN, keys.ARROW_RIGHT, keys.ENTER)
     assert "head 1" in opened.all("button[aria-pressed=true]")[0].get_attribute("aria-label")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [("DEF", list("def")), (" g", ["▁g"]), ("</script>", [EVIL]), ("x", ["x", EVIL]), ("Q", [])],
+)
+def test_search_marks_the_tokens_that_have_a_text(opened, text, tokens):
+    opened.press("/", text)
+    labels = opened.all(".lines .token.match", opened.panel(0))
+    assert [label.get_attribute("title") for label in labels] == tokens
+    assert len(opened.all(".matrix .tick", opened.panel(0))) == len(tokens)
+    counts = {"x": "2 matches", "Q": "no match"}
+    assert opened.found() == counts.get(text, "1 match")
+    opened.press(opened.keys.ESCAPE)
+    assert opened.all(".match, .tick") == []
+
+
+def test_search_goes_from_match_to_match(opened):
+    keys = opened.keys
+    opened.press("/", "x", keys.ENTER)
+    query = ("1 of 2", "What x (query 2) attends to · pinned")
+    key = ("2 of 2", f"What attends to {EVIL} (key 1) · pinned")
+    assert (opened.found(), opened.readout()) == query
+    opened.press(keys.ENTER)
+    assert (opened.found(), opened.readout(panel=1)) == key
+    opened.press(keys.ENTER)
+    assert (opened.found(), opened.readout()) == query
+    opened.press(keys.SHIFT, keys.ENTER)
+    assert (opened.found(), opened.readout()) == key
+    opened.shows(expected("dot", "7", "weights")[0, :, 1])
+
+
+def test_the_list_by_weight_with_1024_tokens(long):
+    keys = long.keys
+    long.focus(".lines")
+    long.press(keys.ARROW_DOWN, keys.PAGE_DOWN, keys.ARROW_DOWN)
+    row = long.weights[17]
+    (box,) = [each for each in long.all(".controls label") if each.text == "largest first"]
+    box.click()
+    long.shows(np.sort(row)[: -1 - len(long.bars()) : -1])
+    long.focus(".rows")
+    long.press(keys.ARROW_DOWN, keys.ARROW_DOWN)
+    for place, key in ((-2, keys.END), (0, keys.HOME), (-1, keys.ENTER)):
+        index = np.argsort(row)[place]
+        (selected,) = long.all(".bar-row[aria-selected=true]")
+        assert selected.get_attribute("data-index") == str(index)
+        assert f"(key {index}): weight" in long.readout()
+        long.press(key)
+    box.click()
+    positions = [int(position) for position, _, _ in long.bars()]
+    assert positions == list(range(positions[0], positions[-1] + 1))
+    assert index in positions
+
+
+def test_1024_large_tokens_scroll_to_a_match(long):
+    (box,) = [each for each in long.all(".controls label") if each.text == "large"]
+    box.click()
+    long.press("/", "175<I>175 D", long.keys.ENTER)
+    inside = """
+        const [label, view] = [arguments[0], arguments[0].closest(".scroller")]
+          .map((each) => each.getBoundingClientRect());
+        return label.top >= view.top && label.bottom <= view.bottom;
+    """
+    for view_ in (".lines", ".matrix"):
+        (label,) = long.all(f"{view_} .token.focus")
+        assert label.text == "b175"
+        assert long.browser.execute_script(inside, label)
+    assert long.readout() == "What b175 (query 701) attends to · pinned"
 
 
 def test_markup_in_tokens_is_text(opened):
@@ -255,11 +345,13 @@ def test_masked_pairs_differ_from_weight_0_in_light_and_dark(opened, scheme):
     assert ("255" in background) == (scheme == "light")
 
 
-def test_a_notebooks_frame_runs_alone(browser, tmp_path):
+def test_a_notebooks_frame_runs_alone_also_where_the_cell_is_collapsed(browser, tmp_path):
     page = tmp_path / "notebook.html"
-    page.write_text(f"<!doctype html><title>x</title>{whole_page()._repr_html_()}", "utf-8")
+    frame = whole_page()._repr_html_()
+    page.write_text(f"<!doctype html><title>x</title><div hidden>{frame}</div>", "utf-8")
     browser.get_log("browser")
     browser.get(page.as_uri())
+    browser.execute_script("document.querySelector('div').hidden = false")
     browser.switch_to.frame(0)
     assert Opened(browser).readout().startswith(f"{LAYERS[1]}, head 0: weights")
     assert browser.get_log("browser") == []

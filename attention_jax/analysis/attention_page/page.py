@@ -16,6 +16,7 @@ SCRIPT = (
     "data.js",
     "drawing.js",
     "state.js",
+    "search.js",
     "moving.js",
     "lines.js",
     "matrix.js",

@@ -1,12 +1,13 @@
 """The data of a page: one JSON document, which README.md describes.
 
-Arrays are base64 of little-endian numbers, of 32 bits, or of 16 bits and one factor. A writer in
-another language may write them as plain lists instead.
+Arrays are base64 of little-endian numbers, of 32 bits, or of 16 bits with one factor and
+compressed. A writer in another language may write them as plain lists instead.
 """
 
 from __future__ import annotations
 
 import base64
+import zlib
 from typing import Any, Literal
 
 import numpy as np
@@ -31,13 +32,15 @@ def encoded_numbers(array: np.ndarray, dtype: str) -> JSON:
             significant digits down to 6e-5 of it.
     """
     array = np.asarray(array, np.float32)
-    scale = 1.0
+    encoding: JSON = {"dtype": dtype}
     if dtype == "float16":
         finite = np.abs(array[np.isfinite(array)])
         scale = float(np.max(finite, initial=0)) or 1.0
         array = array / np.float32(scale)
-    data = base64.b64encode(array.astype(_DTYPES[dtype]).tobytes()).decode()
-    return {"shape": list(array.shape), "dtype": dtype, "scale": scale, "data": data}
+        encoding |= {"scale": scale, "compression": "deflate"}
+    data = array.astype(_DTYPES[dtype]).tobytes()
+    data = zlib.compress(data) if "compression" in encoding else data
+    return {"shape": list(array.shape), **encoding, "data": base64.b64encode(data).decode()}
 
 
 def encoded_mask(mask: np.ndarray) -> JSON:

@@ -1,5 +1,14 @@
 // The controls of the page.
 
+function option(parent, text, change) {
+  const root = element("label", parent);
+  const box = element("input", root);
+  box.type = "checkbox";
+  box.addEventListener("change", () => change(box.checked));
+  element("span", root, "", text);
+  return root;
+}
+
 function choice(parent, label, names, change) {
   const root = element("label", parent, "", label);
   const select = element("select", root);
@@ -9,6 +18,7 @@ function choice(parent, label, names, change) {
   return select;
 }
 
+// Returns the search.
 function makeControls(parent) {
   const fields = element("fieldset", parent);
   element("legend", fields, "", "Show");
@@ -42,12 +52,22 @@ function makeControls(parent) {
     range.setAttribute("aria-valuetext", state.step);
     drawAll();
   });
-  const sorting = element("label", parent);
-  const sorted = element("input", sorting);
-  sorted.type = "checkbox";
-  sorted.addEventListener("change", () => {
-    state.sorted = sorted.checked;
+  option(parent, "largest first", (checked) => {
+    state.sorted = checked;
     for (const panel of panels) panel.showFocus();
   });
-  element("span", sorting, "", "largest first");
+  const set = (name) => (checked) => {
+    state[name] = checked;
+    drawAll();
+  };
+  const options = [
+    ["large", "zoomed", "Labels at all tokens; the views scroll"],
+    ["bright", "bright", "Colours of weights by their square root, which shows small ones"],
+  ];
+  for (const [text, name, title] of options) {
+    const root = option(parent, text, set(name));
+    root.hidden = longestText <= MOST_LABELS;
+    root.title = title;
+  }
+  return new Search(parent);
 }

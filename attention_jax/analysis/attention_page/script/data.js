@@ -16,11 +16,24 @@ const distinct = (values) => [...new Set(values)];
 const panelNames = distinct(data.captures.map((capture) => capture.panel));
 const stepNames = distinct(data.captures.map((capture) => capture.step));
 const exampleNames = distinct(data.captures.map((capture) => capture.example));
+const longestText = Math.max(...data.captures.flatMap(({ attentions }) => attentions)
+  .flatMap((attention) => [attention.query_tokens.length, attention.key_tokens.length]));
 const available = Object.keys(QUANTITIES).filter((name) =>
   data.captures.some((capture) => capture.attentions.some((each) => name in each.arrays)));
 
-function bytesOf(text) {
-  return Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+function bytesOf({ bytes, data }) {
+  if (bytes) return bytes;
+  const text = atob(data), made = new Uint8Array(text.length);
+  for (let n = 0; n < text.length; n++) made[n] = text.charCodeAt(n);
+  return made;
+}
+
+// Decompresses an array, which then has `bytes` in place of `data`.
+async function inflate(array) {
+  const stream = new Blob([bytesOf(array)]).stream();
+  const inflated = new Response(stream.pipeThrough(new DecompressionStream(array.compression)));
+  array.bytes = new Uint8Array(await inflated.arrayBuffer());
+  array.data = null;
 }
 
 // An IEEE half-precision number from its 16 bits.
@@ -30,6 +43,7 @@ function half(bits) {
   return sign * (exponent ? (1 + fraction / 1024) * 2 ** (exponent - 15) : fraction * 2 ** -24);
 }
 
+const HALVES = Float32Array.from({ length: 65536 }, (_, bits) => half(bits));
 const decoded = new WeakMap();
 
 function numbersOf(array) {
@@ -38,10 +52,11 @@ function numbersOf(array) {
     if (array.values) {
       numbers = Float32Array.from(array.values, (value) => (value === null ? NaN : value));
     } else if (array.dtype === "float32") {
-      numbers = new Float32Array(bytesOf(array.data).buffer);
+      numbers = new Float32Array(bytesOf(array).buffer);
     } else {
-      const words = new Uint16Array(bytesOf(array.data).buffer);
-      numbers = Float32Array.from(words, (word) => half(word) * array.scale);
+      const words = new Uint16Array(bytesOf(array).buffer);
+      numbers = new Float32Array(words.length);
+      for (let n = 0; n < words.length; n++) numbers[n] = HALVES[words[n]] * array.scale;
     }
     decoded.set(array, numbers);
   }
@@ -73,7 +88,7 @@ class Table {
     return this.mask !== null && !this.mask[this.maskStart + i * this.keys.length + j];
   }
 
-  // The place of a number in the range of the colours, from 0 to 1.
+  // The place of a number in the range, from 0 to 1.
   share(number) {
     const [low, high] = this.range;
     return Math.min(Math.max((number - low) / (high - low), 0), 1);
@@ -89,9 +104,10 @@ class Table {
 
 function numbersOfMask(mask) {
   if (!decoded.has(mask)) {
-    const bytes = bytesOf(mask.data);
-    const count = mask.shape.reduce((product, size) => product * size, 1);
-    decoded.set(mask, Uint8Array.from({ length: count }, (_, n) => (bytes[n >> 3] >> (n & 7)) & 1));
+    const bytes = bytesOf(mask);
+    const bits = new Uint8Array(mask.shape.reduce((product, size) => product * size, 1));
+    for (let n = 0; n < bits.length; n++) bits[n] = (bytes[n >> 3] >> (n & 7)) & 1;
+    decoded.set(mask, bits);
   }
   return decoded.get(mask);
 }

@@ -8,6 +8,7 @@ const DIVERGING = rgb("053061 2065ab 4393c3 90c4dd d1e5f0 f7f6f6 fddbc7 f3a481 d
   + " 67001f");
 
 function colorAt(quantity, share) {
+  if (state.bright && (quantity === "weights" || quantity === "rollout")) share = Math.sqrt(share);
   const stops = quantity === "dlogits" ? DIVERGING : VIRIDIS;
   const place = share * (stops.length - 1), below = Math.min(Math.floor(place), stops.length - 2);
   return stops[below].map((low, channel) =>
@@ -41,13 +42,22 @@ function element(tag, parent, className, text) {
   return made;
 }
 
+// Lengths in pixels; null leaves one to the style sheet.
+function place(root, left, top, width = null, height = null) {
+  for (const [name, length] of Object.entries({ left, top, width, height })) {
+    if (length !== null) root.style[name] = `${length}px`;
+  }
+}
+
+// Browsers draw no canvas that is longer than this.
+const MOST_PIXELS = 16384;
+
 // A context that draws in CSS pixels, on a canvas with the resolution of the screen.
 function sized(canvas, width, height) {
-  const scale = window.devicePixelRatio || 1;
+  const scale = Math.min(window.devicePixelRatio || 1, MOST_PIXELS / Math.max(width, height));
   canvas.width = Math.max(1, Math.round(width * scale));
   canvas.height = Math.max(1, Math.round(height * scale));
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
+  place(canvas, null, null, width, height);
   const context = canvas.getContext("2d");
   context.scale(scale, scale);
   return context;
@@ -59,22 +69,21 @@ function pixels(table, hatched) {
   const canvas = document.createElement("canvas");
   canvas.width = columns;
   canvas.height = rows;
-  const context = canvas.getContext("2d"), image = context.createImageData(columns, rows);
-  const greys = rgb(`${themed("--masked").slice(1)} ${themed("--hatch").slice(1)}`);
   const colors = Array.from({ length: 256 }, (_, n) => colorAt(table.quantity, n / 255));
-  const broken = [255, 0, 255];  // NaN
+  colors.push(...rgb(`${themed("--masked").slice(1)} ${themed("--hatch").slice(1)} ff00ff`));
+  const [MASKED, HATCH, NAN] = [256, 257, 258];
+  const words = (bytes) => new Uint32Array(bytes.buffer);  // four bytes of a pixel as one number
+  const palette = words(Uint8Array.from(colors.flatMap((color) => [...color, 255])));
+  const image = new ImageData(columns, rows), shown = words(image.data);
   for (let i = 0, place = 0; i < rows; i++) {
-    for (let j = 0; j < columns; j++, place += 4) {
+    for (let j = 0; j < columns; j++, place++) {
       const number = table.at(i, j);
-      const color = table.masked(i, j) ? greys[hatched && (i + j) % 4 === 0 ? 1 : 0]
-        : Number.isNaN(number) ? broken : colors[Math.round(255 * table.share(number))];
-      image.data[place] = color[0];
-      image.data[place + 1] = color[1];
-      image.data[place + 2] = color[2];
-      image.data[place + 3] = 255;
+      shown[place] = palette[
+        table.masked(i, j) ? (hatched && (i + j) % 4 === 0 ? HATCH : MASKED)
+          : Number.isNaN(number) ? NAN : Math.round(255 * table.share(number))];
     }
   }
-  context.putImageData(image, 0, 0);
+  canvas.getContext("2d").putImageData(image, 0, 0);
   return canvas;
 }
 
@@ -82,7 +91,7 @@ function drawTable(context, table, width, height) {
   context.imageSmoothingEnabled = table.keys.length > width || table.queries.length > height;
   const cell = width / table.keys.length;
   const coarse = cell >= 4 && table.keys.length <= 128;
-  context.drawImage(pixels(table, !coarse), 0, 0, width, height);
+  context.drawImage(pixels(table, !coarse && cell >= 2), 0, 0, width, height);
   if (!table.mask || !coarse) return;
   context.fillStyle = hatching(context);
   for (let i = 0; i < table.queries.length; i++) {

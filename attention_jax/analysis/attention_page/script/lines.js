@@ -1,12 +1,13 @@
 // The lines between the tokens.
 
-const LABEL = 120, GAP = 100, MOST_LABELS = 96;
+const LABEL = 120, GAP = 100, MOST_LABELS = 96, MOST_HEIGHT = 720;
 
 class Lines {
   constructor(panel, parent) {
     this.panel = panel;
     element("h3", parent, "", "Lines from queries to keys");
-    this.root = element("div", parent, "lines");
+    this.scroller = element("div", parent);
+    this.root = element("div", this.scroller, "lines");
     this.root.setAttribute("role", "application");
     this.root.setAttribute("aria-label", "Lines between queries and keys; arrow keys move");
     this.canvas = element("canvas", this.root);
@@ -14,26 +15,32 @@ class Lines {
       queries: element("div", this.root, "side queries"),
       keys: element("div", this.root, "side keys"),
     };
-    listenToKeys(this.root, panel);
+    listenToKeys(this.root, panel, (down, right) => this.next(down, right));
     listenToPointer(this.root, (event) => this.focusAt(event));
   }
 
   draw() {
     const { table } = this.panel;
     const longest = Math.max(table.queries.length, table.keys.length);
-    this.all = longest <= MOST_LABELS;
-    this.step = longest <= 36 ? 22 : this.all ? 16 : 720 / longest;
+    const few = longest <= MOST_LABELS;
+    this.all = few || state.zoomed;
+    this.scroller.classList.toggle("scroller", !few && state.zoomed);
+    this.step = longest <= 36 ? 22 : this.all ? 16 : MOST_HEIGHT / longest;
     this.height = Math.max(this.step * longest, 22);
-    this.root.style.width = `${2 * LABEL + GAP}px`;
-    this.root.style.height = `${this.height}px`;
+    place(this.root, null, null, 2 * LABEL + GAP, this.height);
     this.context = sized(this.canvas, GAP, this.height);
-    this.canvas.style.left = `${LABEL}px`;
-    for (const [side, root] of Object.entries(this.sides)) {
-      root.style.width = `${LABEL}px`;
-      root.style.height = `${this.height}px`;
-      root.style[side === "queries" ? "left" : "right"] = "0px";
-    }
-    this.labels = null;
+    place(this.canvas, LABEL, 0);
+    place(this.sides.queries, 0, 0, LABEL, this.height);
+    place(this.sides.keys, LABEL + GAP, 0, LABEL, this.height);
+    this.labels = this.strong = null;
+  }
+
+  // An arrow key moves among the tokens of a side, or to the other side.
+  next(down, right) {
+    const { focus, table } = this.panel;
+    if (!focus) return { side: "queries", index: 0, other: null };
+    const side = right > 0 ? "keys" : right < 0 ? "queries" : focus.side;
+    return { side, index: within(focus.index + down, table[side].length), other: null };
   }
 
   // Labels of all tokens, or of those given by side where there is no room for all.
@@ -91,6 +98,7 @@ class Lines {
     } else {
       const every = Math.ceil(22 / this.step);
       for (const side of ["queries", "keys"]) {
+        shown[side].push(...this.panel.marked[side]);
         for (let n = 0; n < table[side].length; n += every) shown[side].push(n);
       }
     }
@@ -110,13 +118,30 @@ class Lines {
       context.bezierCurveTo(GAP / 2, from, GAP / 2, to, GAP, to);
       context.stroke();
     }
+    this.drawMatches();
     this.mark(focus, pairs);
+    if (focus && state.pointed !== this.root) {
+      reveal(this.scroller, focus.index * this.step, this.step);
+    }
+  }
+
+  // A tick at the end of each line of a token that the search has found.
+  drawMatches() {
+    const { context, panel, step } = this, size = Math.max(step - 4, 1.5);
+    context.globalAlpha = 1;
+    context.fillStyle = themed("--match");
+    for (const side of ["queries", "keys"]) {
+      for (const index of panel.marked[side]) {
+        context.fillRect(side === "queries" ? 0 : GAP - 5, (index + 0.5) * step - size / 2, 5, size);
+      }
+    }
   }
 
   mark(focus, pairs) {
-    for (const labels of Object.values(this.labels)) {
-      for (const label of labels.values()) {
+    for (const [side, labels] of Object.entries(this.labels)) {
+      for (const [index, label] of labels) {
         label.classList.remove("focus");
+        label.classList.toggle("match", this.panel.marked[side].has(index));
         label.style.background = "";
       }
     }
@@ -138,13 +163,20 @@ class Lines {
       : table.queries.map((_, i) => [i, index, table.strength(i, index)]);
   }
 
-  // Each query's strongest lines.
+  // Each query's strongest lines, found once.
   strongest() {
     const table = this.panel.linesTable;
     const count = this.all ? 3 : 1;
-    return table.queries.flatMap((_, i) => {
-      const row = table.keys.map((_, j) => [i, j, table.strength(i, j)]);
-      return row.sort((a, b) => b[2] - a[2]).slice(0, count);
+    this.strong ??= table.queries.flatMap((_, i) => {
+      const strongest = [];
+      for (let j = 0; j < table.keys.length; j++) {
+        const strength = table.strength(i, j);
+        if (strongest.length === count && strength <= strongest.at(-1)[2]) continue;
+        strongest.push([i, j, strength]);
+        strongest.sort((a, b) => b[2] - a[2]).splice(count);
+      }
+      return strongest;
     });
+    return this.strong;
   }
 }

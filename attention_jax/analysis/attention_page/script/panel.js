@@ -32,8 +32,21 @@ class Panel {
     this.linesTable = this.table.perQuery && "weights" in this.attention.arrays
       ? new Table(this.attention, "weights", state.head) : this.table;
     this.drawGrid(attentions);
+    this.search();
     this.lines.draw();
     this.matrix.draw();
+    this.showFocus();
+  }
+
+  search() {
+    Object.assign(this, searched(this.table, state.search));
+  }
+
+  // Shows the matches of a new search.
+  find() {
+    if (!this.table) return;
+    this.search();
+    this.matrix.drawMatches();
     this.showFocus();
   }
 
@@ -45,8 +58,17 @@ class Panel {
   }
 
   drawGrid(attentions) {
-    const focused = document.activeElement;
-    const place = this.grid.contains(focused) ? focused.dataset.place : null;
+    const drawn = [this.capture, state.quantity, state.bright, themed("--page")];
+    if (!drawn.every((each, n) => each === this.drawn?.[n])) this.makeGrid(attentions);
+    this.drawn = drawn;
+    for (const button of this.grid.querySelectorAll("button")) {
+      const [layer, head] = button.dataset.place.split(",").map(Number);
+      const selected = attentions[layer] === this.attention && head === state.head;
+      button.setAttribute("aria-pressed", String(selected));
+    }
+  }
+
+  makeGrid(attentions) {
     this.grid.replaceChildren();
     const headsOf = (attention) => Math.max(
       ...Object.values(attention.arrays).map((array) => array.shape[0]));
@@ -65,11 +87,9 @@ class Panel {
       element("th", row, "", attention.name);
       for (let head = 0; head < headsOf(attention); head++) {
         const button = element("button", element("td", row));
-        const selected = attention === this.attention && head === state.head;
         button.type = "button";
         button.dataset.place = `${layer},${head}`;
         button.setAttribute("aria-label", `${attention.name}, head ${head}`);
-        button.setAttribute("aria-pressed", String(selected));
         button.addEventListener("click", () => {
           state.attention = attention.name;
           state.head = head;
@@ -91,7 +111,6 @@ class Panel {
       if (next) next.focus();
       event.preventDefault();
     });
-    if (place) table.querySelector(`[data-place="${place}"]`)?.focus();
   }
 
   // The focus, if these tokens exist in this panel.

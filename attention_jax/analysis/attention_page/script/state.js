@@ -7,9 +7,15 @@ const state = {
   attention: data.captures[0].attentions[data.captures[0].attentions.length - 1].name,
   head: 0,
   sorted: false,
+  zoomed: false,
+  bright: false,  // colours by the square root
+  search: "",
+  match: null,  // the place among the matches of the search
   focus: null,  // {side: "queries" or "keys", index, other: an index on the other side or null}
   pinned: false,
+  pointed: null,  // the view under the pointer that set the focus
 };
+const panels = [];
 
 const otherSide = (side) => (side === "queries" ? "keys" : "queries");
 
@@ -20,20 +26,21 @@ function pairOf({ side, index, other }) {
 
 const same = (first, second) => JSON.stringify(first) === JSON.stringify(second);
 
-function setFocus(focus) {
+function setFocus(focus, pointed = null) {
   if (same(focus, state.focus)) return;
   state.focus = focus;
+  state.pointed = pointed;
   for (const panel of panels) panel.showFocus();
 }
 
 // The pointer is over a token or a pair: nothing changes while another is pinned.
-function hover(focus) {
-  if (!state.pinned) setFocus(focus);
+function hover(focus, root) {
+  if (!state.pinned) setFocus(focus, root);
 }
 
-function pin(focus) {
+function pin(focus, root) {
   state.pinned = !(state.pinned && same(focus, state.focus));
-  setFocus(focus);
+  setFocus(focus, root);
   for (const panel of panels) panel.showReadout();
 }
 
@@ -44,4 +51,5 @@ function clear() {
 
 function drawAll() {
   for (const panel of panels) panel.draw();
+  search.show();
 }
