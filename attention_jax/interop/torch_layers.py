@@ -18,7 +18,7 @@ from attention_jax.core.checks import check_integer
 from attention_jax.functional.checks import check_axes
 from attention_jax.nn import MultiHeadAttention
 from attention_jax.normalizers import Softmax
-from attention_jax.scores import ScaledDot, ScoreLike
+from attention_jax.scores import ScaledDot, Score
 
 SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 PACKED, PACKED_BIAS = "in_proj_weight", "in_proj_bias"
@@ -29,7 +29,7 @@ def from_torch(
     state: Mapping[str, Any],
     *,
     num_heads: int,
-    score: ScoreLike = "scaled",
+    score: str | Score = "scaled",
     rngs: nnx.Rngs | None = None,
     **options: Any,
 ) -> MultiHeadAttention:
@@ -69,14 +69,18 @@ def from_torch(
 
     Source: the parameters of `torch.nn.MultiheadAttention`, PyTorch 2.13.
     """
+    if not isinstance(state, Mapping):
+        got = type(state).__name__
+        raise ValueError(f"state must map names to arrays, as layer.state_dict() does; got {got}")
     weights = (PACKED,) if PACKED in state else SEPARATE
     expected = {*weights, OUTPUT, PACKED_BIAS, OUTPUT_BIAS}
-    missing, unknown = sorted({*weights, OUTPUT} - {*state}), sorted({*state} - expected)
+    missing, unknown = {*weights, OUTPUT} - {*state}, {*state} - expected
     if missing or unknown:
+        wrong = {"no": missing, "an unknown": unknown}
+        got = [f"{kind} {min(names)}" for kind, names in wrong.items() if names]
         raise ValueError(
             f"state must have the names {', '.join([*weights, OUTPUT])}, and may have"
-            f" {PACKED_BIAS} and {OUTPUT_BIAS}; got"
-            f" {f'no {missing[0]}' if missing else f'also {unknown[0]}'}"
+            f" {PACKED_BIAS} and {OUTPUT_BIAS}; got {' and '.join(got)}"
         )
     arrays = {name: float_array(f"state[{name!r}]", array) for name, array in state.items()}
 
@@ -173,9 +177,10 @@ def to_torch(layer: MultiHeadAttention) -> dict[str, np.ndarray]:
         state = {PACKED: np.concatenate(weights)}
     else:
         state = dict(zip(SEPARATE, weights, strict=True))
-    if layer.output.bias is not None:
-        state[PACKED_BIAS] = np.concatenate([np.ravel(each.bias[...]) for each in inputs])
+    biases = [each.bias[...] for each in (*inputs, layer.output) if each.bias is not None]
+    if biases:
+        state[PACKED_BIAS] = np.concatenate([np.ravel(bias) for bias in biases[:3]])
     state[OUTPUT] = np.asarray(layer.output.kernel[...]).reshape(rows, -1).T
-    if layer.output.bias is not None:
-        state[OUTPUT_BIAS] = np.asarray(layer.output.bias[...])
+    if biases:
+        state[OUTPUT_BIAS] = np.asarray(biases[3])
     return {name: np.array(array, order="C") for name, array in state.items()}

@@ -120,7 +120,13 @@ MISTAKES = {
     "num_heads must divide qkv_dim 8 .*got 3": lambda: from_torch(STATE, num_heads=3),
     "num_heads must be an integer; got 2.0": lambda: from_torch(STATE, num_heads=2.0),
     "num_key_heads must be left out": lambda: from_torch(STATE, num_heads=2, num_key_heads=1),
-    "got also bias_k$": lambda: from_torch(STATE | {"bias_k": np.ones((1, 1, E))}, num_heads=2),
+    "got an unknown bias_k$": lambda: from_torch(
+        STATE | {"bias_k": np.ones((1, 1, E))}, num_heads=2
+    ),
+    "state must map names to arrays.*got list": lambda: from_torch([*STATE], num_heads=2),
+    "got no k_proj_weight and an unknown a.in_proj_bias$": lambda: from_torch(
+        {f"a.{key}": x for key, x in STATE.items()}, num_heads=2
+    ),
     "q_proj_weight.*got no k_proj_weight$": lambda: from_torch(
         {key: x for key, x in SIZES.items() if key != "k_proj_weight"}, num_heads=2
     ),
