@@ -5,6 +5,7 @@ Needs Chromium, its driver and Selenium, or the tests are skipped; tests/README.
 
 import shutil
 
+import matplotlib
 import numpy as np
 import pytest
 
@@ -36,8 +37,8 @@ def arrays(seed):
 ARRAYS = {("dot", "0"): arrays(0), ("dot", "7"): arrays(1), ("additive", "7"): arrays(2)}
 
 
-def whole_page():
-    views = {key: view(found, TOKENS, example=()) for key, found in ARRAYS.items()}
+def whole_page(precision="float32"):
+    views = {key: view(a, TOKENS, example=(), precision=precision) for key, a in ARRAYS.items()}
     dot = AttentionView.step_by_step({step: views["dot", step] for step in ("0", "7")})
     additive = AttentionView.step_by_step({"7": views["additive", "7"]})
     both = AttentionView.side_by_side({"dot": dot, "additive": additive})
@@ -92,14 +93,19 @@ class Opened:
     def __init__(self, browser, page=None):
         from selenium.webdriver import ActionChains, Keys
         from selenium.webdriver.common.by import By
-        from selenium.webdriver.support.wait import WebDriverWait
 
         self.browser, self.by, self.keys = browser, By.CSS_SELECTOR, Keys
         self.actions = lambda: ActionChains(browser, duration=0)
         if page:
             browser.get_log("browser")
             browser.get(page.as_uri())
-            WebDriverWait(browser, 60).until(lambda _: self.all(".bar-row"))
+            self.wait()
+
+    def wait(self):
+        """Until the page has decompressed its numbers."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        WebDriverWait(self.browser, 60).until(lambda _: self.all(".bar-row"))
 
     def all(self, selector, inside=None):
         return (inside or self.browser).find_elements(self.by, selector)
@@ -112,6 +118,10 @@ class Opened:
 
     def choose(self, quantity):
         self.all(f"input[value={quantity}]")[0].click()
+
+    def check(self, text):
+        (label,) = [each for each in self.all(".controls label") if each.text == text]
+        label.click()
 
     def token(self, side, index, panel=0):
         selector = f".lines .{side} .token[data-index='{index}']"
@@ -276,8 +286,7 @@ def test_the_list_by_weight_with_1024_tokens(long):
     long.focus(".lines")
     long.press(keys.ARROW_DOWN, keys.PAGE_DOWN, keys.ARROW_DOWN)
     row = long.weights[17]
-    (box,) = [each for each in long.all(".controls label") if each.text == "largest first"]
-    box.click()
+    long.check("largest first")
     long.shows(np.sort(row)[: -1 - len(long.bars()) : -1])
     long.focus(".rows")
     long.press(keys.ARROW_DOWN, keys.ARROW_DOWN)
@@ -287,15 +296,14 @@ def test_the_list_by_weight_with_1024_tokens(long):
         assert selected.get_attribute("data-index") == str(index)
         assert f"(key {index}): weight" in long.readout()
         long.press(key)
-    box.click()
+    long.check("largest first")
     positions = [int(position) for position, _, _ in long.bars()]
     assert positions == list(range(positions[0], positions[-1] + 1))
     assert index in positions
 
 
 def test_1024_large_tokens_scroll_to_a_match(long):
-    (box,) = [each for each in long.all(".controls label") if each.text == "large"]
-    box.click()
+    long.check("large")
     long.press("/", "175<I>175 D", long.keys.ENTER)
     inside = """
         const [label, view] = [arguments[0], arguments[0].closest(".scroller")]
@@ -307,6 +315,15 @@ def test_1024_large_tokens_scroll_to_a_match(long):
         assert label.text == "b175"
         assert long.browser.execute_script(inside, label)
     assert long.readout() == "What b175 (query 701) attends to · pinned"
+
+
+def test_bright_colours_follow_the_square_root_of_weights(long):
+    i, j = np.unravel_index(long.weights.argmax(), long.weights.shape)
+    long.check("large")
+    for root in (1, 0.5):
+        expected = 255 * np.array(matplotlib.colormaps["viridis"](long.weights[i, j] ** root)[:3])
+        assert np.abs(pixel(long, i, j, long.weights.shape) - expected).max() < 12
+        long.check("bright")
 
 
 def test_markup_in_tokens_is_text(opened):
@@ -345,13 +362,16 @@ def test_masked_pairs_differ_from_weight_0_in_light_and_dark(opened, scheme):
     assert ("255" in background) == (scheme == "light")
 
 
-def test_a_notebooks_frame_runs_alone_also_where_the_cell_is_collapsed(browser, tmp_path):
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_notebooks_frame_runs_alone_in_a_collapsed_cell_too(browser, tmp_path, precision):
     page = tmp_path / "notebook.html"
-    frame = whole_page()._repr_html_()
+    frame = whole_page(precision)._repr_html_()
     page.write_text(f"<!doctype html><title>x</title><div hidden>{frame}</div>", "utf-8")
     browser.get_log("browser")
     browser.get(page.as_uri())
     browser.execute_script("document.querySelector('div').hidden = false")
     browser.switch_to.frame(0)
-    assert Opened(browser).readout().startswith(f"{LAYERS[1]}, head 0: weights")
+    opened = Opened(browser)
+    opened.wait()
+    assert opened.readout().startswith(f"{LAYERS[1]}, head 0: weights")
     assert browser.get_log("browser") == []

@@ -65,6 +65,7 @@ class Panel {
       const [layer, head] = button.dataset.place.split(",").map(Number);
       const selected = attentions[layer] === this.attention && head === state.head;
       button.setAttribute("aria-pressed", String(selected));
+      button.tabIndex = selected ? 0 : -1;  // Tab stops once, arrow keys move on
     }
   }
 

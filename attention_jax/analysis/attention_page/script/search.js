@@ -43,6 +43,7 @@ class Search {
     const root = element("fieldset", parent);
     this.field = element("input", element("label", root, "", "Find"));
     this.field.type = "search";
+    this.field.setAttribute("aria-keyshortcuts", "/");
     this.buttons = [["‹", -1, "Previous match"], ["›", 1, "Next match"]].map(([sign, by, name]) => {
       const button = element("button", root, "", sign);
       button.type = "button";
