@@ -82,7 +82,10 @@ def from_torch(
             f"state must have the names {', '.join([*weights, OUTPUT])}, and may have"
             f" {PACKED_BIAS} and {OUTPUT_BIAS}; got {' and '.join(got)}"
         )
+    if "num_key_heads" in options:
+        raise ValueError("num_key_heads must be left out: a torch layer has as many as num_heads")
     arrays = {name: float_array(f"state[{name!r}]", array) for name, array in state.items()}
+    dtype = jnp.result_type(*arrays.values())
 
     def checked(name: str, *shape: int | str) -> jax.Array:
         return check_axes(f"state[{name!r}]", arrays[name], shape, ())
@@ -96,8 +99,10 @@ def from_torch(
     else:
         inputs = [checked(name, rows, "features") for name in SEPARATE]
     output = checked(OUTPUT, "output_dim", rows)
-    if "num_key_heads" in options:
-        raise ValueError("num_key_heads must be left out: a torch layer has as many as num_heads")
+    biases = []
+    for name, size in ((PACKED_BIAS, 3 * rows), (OUTPUT_BIAS, len(output))):
+        arrays.setdefault(name, jnp.zeros(size, dtype))
+        biases += jnp.split(checked(name, size), 3 if name == PACKED_BIAS else 1)
     query_dim, key_dim, value_dim = (weight.shape[1] for weight in inputs)
     layer = MultiHeadAttention(
         score,
@@ -109,22 +114,14 @@ def from_torch(
         output_dim=len(output),
         use_bias=PACKED_BIAS in state or OUTPUT_BIAS in state,
         rngs=nnx.Rngs(0) if rngs is None else rngs,
-        **{"param_dtype": jnp.result_type(*arrays.values()), **options},
+        **{"param_dtype": dtype, **options},
     )
     projections = (layer.query, layer.key, layer.value, layer.output)
-    for projection, weight in zip(projections, (*inputs, output), strict=True):
-        _set(projection.kernel, weight.T)
-    if PACKED_BIAS in state:
-        biases = jnp.split(checked(PACKED_BIAS, 3 * rows), 3)
-        for projection, bias in zip(projections[:3], biases, strict=True):
-            _set(projection.bias, bias)
-    if OUTPUT_BIAS in state:
-        _set(layer.output.bias, checked(OUTPUT_BIAS, len(output)))
+    for projection, weight, bias in zip(projections, (*inputs, output), biases, strict=True):
+        for param, array in ((projection.kernel, weight.T), (projection.bias, bias)):
+            if param is not None:
+                param[...] = array.reshape(param.shape).astype(param.dtype)
     return layer
-
-
-def _set(param: Any, array: jax.Array) -> None:
-    param[...] = array.reshape(param.shape).astype(param.dtype)
 
 
 def to_torch(layer: MultiHeadAttention) -> dict[str, np.ndarray]:
