@@ -11,9 +11,9 @@ every derivative. README.md is the introduction, docs/guide/ the guide.
 
 - Attention: `attention`, `attention_weights`, `ring_attention` over several devices,
   `masked_softmax`; `IMPLEMENTATIONS`, `BlockSizes`; the results `AttentionStatistics`.
-- Scores: `Additive`, `Concat`, `Cosine`, `Dot`, `General`, `NegativeSquaredDistance`, `ScaledDot`,
-  `SoftCap`; by name, `get_score` and `SCORES`; your own, a subclass of `Score`. More are in
-  `attention_jax.scores`.
+- Scores: `Additive`, `Concat`, `Cosine`, `Dot`, `General`, `Multiplied`,
+  `NegativeSquaredDistance`, `ScaledDot`, `SoftCap`; by name, `get_score` and
+  `SCORES`; your own, a subclass of `Score`. More are in `attention_jax.scores`.
 - Normalisers, which turn logits into weights: `Softmax`, `Sigmoid`, `Entmax`, `LogScaled`; by name,
   `get_normalizer` and `NORMALIZERS`; your own, a subclass of `Normalizer`.
 - Masks: `causal_mask`, `local_mask`, `padding_mask`, `segment_mask`, `token_mask`, `window_mask`;
@@ -106,6 +106,7 @@ from attention_jax.scores import (
     Cosine,
     Dot,
     General,
+    Multiplied,
     NegativeSquaredDistance,
     ScaledDot,
     Score,
@@ -137,6 +138,7 @@ __all__ = [
     "LogScaled",
     "Mask",
     "Memory",
+    "Multiplied",
     "NegativeSquaredDistance",
     "Normalizer",
     "ScaledDot",

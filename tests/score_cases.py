@@ -157,6 +157,10 @@ def _neural(params, q, k):
     return (params["v"] * _relu(hidden + params["bias"])).sum(-1)
 
 
+def _multiplied(params, q, k):
+    return -0.7 * _neural(params, q, k)
+
+
 def _ngpt(params, q, k):
     lengths = np.sqrt(_squared(q) * _squared(k))
     return k.shape[-1] ** 0.5 * (params["s"] ** 2 * q * k).sum(-1) / lengths
@@ -215,6 +219,7 @@ SCORE_CASES = {
         ScoreCase("indexer", Indexer(), _indexer, mask="padding"),
         ScoreCase("l2", L2(), _l2, mask="local"),
         ScoreCase("manhattan", Manhattan(), _manhattan, mask="segment"),
+        ScoreCase("multiplied", aj.Multiplied(Neural(A), -0.7), _multiplied),
         ScoreCase("neural", Neural(A), _neural, mask="dense"),
         ScoreCase("ngpt", NGPT(), _ngpt, mask="padding"),
         ScoreCase("power", Power(), _power, mask="causal"),
@@ -223,8 +228,8 @@ SCORE_CASES = {
         ScoreCase("yat", Yat(), _yat, mask="none"),
     )
 }
-# Without those of literature.py, which have no rule of their own: JAX differentiates their `pair`.
-CORE_SCORES = [name for name in SCORE_CASES if name not in LITERATURE]
+# Without those that have no rule of their own: JAX differentiates their `pair`.
+CORE_SCORES = [name for name in SCORE_CASES if name not in (*LITERATURE, "multiplied")]
 
 
 def slow_unless(fast, cases):

@@ -71,6 +71,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "t5_bias": dict(bidirectional=True, max_distance=128),
     "relative_position_bucket": dict(buckets=32, max_distance=128, bidirectional=True),
     # scores and normalisers
+    "Multiplied": dict(score=aj.ScaledDot(), factor=1.0),
     "SoftCap": dict(score=aj.ScaledDot(), cap=50.0),
     "Softmax": dict(sink=False),
     "Sigmoid": dict(learned=False),
@@ -114,6 +115,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "hessian_trace": dict(samples=32),
     "hessian_spectrum_edges": dict(iterations=30),
     "learning_statistics": dict(depth=3),
+    "logit_size": dict(axis=()),
     "logit_variance": dict(per_row=False),
     "view": dict(example=0, title="Attention"),
     "AttentionView.to_frame": dict(height=720),

@@ -40,6 +40,7 @@ wrong_search = {
     ),
 }  # fmt: skip
 SOFTMAX = {"logits": ones(2, 3)}
+CAPTURED = analysis.capture(aj.attention, ones(2, 3), ones(2, 3), ones(2, 3)).attentions
 ROLLOUT = {"weights": ones(1, 1, 2, 2) / 2}
 CENTER_PARAMS = {"kernel": ones(2, 4), "v": ones(4)}
 CENTERS = {**TOKENS, "centers": ones(2), "radius": 1}
@@ -85,6 +86,7 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (literature.Indexer, {}, {"num_heads": no.size_or_none}),
     (literature.Power, {}, {"degree": one_of("2", np.inf, np.nan), "score": one_of("dot", 2.0)}),
     (literature.Yat, {}, {"epsilon": one_of(0.0, -1, np.inf, np.nan, "1")}),
+    (aj.Multiplied, {}, {"factor": one_of("2", np.inf, np.nan, None)}),
     (aj.SoftCap, {}, {"cap": one_of(0.0, -1, np.inf, np.nan, "50"), "score": one_of("dot", 50.0)}),
     (using(aj.attention, dropout_rate=0.5), TOKENS, {"dropout_rng": no.rng | st.none()}),
     (using(aj.attention, normalizer="softmax(sink=True)"), TOKENS, {
@@ -178,6 +180,12 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     *((getattr(analysis, name), {}, {"weights": no.floats})
       for name in ("softmax_jacobian", "softmax_jacobian_norm")),
     (analysis.logit_variance, {}, {"logits": no.floats | st.just(1.0)}),
+    (analysis.logit_size, {"logits": ones(1, 2, 3)}, {
+        "logits": no.floats | st.just(1.0), "axis": one_of(1, -2, (0, -1), None, "a"),
+        "rows": one_of("text", 3, ones(2), ones(3, dtype=bool))}),
+    (analysis.logit_factor, {"attentions": CAPTURED, "deviation": 1.0}, {
+        "attentions": one_of({}, {"attention": CAPTURED["attention"]._replace(logits=None)}),
+        "deviation": one_of(0.0, -1, np.inf, np.nan, "1", None)}),
     (analysis.attention_rollout, ROLLOUT, {
         "weights": one_of("text", 3, None, [], ones(2, 3), ones(1, 1, 2, 3), ones(0, 1, 2, 2),
                           ones(1, 1, 2, 2), [ones(1, 2, 2), ones(1, 3, 3)],

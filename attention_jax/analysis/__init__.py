@@ -34,6 +34,7 @@ from attention_jax.analysis.ledger import (
     program_memory,
     score_cost,
 )
+from attention_jax.analysis.logit_size import LogitSize, logit_factor, logit_size
 from attention_jax.analysis.rollout import attention_rollout, cross_rollout
 from attention_jax.analysis.softmax_gradients import (
     softmax_jacobian,
@@ -61,6 +62,7 @@ __all__ = [
     "CapturedAttention",
     "CapturedGradients",
     "Estimate",
+    "LogitSize",
     "Operations",
     "OutputGradient",
     "ProgramMemory",
@@ -85,7 +87,9 @@ __all__ = [
     "hessian_vector_product",
     "jensen_shannon",
     "learning_statistics",
+    "logit_factor",
     "logit_scale_sweep",
+    "logit_size",
     "logit_variance",
     "normalized_entropy",
     "operation_count",

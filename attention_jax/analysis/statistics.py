@@ -61,7 +61,7 @@ def weight_entropy(weights: Array) -> Array:
 
     Source: Shannon 1948, section 6; for attention: Ghader and Monz 2017.
     """
-    return jnp.sum(surprise(_as_pairs(weights).pairs), axis=-1)
+    return jnp.sum(surprise(as_pairs(weights).pairs), axis=-1)
 
 
 def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Array:
@@ -90,7 +90,7 @@ def normalized_entropy(weights: Array, mask: Mask | Array | None = None) -> Arra
 
     Source: Pielou 1966 (evenness, H / H_max), applied to attention.
     """
-    weights, allowed = _as_pairs(weights, mask)
+    weights, allowed = as_pairs(weights, mask)
     num_keys = jnp.sum(allowed, axis=-1)
     has_choice = num_keys > 1
     largest_entropy = jnp.log(jnp.where(has_choice, num_keys, 2).astype(weights.dtype))
@@ -120,7 +120,7 @@ def effective_keys(weights: Array) -> Array:
 
     Source: Hill 1973, the number N_1.
     """
-    weights = _as_pairs(weights).pairs
+    weights = as_pairs(weights).pairs
     return jnp.where(has_keys(weights), jnp.exp(weight_entropy(weights)), 0)
 
 
@@ -148,7 +148,7 @@ def saturation(weights: Array, *, bound: float = 0.99, rows: Array | None = None
     Source: Vaswani et al. 2017, section 3.2.1, for the regime; the measure is ours.
     """
     bound = checked_fraction("bound", bound)
-    weights = _as_pairs(weights, rows=rows).pairs
+    weights = as_pairs(weights, rows=rows).pairs
     largest = jnp.max(weights, axis=-1, initial=0)
     saturated = (largest > bound).astype(weights.dtype)
     return mean_over_rows(jnp.where(jnp.isnan(largest), jnp.nan, saturated), has_keys(weights))
@@ -183,7 +183,7 @@ def logit_variance(
     Source: Vaswani et al. 2017, section 3.2.1, footnote 4: Dk for a dot product of unit-variance
     features, 1 for a scaled dot product.
     """
-    logits, allowed = _as_pairs(logits, mask, name="logits")
+    logits, allowed = as_pairs(logits, mask, name="logits")
     allowed = allowed & (logits != -jnp.inf)
     axes = (-1,) if per_row else (-2, -1)
     pairs = jnp.maximum(jnp.sum(allowed, axis=axes, keepdims=True), 1).astype(logits.dtype)
@@ -220,7 +220,7 @@ def alignment_error(weights: Array, alignment: Array, *, rows: Array | None = No
 
     Source: Koehn and Knowles 2017, section 3.5: 1 - their probability mass score.
     """
-    weights, _ = _as_pairs(weights, rows=rows)
+    weights, _ = as_pairs(weights, rows=rows)
     aligned = _distances(weights, alignment) == 0
     aligned_weights = jnp.sum(jnp.where(aligned, weights, 0), axis=-1)
     return mean_over_rows(1 - aligned_weights, has_keys(weights) & jnp.any(aligned, axis=-1))
@@ -250,7 +250,7 @@ def expected_distance(weights: Array, alignment: Array, *, rows: Array | None = 
     Source: Vig and Belinkov 2019 (mean attention distance), with the distance from a_i instead of
     i.
     """
-    weights, _ = _as_pairs(weights, rows=rows)
+    weights, _ = as_pairs(weights, rows=rows)
     distances = _distances(weights, alignment)
     expected = jnp.sum(weights * distances.astype(weights.dtype), axis=-1)
     return mean_over_rows(expected, has_keys(weights) & jnp.any(distances == 0, axis=-1))
@@ -282,8 +282,8 @@ def jensen_shannon(weights_a: Array, weights_b: Array) -> Array:
     Source: Lin 1991, with both weights 1/2 and natural logarithms; between heads: Clark et al.
     2019, section 6.
     """
-    weights_a = _as_pairs(weights_a, name="weights_a").pairs
-    weights_b = _as_pairs(weights_b, name="weights_b").pairs
+    weights_a = as_pairs(weights_a, name="weights_a").pairs
+    weights_b = as_pairs(weights_b, name="weights_b").pairs
     if weights_a.shape != weights_b.shape:
         raise ValueError(
             f"weights_b must be {list(weights_a.shape)}, as weights_a is;"
@@ -323,7 +323,7 @@ def attention_summary(
     >>> summary.effective_keys.round(4), summary.alignment_error
     (Array(1.5, dtype=float32), Array(0.75, dtype=float32))
     """
-    weights, allowed = _as_pairs(weights, mask, rows)
+    weights, allowed = as_pairs(weights, mask, rows)
     weights = jnp.where(allowed, weights, 0)
     counted = has_keys(weights)
     return AttentionSummary(
@@ -361,9 +361,7 @@ class _MaskedPairs(NamedTuple):
     allowed: Array  # bool [*B, T, S]
 
 
-def _as_pairs(
-    pairs: Any, mask: Any = None, rows: Any = None, name: str = "weights"
-) -> _MaskedPairs:
+def as_pairs(pairs: Any, mask: Any = None, rows: Any = None, name: str = "weights") -> _MaskedPairs:
     pairs = float_array(name, pairs)
     if pairs.ndim < 2:
         raise ValueError(f"{name} must be [*B, T, S]; got {list(pairs.shape)}")
@@ -372,7 +370,7 @@ def _as_pairs(
     mask.check(tuple(batch), target_length, source_length)
     kept = pairs.astype(accumulator_dtype(pairs))
     if rows is not None:
-        kept = jnp.where(_per_query("rows", bool_array("rows", rows, "counts"), pairs), kept, 0)
+        kept = jnp.where(per_query("rows", bool_array("rows", rows, "counts"), pairs), kept, 0)
     allowed = jnp.broadcast_to(mask.materialize(target_length, source_length), pairs.shape)
     return _MaskedPairs(kept, allowed)
 
@@ -381,10 +379,10 @@ def _distances(weights: Array, alignment: Any) -> Array:
     """|j - a_i|, int32 [*B, T, S]."""
     alignment = integer_array("alignment", alignment).astype(jnp.int32)
     keys = jax.lax.broadcasted_iota(jnp.int32, weights.shape, weights.ndim - 1)
-    return jnp.abs(keys - _per_query("alignment", alignment, weights))
+    return jnp.abs(keys - per_query("alignment", alignment, weights))
 
 
-def _per_query(name: str, array: Array, pairs: Array) -> Array:
+def per_query(name: str, array: Array, pairs: Array) -> Array:
     """[T], or with batch axes in front, -> [*B, T, 1], for pairs [*B, T, S]."""
     *batch, target_length, _ = pairs.shape
     check_axes(name, array, (target_length,), tuple(batch))

@@ -15,7 +15,7 @@ from attention_jax.scores.dot import Dot, General, ScaledDot, is_dot_product
 from attention_jax.scores.function import CallableScore, FunctionScore
 from attention_jax.scores.projected_keys import KeyLike, ProjectedKeys
 from attention_jax.scores.registry import DEFAULT_SCORE, SCORES, ScoreLike, get_score, score_folder
-from attention_jax.scores.wrapped import SoftCap, WrappedScore
+from attention_jax.scores.wrapped import Multiplied, SoftCap, WrappedScore
 
 __all__ = [
     "DEFAULT_SCORE",
@@ -28,6 +28,7 @@ __all__ = [
     "FunctionScore",
     "General",
     "KeyLike",
+    "Multiplied",
     "NegativeSquaredDistance",
     "Params",
     "ProjectedKeys",

@@ -111,6 +111,37 @@ class SoftCap(LogitMap):
 
 
 @dataclasses.dataclass(frozen=True)
+class Multiplied(LogitMap):
+    """e(q, k) = factor score(q, k): the logits of a score, times a constant
+
+    `analysis.logit_factor` returns the factor with which a model's logits have a wanted deviation.
+    A score with a field `scale` needs no wrapper: `ScaledDot(scale=...)` stays a dot product, for
+    which there are fused kernels.
+
+    Params: those of `score`.
+
+    Attributes:
+        score: the `Score` whose logits are multiplied.
+        factor: any finite float; a part of the program, so that no optimiser changes it.
+
+    Source: ours; the inverse of a temperature (Hinton, Vinyals and Dean 2015, equation 1).
+
+    >>> Multiplied(Dot(), 0.5)({}, jnp.array([[2.0]]), jnp.array([[3.0]]))
+    Array([[3.]], dtype=float32)
+    """
+
+    score: Score = ScaledDot()
+    factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_real("factor", self.factor)
+
+    def map_logits(self, logits: Array) -> Array:
+        return float(self.factor) * logits
+
+
+@dataclasses.dataclass(frozen=True)
 class Power(LogitMap):
     """e(q, k) = degree log |score(q, k)|: weights proportional to a power of another score
 
