@@ -153,7 +153,7 @@ DEFAULTS = {  # public names -> what inspect finds
         model=ModelConfig("decoder", dim=128, hidden_dim=512, num_heads=4, decoder_layers=2,
                           dropout_rate=0.1, positions="rotary"),
         train=TrainConfig(seeds=1, steps=2000, batch_size=32, warmup_steps=100, weight_decay=0.1),
-        length=128, held_out=0.1),
+        length=128, held_out=0.1, documents=False),
     "GradientAnalysis": dict(iterations=20, samples=8),
     "Search": dict(beams=1, length_penalty=1.0),
     "MeshShape": dict(seed=1, data=1),
@@ -191,6 +191,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "translated_ids": dict(search=Search()),
     # runs and figures
     "Model.features": dict(return_weights=False),
+    "PositionEncoding.ids": dict(packed=False),
     "Checkpoints": dict(keep=2, keep_best=0, read_only=False),
     "Checkpoints.save": dict(temporary=False),
     "Checkpoints.restore": dict(step="newest"),

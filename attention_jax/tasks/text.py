@@ -1,13 +1,16 @@
 """A language model: the next character of a text, by a decoder alone.
 
 The model reads the bytes of the text in UTF-8, so that it can be loaded and used without the text.
-The results are in bits per character.
+The results are in bits per character. Its examples are windows of the text, or rows of whole
+documents, which begin with SOS, end with EOS, and do not see each other.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,14 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.core.checks import checked_fraction
+from attention_jax.core.checks import check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
 from attention_jax.tasks.evaluation import EXAMPLES, SHOWN, best_answers
 from attention_jax.tasks.files import check_data, data_digest, read_text
 from attention_jax.tasks.tokens import CausalTask, without_source
-from attention_jax.tasks.vocabulary import FIRST, Batch, labels_of
+from attention_jax.tasks.vocabulary import EOS, FIRST, PAD, SOS, Batch, labels_of, padded_rows
 from attention_jax.training.losses import cross_entropy
 from attention_jax.training.metrics import token_accuracy
+from attention_jax.training.settings import LEFT_OUT
 from attention_jax.training.task import (
     Answers,
     Feed,
@@ -48,6 +52,7 @@ MODEL = ModelConfig(
     positions="rotary",
 )
 TRAIN = TrainConfig(seeds=1, steps=2000, batch_size=32, warmup_steps=100, weight_decay=0.1)
+_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*(?:\n|\Z))+")
 _ANSWER, _EXAMPLE = 64, 32  # bytes of an answer, and of an example
 
 
@@ -61,6 +66,9 @@ class Text(CausalTask):
         train: steps, seeds, optimiser, checkpoints.
         length: bytes of an example.
         held_out: the share of the text, at its end, that is for validation.
+        documents: whether examples are documents, the parts of the text between blank lines, each
+            read alone: as many as fit share an example. One that is too long for an example is cut
+            into several.
     """
 
     name: ClassVar[str] = "text"
@@ -70,11 +78,18 @@ class Text(CausalTask):
     train: TrainConfig = TRAIN
     length: int = 128
     held_out: float = 0.1
+    documents: bool = dataclasses.field(default=False, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
-        check_instances(self, text=Path)
+        check_instances(self, text=Path, documents=bool)
         super().__post_init__()
         checked_fraction("held_out", self.held_out)
+        if self.documents:
+            check_integer("length", self.length, 2)  # SOS and a byte
+            if self.model.position_draw != "none":
+                raise ValueError(
+                    f"position_draw must be none with documents; got {self.model.position_draw}"
+                )
         if self.model.positions == "learned":  # the others have no limit in an answer
             self.model.check_length(min(self.length, _EXAMPLE) - 1 + _ANSWER)
 
@@ -106,14 +121,27 @@ class Text(CausalTask):
             )
         return parts
 
+    def _documents(self, part: bytes) -> list[bytes]:
+        """The documents of a part of the text, each short enough for an example."""
+        size = self.length - 1  # SOS comes first
+        documents = [text for text in _BLANK_LINES.split(part.strip(b"\n")) if text.strip()]
+        if not documents:
+            raise ValueError(f"text {self.text} has a part of blank lines alone: no documents")
+        cuts = ((text, range(0, len(text), size)) for text in documents)
+        return [text[start : start + size] for text, starts in cuts for start in starts]
+
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
-        """Random windows of the text."""
+        """Random windows of the text, or rows of random documents."""
         del folder, multiple_of
         train, held_out = self.parts()
         size = self.train.batch_size
+        documents = self._documents(train) if self.documents else []
 
         def batch(seed: int, step: int) -> Batch:
             rng = np.random.default_rng([seed, step])
+            if documents:
+                drawn = (documents[rng.integers(len(documents))] for _ in itertools.count())
+                return _rows(_filled(drawn, self.length, size), self.length)
             return _windows(train, rng.integers(0, len(train) - self.length, size), self.length)
 
         digests = {"text_sha256": data_digest(train + held_out)}
@@ -122,7 +150,12 @@ class Text(CausalTask):
     # --- loss ---
 
     def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
-        logits = self.bind(params)(*batch.inputs, rng=rng)
+        inputs: Any = batch.inputs
+        tokens, segments = batch.target_inputs, None
+        if self.documents:
+            inputs = None, None, tokens
+            segments = jnp.where(tokens == PAD, -1, jnp.cumsum(tokens == SOS, 1, jnp.int32))
+        logits = self.bind(params)(*inputs, segments=segments, rng=rng)
         accuracy = token_accuracy(jnp.argmax(logits, -1), batch.targets, batch.target_lengths)
         return cross_entropy(logits, batch.targets, batch.target_lengths), {"accuracy": accuracy}
 
@@ -131,21 +164,30 @@ class Text(CausalTask):
     def bits_per_character(self, params: Params, folder: Path | None = None) -> list[float]:
         """The cost of the held-out text for each seed, read in windows of `length` bytes.
 
-        A last, shorter window is left out. The arguments and errors are those of `parts`.
+        A last, shorter window is left out. With `documents` it is the cost of each of them alone,
+        its end included. The arguments and errors are those of `parts`.
         """
         held_out = self.parts(folder)[1]
-        starts = np.arange(0, len(held_out) - self.length, self.length)
-        text = held_out[: len(starts) * self.length + 1]
+        batches: Iterable[Batch]
+        if self.documents:
+            documents = self._documents(held_out)
+            batches = (_rows([row], self.length) for row in _filled(documents, self.length))
+            characters = len(b"".join(documents).decode(errors="ignore"))
+        else:
+            starts = np.arange(0, len(held_out) - self.length, self.length)
+            text = held_out[: len(starts) * self.length + 1]
+            batches = (_windows(text, [start], self.length) for start in starts)
+            characters = len(text.decode(errors="ignore")) - 1
 
         @jax.jit
         def nats_of(params: Params, batch: Batch) -> Array:
             return jax.vmap(lambda params: self.loss(params, batch, None)[0])(params)
 
         nats = sum(
-            np.asarray(nats_of(params, _windows(text, [start], self.length)), np.float64)
-            for start in starts
+            np.asarray(nats_of(params, batch), np.float64)
+            * (int(batch.target_lengths.sum()) / self.length)
+            for batch in batches
         )
-        characters = len(text.decode(errors="ignore")) - 1
         return (self.length * np.asarray(nats) / math.log(2) / characters).tolist()
 
     @property
@@ -164,9 +206,15 @@ class Text(CausalTask):
         return {"bits per character": Result(self.bits_per_character(params, folder), False)}
 
     def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:
-        """Short windows of the held-out text."""
+        """Short windows of the held-out text, or the beginnings of its documents."""
         text, size = self.parts(folder)[1], min(self.length, _EXAMPLE)
-        batch = _windows(text, np.linspace(0, len(text) - size - 1, EXAMPLES).astype(int), size)
+        if self.documents:
+            documents = self._documents(text)
+            chosen = np.linspace(0, len(documents) - 1, EXAMPLES).astype(int)
+            batch = _rows([[documents[index][: size - 1]] for index in chosen], size)
+        else:
+            starts = np.linspace(0, len(text) - size - 1, EXAMPLES).astype(int)
+            batch = _windows(text, starts, size)
         return batch, _labels(batch, SHOWN)
 
     def answers(
@@ -193,7 +241,7 @@ class Text(CausalTask):
         texts: list[tuple[str, str, str | None]] = []
         sequences = []
         for text in inputs:
-            prompt = FIRST + np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+            prompt = np.array([SOS] * self.documents + _ids(text.encode()), np.int32)
             source = jnp.asarray(prompt[None, :-1]), jnp.array([len(prompt) - 1], jnp.int32)
             options: Any = {"max_length": _ANSWER, "sos": int(prompt[-1]), "beams": beams}
             (answer,) = np.asarray(best_answers(model, *source, **options))
@@ -211,6 +259,39 @@ def _windows(text: bytes, starts: Any, length: int) -> Batch:
     return _pairs(FIRST + windows.astype(np.int32))
 
 
+def _filled(documents: Iterable[bytes], length: int, most: int | None = None) -> list[list[bytes]]:
+    """Rows of documents, whole and with SOS at most `length` tokens: each is in the first it fits.
+
+    They end before a document for which there are not `most` rows.
+    """
+    rows: list[list[bytes]] = []
+    room: list[int] = []
+    for document in documents:
+        index = next((i for i, free in enumerate(room) if len(document) < free), len(room))
+        if index == most:
+            break
+        if index == len(room):
+            rows.append([])
+            room.append(length)
+        rows[index].append(document)
+        room[index] -= len(document) + 1
+    return rows
+
+
+def _rows(rows: Iterable[list[bytes]], length: int) -> Batch:
+    """A batch of rows of documents: each is SOS and its bytes, whose targets end with EOS."""
+    ids = [[_ids(document) for document in row] for row in rows]
+    inputs = [[token for each in row for token in [SOS, *each]] for row in ids]
+    targets = [[token for each in row for token in [*each, EOS]] for row in ids]
+    tokens, lengths = padded_rows(inputs, len(ids), length)
+    batch = without_source(tokens, padded_rows(targets, len(ids), length)[0])
+    return batch._replace(target_lengths=lengths)  # type: ignore[arg-type]
+
+
+def _ids(text: bytes) -> list[int]:
+    return [FIRST + byte for byte in text]
+
+
 def _pairs(ids: np.ndarray) -> Batch:
     """A batch in which each token of [B, T + 1] is the target of the one before it."""
     return without_source(ids[:, :-1], ids[:, 1:])
@@ -226,7 +307,9 @@ def _labels(batch: Batch, count: int) -> Labels:
 
 def _label(token: int) -> str:
     """A visible character; two hexadecimal digits for any other byte."""
-    letter = chr(max(int(token) - FIRST, 0))
+    if token < FIRST:
+        return ("PAD", "SOS", "EOS")[int(token)]
+    letter = chr(int(token) - FIRST)
     if letter == " ":
         return "␣"
     return letter if letter.isascii() and letter.isprintable() else f"{ord(letter):02x}"

@@ -42,6 +42,8 @@ _RESERVED |= {*DESCRIPTIONS}
 
 # The kinds of parts of a model in config.json, and what a name of such a part names.
 PARTS: dict[str, Callable[[Any], Any]] = {"scores": get_score, "normalizers": get_normalizer}
+# Of a field of a task that config.json has only if it is not the default: a later option.
+LEFT_OUT = {"left_out_at_default": True}
 _RENAMED = re.compile(r"(?:^|\s+)(task|(?:self_attention_)?(?:score|normalizer))=")
 
 # --- a task by its name ---
@@ -286,8 +288,12 @@ def fields_of(task: Task) -> JSON:
     """The settings of a task and of its model and training, as JSON gives them back.
 
     A relative path is of the current folder, and becomes absolute: another folder has other files.
+    A field with `LEFT_OUT` is left out where it has its default.
     """
     fields: JSON = plain(dataclasses.asdict(task))  # type: ignore[call-overload]
+    for field in dataclasses.fields(task):  # type: ignore[arg-type]
+        if field.metadata == LEFT_OUT and fields[field.name] == field.default:
+            del fields[field.name]
     return fields
 
 

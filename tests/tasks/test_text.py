@@ -1,17 +1,24 @@
 """The language model: its text, which must stay as it was, and the room for its answers."""
 
 import dataclasses
+import functools
+import itertools
 import json
 import math
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from derivative_cases import agree
+from mistakes import refused
 
-from attention_jax.tasks.text import FIRST, MODEL, Text
+from attention_jax.tasks.text import FIRST, MODEL, Text, _filled, _rows
+from attention_jax.tasks.vocabulary import EOS, SOS
 from attention_jax.training.identity import config_of, task_in
 from attention_jax.training.run import prepare
+from attention_jax.training.settings import task_from
 from attention_jax.training.task import TrainConfig
 
 SENTENCE = "The quick brown fox jumps over the lazy döner. "
@@ -115,3 +122,103 @@ def test_batches_are_of_their_seed_and_step_and_read_the_whole_text(tmp_path):
     object.__setattr__(task, "loss", loss)
     (found,) = task.bits_per_character(np.ones(1, np.float32))
     np.testing.assert_allclose(found, length * held_out / math.log(2) / 18, rtol=1e-5)
+
+
+# --- documents ---
+
+DOCUMENTS = ["ab", "a longer one,\n  of two lines", "döner", "x" * 40]
+TINY = dataclasses.replace(MODEL, dim=8, hidden_dim=8, num_heads=2, dropout_rate=0.0)
+
+
+def documents_of(tmp_path, **options):
+    path = tmp_path / "text"
+    path.write_text("\n" + "\n \n\n".join(DOCUMENTS * 2) + "\n\n\n")
+    options = {"length": 24, "held_out": 0.5, "model": TINY} | options
+    return Text(path, documents=True, train=TrainConfig(batch_size=9), **options)
+
+
+def read(batch):
+    """The documents of a batch, SOS to EOS, row by row."""
+    rows = []
+    for tokens, targets, length in zip(*map(np.asarray, batch[2:]), strict=True):
+        assert not np.any([tokens[length:], targets[length:]])
+        starts = [*np.flatnonzero(tokens == SOS), length]
+        assert starts[0] == 0
+        rows.append([])
+        for start, end in itertools.pairwise(starts):
+            assert tokens[start + 1 : end].tolist() == targets[start : end - 1].tolist()
+            assert targets[end - 1] == EOS
+            rows[-1].append(bytes((targets[start : end - 1] - FIRST).tolist()))
+    return rows
+
+
+def test_rows_are_filled_with_whole_documents(tmp_path):
+    task = documents_of(tmp_path)
+    whole = [text.encode() for text in DOCUMENTS]
+    pieces = {part for text in whole for part in (text[:23], text[23:]) if part}
+    feed = task.feed(tmp_path)
+    batches = [read(feed.batch(seed, step)) for seed, step in ((0, 0), (0, 0), (0, 1), (1, 0))]
+    assert batches[0] == batches[1]
+    assert batches[0] != batches[2]
+    assert batches[0] != batches[3]
+    rows = [row for batch in batches for row in batch]
+    assert {part for row in rows for part in row} == pieces
+    used = [sum(len(part) + 1 for part in row) for row in batches[0]]
+    assert len(used) == 9
+    assert max(used) <= 24
+    for row, length in enumerate(used):  # each document is in the first row that it fits
+        later = [part for other in batches[0][row + 1 :] for part in other]
+        assert all(length + len(part) + 1 > 24 for part in later)
+    batch, labels = task.examples()
+    assert read(batch)[0] == [b"ab"]
+    assert labels["ab"] == (["a", "b", "EOS"], ["SOS", "a", "b"])
+
+
+def test_a_document_costs_what_it_costs_alone(tmp_path):
+    """Loss, gradient and bits per character, against each document in a row of its own."""
+    task = documents_of(tmp_path, model=dataclasses.replace(TINY, positions="learned"))
+    params = jax.jit(task.init)(jax.random.key(0))
+    held_out = task._documents(task.parts()[1])
+    packed = list(_filled(held_out, 24))
+    assert len(packed) < len(held_out)
+
+    @jax.jit
+    def cost(params, batch):
+        return jax.value_and_grad(lambda params: task.loss(params, batch, None)[0])(params)
+
+    tokens = [len(text) + 1 for text in held_out]
+    alone = [cost(params, _rows([[text]], 24)) for text in held_out]
+    mean = jax.tree.map(lambda *leaves: np.average(leaves, 0, tokens), *alone)
+    agree(cost(params, _rows(packed, 24)), mean, 1e-5)
+    bits = task.bits_per_character(jax.tree.map(lambda leaf: leaf[None], params))
+    characters = len(b"".join(held_out).decode())
+    np.testing.assert_allclose(bits, mean[0] * sum(tokens) / math.log(2) / characters, rtol=1e-5)
+
+
+def test_the_config_of_a_run_without_documents_is_what_it_was(tmp_path):
+    task = documents_of(tmp_path)
+    without = dataclasses.replace(task, documents=False)
+    assert "documents" not in config_of(without)
+    assert task_from(config_of(without)) == without
+    assert config_of(task)["documents"] is True
+    assert task_from(config_of(task)) == task
+    changed = functools.partial(functools.partial, dataclasses.replace, task)
+    drawing = dataclasses.replace(TINY, position_draw="subset")
+    refused("position_draw must be none", changed(model=drawing))
+    refused("length must be at least 2", changed(length=1))
+    refused("documents must be a bool", changed(documents="yes"))
+    task.text.write_text("\n \n" * 99)
+    refused("has a part of blank lines alone", functools.partial(task.feed, tmp_path))
+
+
+def test_a_prompt_begins_as_a_document(tmp_path, monkeypatch):
+    prompts = []
+
+    def answer(model, source, lengths, *, sos, **options):
+        prompts.append([*source[0].tolist(), sos])
+        return np.zeros((1, 64), np.int32)
+
+    monkeypatch.setattr("attention_jax.tasks.text.best_answers", answer)
+    monkeypatch.setattr(Text, "bind", lambda *_: None)
+    documents_of(tmp_path).answers(None, ["ab"])
+    assert prompts == [[SOS, FIRST + 97, FIRST + 98]]
