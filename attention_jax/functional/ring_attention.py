@@ -121,6 +121,12 @@ def _check_cut(mesh: Any, axis_name: str, inputs: Inputs) -> None:
             f"axis_name must be an axis of mesh, one of {', '.join(mesh.axis_names)};"
             f" got {axis_name!r}"
         )
+    current = jax.sharding.get_abstract_mesh()
+    if not current.empty and axis_name not in current.axis_names:
+        raise ValueError(
+            f"axis_name must be an axis of the mesh of jax.set_mesh or jax.shard_map, one of"
+            f" {', '.join(current.axis_names)}; got {axis_name!r}"
+        )
     devices = mesh.shape[axis_name]
     for name, array in (("query", inputs.query), ("key", inputs.key)):
         length = array.shape[-2]

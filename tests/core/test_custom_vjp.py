@@ -12,10 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
-from derivative_compositions import COMPOSITIONS, K, Q, V, loss
 from jax.experimental.jet import jet
+from oracles import normal
+from transformations import DERIVATIVES, loss_of
 
 from attention_jax import attention, custom_vjp
+
+Q, K, V = (normal(n, 3, seed=i, dtype=float) for i, n in enumerate((5, 7, 7)))
 
 
 def plain(q, k, v):
@@ -52,21 +55,21 @@ class Counted:
 
 def test_compositions_are_those_of_plain_jax():
     """All in one program, without those that others contain."""
-    contained = {"hessian", "linearize", "hessian of scan", "third"}
-    counted = {name: Counted() for name in COMPOSITIONS.keys() - contained}
+    contained = {"vjp", "linearize", "jvp of grad", "hessian", "third derivative", "scan"}
+    counted = {name: Counted() for name in DERIVATIVES.keys() - contained - {"linear_transpose"}}
 
     @quick_jit
     def all_of_them(*arrays):
         functions = {name: each.function for name, each in counted.items()}
         return [
-            {name: COMPOSITIONS[name][0](function)(*arrays) for name, function in each.items()}
+            {name: DERIVATIVES[name][0](function, *arrays) for name, function in each.items()}
             for each in (functions, dict.fromkeys(functions, plain))
         ]
 
     with jax.enable_x64(True):
         chex.assert_trees_all_close(*all_of_them(Q, K, V), rtol=0, atol=1e-11)
     for name, each in counted.items():
-        assert (each.calls["bwd"] > 0) == COMPOSITIONS[name][1], (name, each.calls)
+        assert (each.calls["bwd"] > 0) == DERIVATIVES[name][1], (name, each.calls)
 
 
 # --- arguments and results of every kind ---
@@ -171,7 +174,7 @@ def test_static_arguments():
 
 def test_nothing_is_traced_again():
     counted = Counted()
-    gradient = quick_jit(jax.grad(loss(counted.function), (0, 1, 2)))
+    gradient = quick_jit(jax.grad(loss_of(counted.function), (0, 1, 2)))
     pushed = quick_jit(lambda *x: jax.jvp(counted.function, x, x))
     arrays = [jnp.asarray(x, jnp.float32) for x in (Q, K, V)]
     for function in (gradient, pushed):
@@ -191,7 +194,7 @@ def test_nothing_leaks():
     """The rules close over no traced value, also under `jit` and `vmap`."""
     f = Counted().function
     with jax.checking_leaks():
-        for function in (f, jax.grad(loss(f)), jax.hessian(loss(f))):
+        for function in (f, jax.grad(loss_of(f)), jax.hessian(loss_of(f))):
             jax.eval_shape(jax.jit(jax.vmap(function)), *(x[None] for x in (Q, K, V)))
 
 

@@ -256,3 +256,9 @@ def test_memory_of_one_of_eight_devices():
     found = compiled.memory_analysis()
     assert found.argument_size_in_bytes == 3 * length * features * 4 / 8
     assert found.temp_size_in_bytes < 4 * length**2 / 8 / 16
+
+
+def test_a_current_mesh_without_the_axis_is_refused():
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])):
+        with pytest.raises(ValueError, match="axis_name must be an axis .* data; got 'context'"):
+            ring_of(2)(*np.ones((3, 4, 2), np.float32))
