@@ -259,6 +259,7 @@ def test_memory_of_one_of_eight_devices():
 
 
 def test_a_current_mesh_without_the_axis_is_refused():
-    with jax.set_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])):
-        with pytest.raises(ValueError, match="axis_name must be an axis .* data; got 'context'"):
-            ring_of(2)(*np.ones((3, 4, 2), np.float32))
+    current = jax.set_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2]))
+    refused = pytest.raises(ValueError, match=r"axis_name must be an axis .* data; got 'context'")
+    with current, refused:
+        ring_of(2)(*np.ones((3, 4, 2), np.float32))
