@@ -20,7 +20,7 @@ from kernel_cases import runnable
 from oracles import normal
 from score_cases import SCORE_CASES, slow_unless
 from test_ordered_attention import coverage, monotonic
-from transformations import DERIVATIVES, USES, mesh_of, output_and_gradients
+from transformations import DERIVATIVES, USES, mesh_of
 
 import attention_jax as aj
 from experiments.pages import replaced
@@ -117,7 +117,7 @@ def test_a_cell_of_the_table(name, column):
             transform, tokens = DERIVATIVES[name][0], [x[0] for x in TOKENS]
             got, expected = quick_jit(lambda *x: [transform(f, *x) for f in (f, formula)])(*tokens)
         else:
-            expected = output_and_gradients(quick_jit(jax.vmap(formula)), *TOKENS)
+            expected = USES["jit"](jax.vmap(formula), *TOKENS)
             place = NamedSharding(mesh_of(), P()) if column == "ring" else None
             tokens = jax.device_put(TOKENS, place)
             if error := REFUSED.get((name, column)):
