@@ -34,6 +34,15 @@ function visible(token) {
   return marked.trim() === "" ? marked.replaceAll(" ", "␣") : marked;
 }
 
+// The first of the indices that leave a distance between each other.
+function apart(indices, distance) {
+  const kept = [];
+  for (const index of indices) {
+    if (kept.every((other) => Math.abs(other - index) >= distance)) kept.push(index);
+  }
+  return kept;
+}
+
 function element(tag, parent, className, text) {
   const made = document.createElement(tag);
   if (className) made.className = className;

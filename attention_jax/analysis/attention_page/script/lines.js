@@ -51,7 +51,7 @@ class Lines {
     for (const [side, root] of Object.entries(this.sides)) {
       root.replaceChildren();
       const tokens = this.panel.table[side];
-      const indices = this.all ? tokens.keys() : this.apart(shown[side], 18);
+      const indices = this.all ? tokens.keys() : apart(shown[side], 20 / this.step);
       for (const index of indices) {
         const label = element("span", root, "token", visible(tokens[index]));
         label.title = tokens[index];
@@ -65,15 +65,6 @@ class Lines {
         this.labels[side].set(index, label);
       }
     }
-  }
-
-  // The first of the tokens that leave room for each other.
-  apart(indices, height) {
-    const kept = [];
-    for (const index of indices) {
-      if (kept.every((other) => Math.abs(other - index) * this.step >= height)) kept.push(index);
-    }
-    return kept;
   }
 
   focusAt(event) {
@@ -96,10 +87,8 @@ class Lines {
       const ends = pairs.filter((pair) => pair[2] > 0.02).sort((a, b) => b[2] - a[2]);
       shown[other].push(...ends.slice(0, 12).map((pair) => pair[other === "keys" ? 1 : 0]));
     } else {
-      const every = Math.ceil(22 / this.step);
       for (const side of ["queries", "keys"]) {
-        shown[side].push(...this.panel.marked[side]);
-        for (let n = 0; n < table[side].length; n += every) shown[side].push(n);
+        shown[side].push(...this.panel.marked[side], ...table[side].keys());
       }
     }
     this.label(shown);

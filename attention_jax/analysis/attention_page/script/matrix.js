@@ -117,22 +117,17 @@ class Matrix {
       ? { side: "queries", index: i, other: j } : null;
   }
 
-  // The shown token, and others where they leave room.
-  apart(shown, count) {
-    const every = Math.ceil(15 / this.cell);
-    const others = [...Array(count).keys()].filter((index) => index % every === 0
-      && shown.every((other) => Math.abs(other - index) >= every));
-    return [...shown, ...others];
-  }
-
-  label(shown) {
+  // Labels of all tokens, or of the pair, of matches and of others, as far as there is room.
+  label(pair) {
     if (this.all && this.labelled) return;
     this.labelled = { queries: new Map(), keys: new Map() };
     const size = Math.min(14, Math.max(this.cell - 1, 11)), thickness = Math.max(this.cell, 14);
     for (const side of ["queries", "keys"]) {
       const tokens = this.panel.table[side];
       this.labels[side].replaceChildren();
-      for (const index of this.all ? tokens.keys() : this.apart(shown[side], tokens.length)) {
+      const present = [pair[side], ...this.panel.marked[side], ...tokens.keys()];
+      const shown = apart(present.slice(pair[side] === null ? 1 : 0), 15 / this.cell);
+      for (const index of this.all ? tokens.keys() : shown) {
         const label = element("span", this.labels[side], "token", visible(tokens[index]));
         label.title = tokens[index];
         label.style.fontSize = `${size}px`;
@@ -155,8 +150,7 @@ class Matrix {
     const { focus, marked } = this.panel, { cell, left, top, scroller } = this;
     const [i, j] = focus ? pairOf(focus) : [null, null];
     const pair = { queries: i, keys: j };
-    const present = (index) => (index === null ? [] : [index]);
-    this.label({ queries: present(i), keys: present(j) });
+    this.label(pair);
     for (const side of ["queries", "keys"]) {
       this.outlines[side].hidden = pair[side] === null;
       for (const [index, label] of this.labelled[side]) {
@@ -165,6 +159,9 @@ class Matrix {
       }
     }
     const { table } = this.panel;
+    for (const outline of Object.values(this.outlines)) {
+      outline.style.borderWidth = cell < 6 ? "1px" : "2px";
+    }
     place(this.outlines.queries, left, top + i * cell, cell * table.keys.length, cell);
     place(this.outlines.keys, left + j * cell, top, cell, cell * table.queries.length);
     if (!focus || state.pointed === this.root) return;
