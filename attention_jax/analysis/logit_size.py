@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -84,7 +85,7 @@ def logit_size(
     valid = {a % len(batch) for a in axes if a in range(-len(batch), len(batch))}
     if len(valid) < len(axes):
         raise ValueError(f"axis must be different axes of the batch {list(batch)}; got {axis!r}")
-    pairs = (array.reshape(-1, *array.shape[-2:]) for array in (logits, allowed))
+    pairs = (array.reshape(math.prod(batch), *array.shape[-2:]) for array in (logits, allowed))
     sums = jax.vmap(_sums)(*pairs).reshape(*batch, 5).sum(tuple(valid))
     number, within, free, of_query, free_of_query = jnp.moveaxis(sums, -1, 0)
     is_zero, is_unknown = within == 0, (within == 0) | (free_of_query == 0)  # NaN is neither
@@ -133,7 +134,7 @@ def logit_factor(attentions: Mapping[str, CapturedAttention], deviation: float) 
             raise ValueError(f"attentions must have logits; got {name!r} without (no softmax)")
         logits = attention.logits
         squares.append(logit_size(logits, axis=range(logits.ndim - 2)).deviation ** 2)
-    return deviation / jnp.sqrt(jnp.mean(jnp.stack(squares)))
+    return float(deviation) / jnp.sqrt(jnp.mean(jnp.stack(squares)))
 
 
 def _sums(logits: Array, allowed: Array) -> Array:

@@ -59,6 +59,14 @@ def _parts(runs: Sequence[JSON], command: str) -> Iterator[str]:
         "Entropy, saturation, spread of the logits, and the gradient that passes the softmax, for"
         " each attention against the training step. A row is saturated if one weight exceeds 0.99.",
     )
+    if any(sizes for run in runs for sizes in run["logit_size"].values()):
+        yield html_page.heading("Size of the logits")
+        yield html_page.paragraph(
+            "The deviation of the logits within rows, and the share of its square that depends on"
+            " the query: the rest ranks the keys equally for all queries. Over all heads and"
+            " examples of a batch; mean ± standard deviation over seeds."
+        )
+        yield logit_size_table(runs)
     yield html_page.heading("Attention weights, and the gradient in their logits")
     yield html_page.frame(
         examples_view(runs).to_frame(),
@@ -190,16 +198,31 @@ def scale_curves(runs: Sequence[JSON]) -> Figure:
     return figure
 
 
+def _over_seeds(values: Sequence[float | None]) -> str:
+    """A cell: mean ± standard deviation over seeds."""
+    mean, deviation = mean_and_deviation(np.array(values, float))
+    return f"{mean:.3g} ± {deviation:.2g}" if len(values) > 1 else f"{mean:.3g}"
+
+
+def logit_size_table(runs: Sequence[JSON]) -> str:
+    """One row per run, attention with a softmax, and step."""
+    rows = [
+        (run["label"], name, step, *map(_over_seeds, (size["deviation"], size["query_share"])))
+        for run in runs
+        for name in run["attentions"]
+        for step, sizes in run["logit_size"].items()
+        for size in [sizes.get(name)]
+        if size
+    ]
+    columns = ("run", "attention", "step", "deviation of a row's logits", "query's share")
+    return html_page.table(columns, rows)
+
+
 def curvature_table(runs: Sequence[JSON]) -> str:
     """One row per run and step."""
-
-    def cell(values: Sequence[float | None]) -> str:
-        mean, deviation = mean_and_deviation(np.array(values, float))
-        return f"{mean:.3g} ± {deviation:.2g}" if len(values) > 1 else f"{mean:.3g}"
-
     statistics = ("largest", "smallest", "trace")
     rows = [
-        (run["label"], step, *(cell(numbers[name]) for name in statistics))
+        (run["label"], step, *(_over_seeds(numbers[name]) for name in statistics))
         for run in runs
         for step, numbers in run.get("curvature", {}).items()
     ]

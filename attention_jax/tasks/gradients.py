@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.analysis import capture_gradients, logit_variance
+from attention_jax.analysis import capture_gradients, logit_size, logit_variance
 from attention_jax.analysis.capture import computation_order
 from attention_jax.analysis.curvature import edges_and_trace
 from attention_jax.analysis.gradients import sweep_of_captured
@@ -110,6 +110,7 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
         "by_step": {"steps", statistic: [steps][seeds]},
         "gradient_norms": {group of parameters: [steps][seeds]}, "attentions": their names,
         "examples": {step: {example: {"row_labels", "column_labels", "weights", "dlogits"}}},
+        "logit_size": {step: {attention with a softmax: {"deviation", "query_share": [seeds]}}},
         "scale_sweep": {"scales", step: {statistic: [seeds][scales]}}, "curvature": {step:
         {statistic: [seeds]}}}, where step is "0" or the newest. Numbers that are not finite are
         None, and so are those that need a softmax if the attention has none.
@@ -125,6 +126,7 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
     by_step = _by_step(run)
     drawn = f"weights and gradients of {', '.join(run.labels)}"
     tables = look(drawn, functools.partial(_of_examples, run))
+    sizes = look("sizes of the logits", jax.vmap(functools.partial(_logit_sizes, run)))
     sweeps = look("scales of the logits", jax.vmap(functools.partial(_scale_sweep, run)))
     attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
@@ -137,6 +139,7 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
         "gradient_norms": _norms_by_group(by_step),
         "attentions": sorted(attentions, key=computation_order),
         "examples": {step: _example_tables(run, table) for step, table in tables.items()},
+        "logit_size": _rounded(sizes),
         "scale_sweep": _rounded({"scales": _SCALES, **sweeps}),
     }
     if analysis.iterations:
@@ -197,6 +200,18 @@ def _example_tables(run: Run, tables_of: dict[str, Any]) -> JSON:
         }
         for example, (rows, columns) in run.labels.items()
     }
+
+
+def _logit_sizes(run: Run, params: Params) -> dict[str, dict[str, Array]]:
+    """Of one seed's attentions, over all examples and heads, and the rows that the loss reads."""
+    captured = capture_gradients(run.loss, params, run.batch)
+    sizes = {}
+    for name, attention in captured.attentions.items():
+        if attention.logits is not None:
+            rows = jnp.any(captured.gradients[name].doutput != 0, axis=-1)
+            axes = range(attention.logits.ndim - 2)
+            sizes[name] = logit_size(attention.logits, rows=rows, axis=axes)._asdict()
+    return sizes
 
 
 _SCALES = np.geomspace(1 / 64, 64, 37)

@@ -16,7 +16,7 @@ from conformance import quick_jit
 from html_reader import Reader, decoded_numbers
 from stand_in_training import TASK, run_of_two_seeds
 
-from attention_jax.analysis import capture
+from attention_jax.analysis import capture, logit_size
 from attention_jax.analysis.curvature import Estimate, SpectrumEdges
 from attention_jax.reports import gradient_report
 from attention_jax.tasks import gradients
@@ -106,6 +106,23 @@ def test_examples_show_the_models_own_weights(workdir, run):
         np.testing.assert_allclose(table["weights"], alone, atol=1e-5)
         np.testing.assert_allclose(np.sum(table["dlogits"], axis=1), 0, atol=1e-5)
         assert np.abs(table["dlogits"]).max() > 0
+
+
+def test_the_size_of_the_logits_is_that_of_a_capture(workdir, run):
+    params = load_analyzed_run(workdir).states[6].params
+    batch, _ = TASK.examples()
+    is_real = np.arange(batch.targets.shape[1]) < np.asarray(batch.target_lengths)[:, None]
+
+    @quick_jit
+    @jax.vmap
+    def size_of(params):
+        logits = capture(TASK.bind(params), *batch.inputs).attentions[CROSS].logits
+        return logit_size(logits, rows=is_real, axis=0)
+
+    for name, by_seed in size_of(params)._asdict().items():
+        np.testing.assert_allclose(run["logit_size"]["6"][CROSS][name], by_seed, rtol=1e-4)
+    table = gradient_report.logit_size_table([run])
+    assert [table.count(step) for step in (">0<", ">6<")] == [1, 1]
 
 
 def test_the_sweep_meets_the_model_at_scale_1_and_curvature_is_that_of_the_loss(run):
