@@ -81,10 +81,13 @@ def test_packed_documents_are_documents_alone(case):
         return jax.grad(loss, has_aux=True)(params)
 
     gradient, logits = together(params, LENGTHS, SOURCE_LENGTHS)
-    expected_gradient, expected = alone(params)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+        expected_gradient, expected = alone(wide)
     expected = packed(np.reshape(expected, (2, 3, LONGEST, V)), LENGTHS)
+    assert expected.dtype == np.float64
     real = np.arange(SIZE) < LENGTHS.sum(axis=1)[:, None]
-    np.testing.assert_allclose(logits[real], expected[real], rtol=2e-6, atol=2e-6)
+    agree(logits[real], expected[real], 2e-6)
     assert np.all(np.isfinite(logits))
     chex.assert_trees_all_equal_shapes(gradient, expected_gradient)
     agree(*(nnx.to_pure_dict(tree) for tree in (gradient, expected_gradient)), 1e-5)
