@@ -135,12 +135,14 @@ class Text(CausalTask):
         del folder, multiple_of
         train, held_out = self.parts()
         size = self.train.batch_size
-        documents = self._documents(train) if self.documents else []
+        parts = (train, held_out) if self.documents else ()
+        documents = [self._documents(part) for part in parts]
 
         def batch(seed: int, step: int) -> Batch:
             rng = np.random.default_rng([seed, step])
             if documents:
-                drawn = (documents[rng.integers(len(documents))] for _ in itertools.count())
+                own = documents[0]
+                drawn = (own[rng.integers(len(own))] for _ in itertools.count())
                 return _rows(_filled(drawn, self.length, size), self.length)
             return _windows(train, rng.integers(0, len(train) - self.length, size), self.length)
 
@@ -234,7 +236,8 @@ class Text(CausalTask):
             batch, _ = self.examples(folder)
             # A window may begin or end within a character.
             rows = np.asarray(batch.target_inputs)[:SHOWN]
-            inputs = [_as_text(row).strip("\ufffd") for row in rows]
+            shown = (_as_text(row).strip("\ufffd") for row in rows)
+            inputs = [text for text in shown if text]
         if not all(inputs):
             raise ValueError(f"inputs must be one or more, none of them empty; got {list(inputs)}")
         model = self.bind(params)

@@ -19,6 +19,7 @@ from attention_jax.runs.checkpoints import saved_steps
 from attention_jax.runs.run_folder import JSON, read_config
 from attention_jax.training.config import TrainConfig
 from attention_jax.training.settings import (
+    LEFT_OUT,
     PARTS,
     fields_of,
     leaves_of,
@@ -81,6 +82,9 @@ def config_of(task: Task, feed_of: Callable[[], Feed | None] = lambda: None) -> 
         ValueError: the task is a user's, and a method of it fails; in one line, with its name.
     """
     config = {"task": name_of(type(task)), **fields_of(task)}
+    for field in dataclasses.fields(task):  # type: ignore[arg-type]
+        if field.metadata == LEFT_OUT and config[field.name] == field.default:
+            del config[field.name]
     if hasattr(task.model, "describe_parts"):  # before the data is read, which may take seconds
         config |= task.model.describe_parts()
     feed = feed_of()

@@ -288,12 +288,8 @@ def fields_of(task: Task) -> JSON:
     """The settings of a task and of its model and training, as JSON gives them back.
 
     A relative path is of the current folder, and becomes absolute: another folder has other files.
-    A field with `LEFT_OUT` is left out where it has its default.
     """
     fields: JSON = plain(dataclasses.asdict(task))  # type: ignore[call-overload]
-    for field in dataclasses.fields(task):  # type: ignore[arg-type]
-        if field.metadata == LEFT_OUT and fields[field.name] == field.default:
-            del fields[field.name]
     return fields
 
 

@@ -207,7 +207,10 @@ def test_the_config_of_a_run_without_documents_is_what_it_was(tmp_path):
     refused("position_draw must be none", changed(model=drawing))
     refused("length must be at least 2", changed(length=1))
     refused("documents must be a bool", changed(documents="yes"))
-    task.text.write_text("\n \n" * 99)
+    (tmp_path / "config.json").write_text(json.dumps(config_of(without)))
+    message = "documents was False, now True"
+    refused(message, functools.partial(prepare, task, tmp_path, resume=True))
+    task.text.write_text("a\n" * 60 + "\n \n" * 60)  # the held-out half is blank
     refused("has a part of blank lines alone", functools.partial(task.feed, tmp_path))
 
 
