@@ -1,4 +1,8 @@
-"""Scores whose logits are multiplied by a factor among the parameters, learned or constant."""
+"""Scores whose logits are multiplied by a factor among the parameters, learned or constant.
+
+The factor of the library's `Multiplied` is a constant of the program. Here it is an array, so that
+one program trains models with many factors.
+"""
 
 from __future__ import annotations
 
