@@ -59,7 +59,6 @@ TITLES = {
 }
 CAPTIONS = {
     "qkv_walkthrough": "Eight steps, projections of variance 1/D: weights are soft.",
-    "qkv_walkthrough_source": "The same steps with the source's numbers: most weights are 0 or 1.",
     "qkv_walkthrough_axis": "The source's softmax over columns, and a softmax over rows.",
 }
 
@@ -185,16 +184,13 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
-    """The steps of both recipes, and both axes of the softmax."""
-    title = "From token ids to context; projections with entries of variance 1 / D"
-    source_title = "The source's own numbers; projections with entries of variance 1"
-    ours, source = _steps(rows, "ours", title), _steps(rows, "source", source_title)
-    return dict(zip(CAPTIONS, (ours, source, _axis(rows)), strict=True))
+    """The steps of our recipe, and both axes of the source's softmax."""
+    return dict(zip(CAPTIONS, (_steps(rows), _axis(rows)), strict=True))
 
 
-def _steps(rows: list[Row], recipe: str, title: str) -> Figure:
+def _steps(rows: list[Row]) -> Figure:
     figure, axes = plotting.new_figure(10, 5.8, rows=2, columns=4)
-    for ax, row in zip(axes, where(rows, recipe=recipe), strict=True):
+    for ax, row in zip(axes, where(rows, recipe="ours"), strict=True):
         values = np.array(row["values"])
         limit = np.abs(values).max()
         style: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit, "vmax": limit}
@@ -212,7 +208,8 @@ def _steps(rows: list[Row], recipe: str, title: str) -> Figure:
         figure.colorbar(image, ax=ax, shrink=0.8)
     for ax in axes[::4]:
         ax.set_ylabel("token id, in order")
-    largest = np.max(where(rows, recipe=recipe, step="weights")[0]["values"], axis=1).mean()
+    largest = np.max(where(rows, recipe="ours", step="weights")[0]["values"], axis=1).mean()
+    title = "From token ids to context; projections with entries of variance 1 / D"
     figure.suptitle(f"{title}\nlargest weight of a row: {largest:.2f} on average")
     return figure
 
