@@ -111,7 +111,7 @@ def test_translation_without_its_packages(name, package, monkeypatch):
     experiment = lab.load(name)
     assert experiment.missing(experiment.QUICK) == ""
     monkeypatch.setitem(sys.modules, package, None)
-    assert "'.[translate]'" in experiment.missing(experiment.QUICK)
+    assert '".[translate]"' in experiment.missing(experiment.QUICK)
 
 
 def test_finished_experiments_run_again_only_with_force(house, tmp_path, monkeypatch):
