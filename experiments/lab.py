@@ -287,8 +287,7 @@ def _settings(config: Any) -> Row:
     """The settings that numbers depend on, all but folders, as they stand in a result file."""
     fields = dataclasses.asdict(config).items()
     numbers = {name: value for name, value in fields if not isinstance(value, Path)}
-    settings: Row = json.loads(json.dumps(numbers))
-    return settings
+    return json.loads(json.dumps(numbers))
 
 
 def program_of(score: str, dim: int) -> str:
@@ -395,7 +394,6 @@ def content_of(name: str, folder: Path | None = None) -> Row | None:
     """The result file of an experiment, by default the committed one; None if there is none."""
     path = (folder or FOLDER / SUBJECT_OF[name]) / f"{name}.json"
     try:
-        content: Row | None = json.loads(path.read_text()) if path.exists() else None
+        return json.loads(path.read_text()) if path.exists() else None
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}; {name} --force makes it anew") from error
-    return content
