@@ -43,8 +43,6 @@ every derivative. README.md is the introduction, docs/guide/ the guide.
 Array([[3.]], dtype=float32)
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

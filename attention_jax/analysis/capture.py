@@ -6,8 +6,6 @@ arrays, and no tracer can leak, with any `jit`, `vmap`, `scan` or `checkpoint` i
 or around the capture.
 """
 
-from __future__ import annotations
-
 import collections
 import re
 from collections.abc import Callable

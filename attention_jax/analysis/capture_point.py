@@ -9,8 +9,6 @@ A primitive is needed because a Python list would receive tracers, which cannot 
 `vmap` or `checkpoint` inside the function.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, NamedTuple
 

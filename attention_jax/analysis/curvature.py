@@ -9,8 +9,6 @@ All functions are pure and not jitted: `jax.jit(lambda params, rng: hessian_trac
 rng))` compiles once for many calls, and its `jax.vmap` serves stacked seeds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

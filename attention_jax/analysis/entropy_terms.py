@@ -1,7 +1,5 @@
 """The terms of an entropy and of a divergence, with finite derivatives for weights of any size."""
 
-from __future__ import annotations
-
 import math
 
 import jax

@@ -13,8 +13,6 @@ With L the logits, A = softmax(L) and O = A V, a cotangent dO of the output give
 apply it to a single call.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -8,8 +8,6 @@ no longer saves memory: its gradient stores the residuals. Where the program its
 gradient of a `checkpoint`, the recomputed points are ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Statistics to log during training: norms and noise of gradients, and every attention's rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,8 +6,6 @@ loop once per iteration. An addition and a multiplication each count as one, so 
 compiled program requests. Scores of your own are counted too.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """How large the logits of an attention are, and by what to multiply them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

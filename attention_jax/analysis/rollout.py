@@ -4,8 +4,6 @@ From the second layer on, a layer's weights refer to positions that are already 
 tokens. Rollout follows these mixtures back to the input tokens.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Literal

@@ -13,8 +13,6 @@ J is largest, |J|_F = 1/2, where two keys have equal weights 1/2, and 0 where on
 the row is saturated. All of these are 0 for a row of zeros, a query that may attend to no key.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

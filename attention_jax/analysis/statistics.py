@@ -7,8 +7,6 @@ derivative of w log w has no finite limit there. For entropy in linear memory, w
 `attention(..., return_statistics=True)`.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """What all command lines share: parsing by tyro, messages of one line, and tables."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

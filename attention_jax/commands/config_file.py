@@ -1,7 +1,5 @@
 """--config: turns a file, YAML or the config.json of a run, into words of a command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import typing

@@ -1,7 +1,5 @@
 """The table that train.py prints before the first step: the model, the run and the devices."""
 
-from __future__ import annotations
-
 import collections
 from typing import Any
 

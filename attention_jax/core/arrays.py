@@ -1,7 +1,5 @@
 """Conversion of arguments to arrays, casts of floats, and numbers of axes."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import jax

@@ -5,8 +5,6 @@ loop whose bound differs copies its carry. A predicate for the whole batch (whet
 needs the branch) avoids both.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap

@@ -8,8 +8,6 @@ for operations that need the devices while they are lowered (cuDNN's). A linear 
 until reverse mode transposes it; its transpose is traced then, and is a program too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

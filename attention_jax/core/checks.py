@@ -1,7 +1,5 @@
 """Checks of single arguments: each raises a ValueError with the argument's name and its value."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import math

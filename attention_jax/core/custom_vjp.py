@@ -10,8 +10,6 @@ evaluates the map, which is the tangent of the twin. Reverse mode transposes it,
 hand-written backward pass.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import operator

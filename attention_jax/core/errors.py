@@ -1,7 +1,5 @@
 """What an error says, and where: for messages of one line about code of other people."""
 
-from __future__ import annotations
-
 import os
 import sysconfig
 import traceback

@@ -12,8 +12,6 @@ The type of an array can name the axes of a mesh in two ways.
   axis: `varying_as` gives it the axes of the arrays that the loop reads.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

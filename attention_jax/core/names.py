@@ -4,8 +4,6 @@ A text is "name" or "module:Name", or either with fields: "name(field=value, ...
 Python literal, or such a text where the field is such an object. Text is read and never evaluated.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import difflib

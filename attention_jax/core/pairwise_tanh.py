@@ -23,8 +23,6 @@ over devices, that takes one reduction of two bools, and none inside a loop. The
 differently, so that a large query changes the last digits of other examples in its batch.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Sequence

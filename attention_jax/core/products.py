@@ -5,8 +5,6 @@ float32 in full precision. A TPU rounds to bfloat16 and a GPU to TF32, unless th
 "highest".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

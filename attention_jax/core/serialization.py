@@ -1,7 +1,5 @@
 """Pytrees that are arguments and results of programs which `jax.export` stores."""
 
-from __future__ import annotations
-
 import ast
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Where kernels run: in Pallas's interpreter, or on one platform alone."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -16,8 +16,6 @@ since dZ/dx_j = w_j and dH/dx_j = -w_j (log w_j + H), and log w_j + H = x_j - M 
 tile has exp(x_j - M) = w_j total, so the cotangents are divided by the total once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Each kernel has a `functools.singledispatch` function with an entry for each cla
 knows.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from attention_jax.parts import Known

@@ -1,7 +1,5 @@
 """What the queries of padded sequences see, and which tiles of keys they visit."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

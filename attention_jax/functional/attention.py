@@ -1,7 +1,5 @@
 """`attention` and `attention_weights`: check the arguments, choose an implementation, batch it."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

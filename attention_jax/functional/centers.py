@@ -6,8 +6,6 @@
 Source: Luong, Pham and Manning 2015, section 3.2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

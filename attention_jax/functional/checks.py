@@ -3,8 +3,6 @@
 Each raises a ValueError that names the argument, what was expected, and what was given.
 """
 
-from __future__ import annotations
-
 from typing import Any, TypedDict
 
 import jax

@@ -1,7 +1,5 @@
 """Coverage attention: logits depend on how much earlier queries attended to each key."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

@@ -4,8 +4,6 @@ The core knows no head axis. Queries come as [*B, K, G, T, D] and keys as [*B, K
 attention broadcasts the axis of size 1, so that keys and values are never repeated.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

@@ -6,8 +6,6 @@ tile, so that time and memory are linear in the size of the window. `centers` co
 Source: Luong, Pham and Manning 2015, section 3.2.
 """
 
-from __future__ import annotations
-
 from typing import Any, Unpack
 
 import jax

@@ -4,8 +4,6 @@ Projecting S keys costs O(S) products. A decoder that attends to the same keys i
 pay them in every step. A `Memory` stores the features that the score's `pair` reads.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -3,8 +3,6 @@
 A score gives the choosing probabilities; `monotonic_walks` turns them into weights.
 """
 
-from __future__ import annotations
-
 import functools
 import numbers
 from typing import Any, Literal

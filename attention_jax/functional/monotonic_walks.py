@@ -5,8 +5,6 @@ choosing probability p_ij. The soft form, the expectation over all walks, is dif
 hard form follows one walk, which stops at the first key with p_ij >= 1/2.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

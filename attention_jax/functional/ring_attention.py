@@ -1,7 +1,5 @@
 """Attention over sequences that are sharded over many devices: context parallelism."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, Unpack

@@ -1,7 +1,5 @@
 """An `attention_fn` with any score, for the attention layers of Flax (NNX and Linen)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """`jax.nn.dot_product_attention` with any score."""
 
-from __future__ import annotations
-
 import functools
 import numbers
 import operator

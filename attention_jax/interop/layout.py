@@ -1,7 +1,5 @@
 """The layout of `jax.nn` and Flax, positions before heads: from it to `attention`, and back."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Iterable

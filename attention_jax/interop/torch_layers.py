@@ -3,8 +3,6 @@
 Both functions take and return arrays by torch's names; neither imports torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

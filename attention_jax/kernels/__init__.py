@@ -4,8 +4,6 @@ The module of an experimental kernel is imported when the kernel is first used, 
 a fifth of the time to import this library, and few calls use it.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any

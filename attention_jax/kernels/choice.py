@@ -9,8 +9,6 @@ chosen until its logits take too much memory.
 an NVIDIA GPU, is chosen there wherever it can serve.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -17,8 +17,6 @@ batch, and cuDNN sums the gradients of a shared key.
 Source: Dao et al. 2022 and 2023, whose algorithm cuDNN implements.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

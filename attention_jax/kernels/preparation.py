@@ -4,8 +4,6 @@ A kernel never sees what the mask hides. Tokens in no allowed pair are replaced,
 are finite.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax.numpy as jnp

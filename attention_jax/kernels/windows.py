@@ -1,7 +1,5 @@
 """Conjunctions of causal, local, padding and segment masks, read as windows of consecutive keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,7 +32,7 @@ class Windows(NamedTuple):
             allowed &= self.query_segments == self.key_segments
         return allowed
 
-    def map(self, of_query: Callable[[Any], Any], of_key: Callable[[Any], Any]) -> Windows:
+    def map(self, of_query: Callable[[Any], Any], of_key: Callable[[Any], Any]) -> "Windows":
         """A function of each array [T], and of each array [S]; None stays None."""
         first, end, query_segments = jax.tree.map(of_query, tuple(self[:3]))
         return Windows(first, end, query_segments, jax.tree.map(of_key, self.key_segments))

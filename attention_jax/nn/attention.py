@@ -1,7 +1,5 @@
 """Attention as Flax NNX modules, which hold the parameters of the score."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A block: attention with any score to itself and to a memory, and a feed-forward layer."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

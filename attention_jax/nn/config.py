@@ -1,10 +1,8 @@
 """The settings of a model: one flat dataclass, whose fields are the options of a command line."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, get_origin, get_type_hints
 
 from attention_jax.core.checks import check_choice, check_integer, check_real, checked_fraction
 from attention_jax.core.names import is_of_library
@@ -359,7 +357,7 @@ class ModelConfig:
         """The score, and the settings around it that are not the default: "additive, coverage"."""
         return self.label_beside(ModelConfig())
 
-    def label_beside(self, usual: ModelConfig) -> str:
+    def label_beside(self, usual: Self) -> str:
         """The score, and the settings around it that differ from those of a usual model."""
         is_global = self.attention == "global"
         words = [self.score]

@@ -5,8 +5,6 @@ state that passes from query to query. A `Memory` holds the projections of the m
 which are computed once for all queries.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -6,8 +6,6 @@ any pytree of arrays [n, ...] that keeps its structure, shapes and dtypes. Rows 
 PAD, and their logits are ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Dropout in modules: when it is enabled, and its PRNG keys, as in Flax's own layers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

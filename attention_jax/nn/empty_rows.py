@@ -1,7 +1,5 @@
 """Functions, gates and projections of the output of attention, at queries without keys."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

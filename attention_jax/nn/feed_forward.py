@@ -1,7 +1,5 @@
 """The feed-forward layer of a block."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Literal
 

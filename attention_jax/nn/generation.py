@@ -1,7 +1,5 @@
 """Generates whole answers, token by token: greedily, by sampling, or by beam search."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """The heads of multi-head attention: from tokens to heads, in groups, and back."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 A token is a number from 0 to V - 1. Values are checked where the host knows them.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

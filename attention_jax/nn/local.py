@@ -1,7 +1,5 @@
 """Local attention as Flax NNX modules, which hold parameters and settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The model: encoder and decoder of attention blocks, or a decoder alone; no recurrence."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Multi-head attention with any score, between learned projections."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

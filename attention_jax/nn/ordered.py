@@ -1,7 +1,5 @@
 """Kinds of attention that carry a state from query to query, as Flax NNX modules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

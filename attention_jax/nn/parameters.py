@@ -1,7 +1,5 @@
 """Parameters of scores and normalisers as Flax modules hold them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The encoding of positions in a model: ids of its tokens, and vectors for embeddings."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from flax import nnx

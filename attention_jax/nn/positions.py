@@ -7,8 +7,6 @@ token's features (`rotary`). Positions are counted from the start or the end of 
 `random_window_position_ids`).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """A model as a function of its parameters, a pure dict of arrays, for training."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

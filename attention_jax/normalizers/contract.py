@@ -15,8 +15,6 @@ For output O = sum_j w_j v_j, dw_j = dO . v_j, so c = dO . (sum_j s_j v_j / sum_
 the *mean by slopes*, is the output itself for softmax (s = w).
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 

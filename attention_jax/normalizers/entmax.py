@@ -1,7 +1,5 @@
 """Entmax, whose weights are exactly 0 for all but the largest logits; sparsemax is a case of it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """Logits that grow with the number of keys, for any normaliser."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """`get_normalizer`, which turns a name or a class into a `Normalizer`; the named `NORMALIZERS`."""
 
-from __future__ import annotations
-
 from attention_jax.core.names import named
 from attention_jax.normalizers.contract import Normalizer
 from attention_jax.normalizers.entmax import Entmax

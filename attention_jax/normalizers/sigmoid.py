@@ -1,7 +1,5 @@
 """Sigmoid attention: each weight depends on its own logit alone."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Softmax, with or without a sink: the normaliser of all classical attention."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

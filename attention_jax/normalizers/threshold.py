@@ -24,8 +24,6 @@ with dweight_j through the parameters, and in the same way every higher derivati
 divided by their sum, a constant for derivatives: with the exact tau it is 1 for all logits.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What config.json stores of a part, and whether a part is still what was stored."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any

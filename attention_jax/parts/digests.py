@@ -6,8 +6,6 @@ numbers, nor the rules of functions for derivatives and batches (`jax.custom_jvp
 twice, and the programs of its derivatives count too. A digest holds for one version of JAX.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """`known_normalizer`: a normaliser of a user, traced and checked, and known by its program."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

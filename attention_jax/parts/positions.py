@@ -1,7 +1,5 @@
 """`known_positions`: masks and biases of a user, traced, checked, and known by their programs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """What a function of a user gives on fixed numbers, and whether two such results are equal."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

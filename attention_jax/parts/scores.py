@@ -1,7 +1,5 @@
 """`known_score`: a score of a user, traced and checked, in a form that is equal by its program."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Calls of the methods of a part that a user wrote, and the words of the errors about it."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ forward and backward, and its arrays are differentiable. Biases add up with `+`,
 can replace a float array [*B, T, S] with every score. Your own is a class with one method: `Bias`.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim

@@ -3,8 +3,6 @@
 Source: Raffel et al. 2020, section 2.1, and their published code.
 """
 
-from __future__ import annotations
-
 import functools
 
 import jax

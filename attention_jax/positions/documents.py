@@ -1,9 +1,7 @@
 """Packed documents: several in one row, each of which sees itself alone."""
 
-from __future__ import annotations
-
 import functools
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +26,7 @@ class Documents(NamedTuple):
     position_ids: Array  # int32 [*B, T], from 0 in each document; 0 for padding
 
     @classmethod
-    def from_segments(cls, segments: Array) -> Documents:
+    def from_segments(cls, segments: Array) -> Self:
         """The documents with these numbers.
 
         Args:
@@ -51,7 +49,7 @@ class Documents(NamedTuple):
         positions = reverse(_positions_in_runs(reverse(self.segments)))
         return jnp.where(self.segments < 0, 0, positions)
 
-    def mask(self, keys: Documents | None = None) -> Mask:
+    def mask(self, keys: Self | None = None) -> Mask:
         """Query i sees key j when they are of the same document; padding sees and is seen by none.
 
         Args:

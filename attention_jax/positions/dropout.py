@@ -6,8 +6,6 @@ no array [T, S] is stored. XLA fuses the hash with the operation on the entries,
 of random bits would need another pass.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

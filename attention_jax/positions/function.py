@@ -6,8 +6,6 @@ broadcast to the batch axes `*B`. A mask's array has all batch axes or none of t
 of a bias's array are aligned to the right, as in NumPy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator

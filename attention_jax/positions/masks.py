@@ -5,8 +5,6 @@ axes. For inputs [B, N, T, D], lengths [B] are an error, because they are ambigu
 [B, 1] or [1, N]. For a mask of your own see `Mask`.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -3,8 +3,6 @@
 Source: Luong, Pham and Manning 2015, section 3.2.
 """
 
-from __future__ import annotations
-
 import numbers
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A page on the gradients of several runs: figures and tables of their numbers."""
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 It has no script. A page that needs one is embedded in a frame.
 """
 
-from __future__ import annotations
-
 import base64
 import html
 import string

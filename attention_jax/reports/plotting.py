@@ -1,7 +1,5 @@
 """Matplotlib figures of arrays."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@
 >>> print(ResultsTable.of(runs, choose_on=2).markdown())  # doctest: +SKIP
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

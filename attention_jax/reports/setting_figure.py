@@ -1,7 +1,5 @@
 """Results of many runs by their settings: a group per setting, a colour per score."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of text in Markdown, LaTeX and CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

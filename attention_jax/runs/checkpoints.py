@@ -6,8 +6,6 @@ step is read only if every file matches; otherwise the newest good step is read 
 state of another configuration is an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import glob

@@ -1,7 +1,5 @@
 """Where numbers come from: versions, machine, commit and a digest of the sources."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

@@ -1,13 +1,12 @@
 """Ctrl-C, SIGTERM and a hang-up ask to stop after the current call, without losing anything."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import sys
 import threading
 from types import FrameType
+from typing import Self
 
 from attention_jax.runs.processes import exchanged
 
@@ -40,7 +39,7 @@ class Interruption:
             self.exit_status = max(asked)
         return bool(asked)
 
-    def __enter__(self) -> Interruption:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             asking = [each for each in signal.Signals if each.name in _NAMES]
             for each in asking:

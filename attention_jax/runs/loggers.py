@@ -1,7 +1,5 @@
 """Loggers: functions that get the metrics of a run while it trains, beside its own files."""
 
-from __future__ import annotations
-
 import collections
 import json
 import os

@@ -1,7 +1,5 @@
 """Files of one JSON object per line, such as metrics.jsonl: the measurements of a run by step."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

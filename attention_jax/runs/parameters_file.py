@@ -3,8 +3,6 @@
 A tensor has the name of its leaf, with dots: "decoder.0.cross_attention.output.kernel".
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

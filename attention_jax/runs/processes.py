@@ -5,8 +5,6 @@ process calls the functions here that exchange something, in the same order. In 
 process they return at once, and do not touch a device.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator

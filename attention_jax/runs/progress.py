@@ -1,7 +1,5 @@
 """Prints: the only place of the library that does. Progress of a run, in plain lines; warnings."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

@@ -1,7 +1,5 @@
 """A run's folder: its settings in config.json, its lock; and files that are never half written."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Additive attention: a network of one hidden layer reads the query and the key."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

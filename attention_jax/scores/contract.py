@@ -1,7 +1,5 @@
 """`Score`, the base class of every score function."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, ClassVar, Literal

@@ -1,7 +1,5 @@
 """Cosines of queries and keys: dot products of their directions."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores of the differences q_d - k_d of all features, in an array [t, s, F] for each tile."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Negative squared distances of query and key, computed as dot products."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Dot products of query and key: plain, scaled, and after a projection of the query."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """`FunctionScore`, which makes a score of a plain function."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import inspect

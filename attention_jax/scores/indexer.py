@@ -1,7 +1,5 @@
 """The lightning indexer: a sum over heads of rectified dot products."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -9,8 +9,6 @@ Derivatives take c for a constant, although it is computed from the keys. They a
 order: (q, k, c) -> e(q - c, k - c) does not depend on c, so all its derivatives by c are 0.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 

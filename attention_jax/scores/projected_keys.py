@@ -4,8 +4,6 @@ A decoder attends to the same keys in every step, and `project_key` costs O(S) p
 decoder projects its memory once and passes the features in place of the keys.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -58,7 +56,7 @@ class ProjectedKeys:
         """The number of axes of `shape`."""
         return len(self.shape)
 
-    def map(self, function: Callable[[Array, int], Any]) -> ProjectedKeys:
+    def map(self, function: Callable[[Array, int], Any]) -> "ProjectedKeys":
         """Replaces each array by function(array, its number of axes without *B)."""
         leaves, structure = jax.tree.flatten(self)
         return jax.tree.unflatten(

@@ -1,7 +1,5 @@
 """`get_score`, which turns a name, a class or a function into a `Score`; and the named `SCORES`."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Scores that change the logits of another score."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import jax

@@ -1,7 +1,5 @@
 """The tasks that models are trained on. A new task is one file; see `sequences.SequenceTask`."""
 
-from __future__ import annotations
-
 from attention_jax.tasks.copy import Copy
 from attention_jax.tasks.noisy_recall import NoisyRecall
 from attention_jax.tasks.recall import Recall

@@ -1,7 +1,5 @@
 """Tasks that draw their examples, accuracies of sequence models, and the programs of both."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Reads the text files of tasks, and checks that a run learned from the same text."""
 
-from __future__ import annotations
-
 import codecs
 import gzip
 import hashlib

@@ -1,7 +1,5 @@
 """Gradients at a run's checkpoints: the numbers of a report, ready for JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import re

@@ -4,8 +4,6 @@ Source: Poli et al. 2024, "Mechanistic design and scaling of hybrid architecture
 3.1, "noisy in-context recall".
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

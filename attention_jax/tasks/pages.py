@@ -1,7 +1,5 @@
 """The attention of a model while it reads a batch: a page to explore it, and heat maps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

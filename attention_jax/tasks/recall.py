@@ -4,8 +4,6 @@ Source: Arora et al. 2023, "Zoology: measuring and improving recall in efficient
 section 4 and appendix C.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

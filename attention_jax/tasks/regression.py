@@ -3,8 +3,6 @@
 Source: Garg et al. 2022, "What can transformers learn in-context?", sections 2 and 3.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

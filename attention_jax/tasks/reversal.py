@@ -1,7 +1,5 @@
 """String reversal: "abc" becomes "cba"."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

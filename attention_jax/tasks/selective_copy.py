@@ -4,8 +4,6 @@ Source: Poli et al. 2024, "Mechanistic design and scaling of hybrid architecture
 3.1, after Gu and Dao 2023, "Mamba", section 3.1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -11,8 +11,6 @@
 Everything else is here: padding, start and end, the model, the loss, accuracies, labels, answers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Sorting: "cab" becomes "abc"."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

@@ -5,8 +5,6 @@ The results are in bits per character. Its examples are windows of the text, or 
 documents, which begin with SOS, end with EOS, and do not see each other.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

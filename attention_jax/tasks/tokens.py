@@ -16,8 +16,6 @@ A subclass of `TokenTask` draws the tokens of an example, and gives the right an
 Everything else is here: the model, the loss, accuracies, labels, answers.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

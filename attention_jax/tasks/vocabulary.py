@@ -1,7 +1,5 @@
 """Letters, token ids and padded batches, which all tasks from sequence to sequence share."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Sequence

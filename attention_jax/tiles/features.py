@@ -12,8 +12,6 @@ costs a selection for each pair and feature, so only scores that may need it pay
 not detected: a hidden pair whose product exceeds the largest float still sends NaN.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import weakref

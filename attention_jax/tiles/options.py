@@ -6,8 +6,6 @@ ONE example, or of a whole batch where `kernels.OF_A_BATCH` names it. The statis
 is `jax.vmap` over it. The loops over keys leave out a sink, which `results_of_rows` adds.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple

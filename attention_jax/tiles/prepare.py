@@ -6,8 +6,6 @@ allowed pair contains (`used_tokens`) takes a loop of its own over the partly ma
 results `(Plan, Arrays)` are all that the main loop needs. They contain no NaN that a mask hides.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -63,7 +61,7 @@ class Plan:
         return i * t + jnp.arange(t), j * s + jnp.arange(s)
 
     def over_rounds(
-        self, arrays: Arrays, of_keys: Any, carry: Any, one_round: Round
+        self, arrays: "Arrays", of_keys: Any, carry: Any, one_round: Round
     ) -> tuple[Any, Any]:
         """`one_round(arrays, of_keys, carry)`; in a ring of devices once for the keys of each.
 

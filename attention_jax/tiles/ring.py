@@ -18,8 +18,6 @@ Source: Liu, Zaharia and Abbeel 2023, section 3. Brandon et al. 2023 for the imb
 each device every n-th token, so that no tile is a run of consecutive positions.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from typing import Any

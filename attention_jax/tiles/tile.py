@@ -3,8 +3,6 @@
 The loops of `tiled` and of its twin differ, and do the same on each tile.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any

@@ -13,8 +13,6 @@ that the device holds then.
 Source: Dao et al. 2022, algorithms 1 and 4, there for scaled dot and without statistics.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -9,8 +9,6 @@ linear memory. In reverse mode it is slower than the hand-written backward pass 
 Source: Rabe and Staats 2021, section 3 (the same two levels of checkpointing).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

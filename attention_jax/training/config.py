@@ -1,7 +1,5 @@
 """How a task is trained: the settings that every task shares, the optimiser and its rate."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

@@ -4,8 +4,6 @@ config.json has the settings of the task, what the scores and normalisers of its
 of the data, and, of a task or an optimiser that a user wrote, the program and numbers of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

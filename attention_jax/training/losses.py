@@ -1,7 +1,5 @@
 """Losses over the real tokens of padded sequences."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import jax

@@ -1,7 +1,5 @@
 """Accuracies over real tokens, and means over seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What may refuse a run is checked here, before a folder is made or the program is compiled."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """What a run writes while it trains: lines, checkpoints with their validation, the time it took."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import statistics

@@ -8,8 +8,6 @@ further. After each call the first process writes a line, and at a checkpoint th
 `Records`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from pathlib import Path

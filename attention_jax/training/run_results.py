@@ -1,7 +1,5 @@
 """The results of trained runs, computed by the task as it is now."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A run on disk: its task, its states (step 0 included), its models, and their export to a file."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

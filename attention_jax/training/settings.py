@@ -5,8 +5,6 @@ normalisers that its model names, and, if a user wrote it, by the program of its
 own optimiser.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import json

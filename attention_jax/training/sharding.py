@@ -4,12 +4,10 @@ The models here are small: every device holds all parameters of its seeds. To tr
 shard its parameters with `jax.device_put`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, Self
 
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
@@ -42,7 +40,7 @@ class MeshShape:
         return math.prod(dataclasses.astuple(self))
 
     @classmethod
-    def default(cls) -> MeshShape:
+    def default(cls) -> Self:
         """One device; with several processes all their devices, along "data"."""
         return cls(data=jax.device_count() if several() else 1)
 

@@ -4,8 +4,6 @@
 `Compiled` has the calls of a run.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from typing import Any, Literal, NamedTuple

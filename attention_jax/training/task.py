@@ -1,7 +1,5 @@
 """The contract of a task: all that training, evaluation, reports and pages ask of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,7 +61,7 @@ class Answers(NamedTuple):
     labels: Labels  # one for each row of `batch`
 
 
-def check_instances(task: Task, **classes: type) -> None:
+def check_instances(task: "Task", **classes: type) -> None:
     """Raises ValueError unless the attributes of a task are instances of classes, by name."""
     for name, cls in classes.items():
         if not isinstance(value := getattr(task, name), cls):
@@ -82,7 +80,7 @@ def check_metrics(owner: str, method: str, metrics: Any, *taken: str) -> None:
             )
 
 
-def undefined(task: Task, method: str) -> ValueError:
+def undefined(task: "Task", method: str) -> ValueError:
     """The error for a method that a task has to define."""
     return ValueError(f"task {type(task).__name__} must define {method}")
 

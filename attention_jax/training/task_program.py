@@ -4,8 +4,6 @@ A digest knows a program exactly, and holds for one version of JAX. Numbers of i
 kept beside the digest: where a task was written anew, or JAX is another, they decide.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import typing

@@ -1,7 +1,5 @@
 """The masked softmax as a function of its own."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

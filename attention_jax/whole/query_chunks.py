@@ -6,8 +6,6 @@ the rest. If a query saves c S numbers, t queries per chunk take memory S (T / t
 c S T, and t grows as the square root of T.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -11,8 +11,6 @@ Plain differentiation then gives, for a cotangent dO (softmax, and without dropo
 and dQ, dK and the gradients of the score's parameters from dL through e.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

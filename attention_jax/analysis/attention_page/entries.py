@@ -1,7 +1,5 @@
 """Captured attention becomes the attentions of a page: heads, labels, entropy and rollout."""
 
-from __future__ import annotations
-
 import fnmatch
 import math
 import re

@@ -1,7 +1,5 @@
 """The page as HTML: `page.html` with the data as JSON, one style sheet and one script."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

@@ -4,8 +4,6 @@ Arrays are base64 of little-endian numbers, of 32 bits, or of 16 bits with one f
 compressed. A writer in another language may write them as plain lists instead.
 """
 
-from __future__ import annotations
-
 import base64
 import zlib
 from typing import Any, Literal

@@ -1,12 +1,10 @@
 """Captured attention as a page to explore: tokens, matrices and numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from attention_jax.analysis.attention_page import page, page_data
 from attention_jax.analysis.attention_page.entries import Tokens, attention_entries
@@ -41,7 +39,7 @@ class AttentionView:
     data: JSON
 
     @classmethod
-    def side_by_side(cls, views: Mapping[str, AttentionView]) -> AttentionView:
+    def side_by_side(cls, views: Mapping[str, Self]) -> Self:
         """The views as panels with linked pointers: two scores, two seeds, two steps.
 
         Args:
@@ -50,7 +48,7 @@ class AttentionView:
         return cls._joined(views, "panel")
 
     @classmethod
-    def step_by_step(cls, views: Mapping[str, AttentionView]) -> AttentionView:
+    def step_by_step(cls, views: Mapping[str, Self]) -> Self:
         """The views under a slider, such as the checkpoints of one run.
 
         Args:
@@ -59,7 +57,7 @@ class AttentionView:
         return cls._joined(views, "step")
 
     @classmethod
-    def by_example(cls, views: Mapping[str, AttentionView]) -> AttentionView:
+    def by_example(cls, views: Mapping[str, Self]) -> Self:
         """The views in a list from which one chooses an example.
 
         Args:
@@ -68,7 +66,7 @@ class AttentionView:
         return cls._joined(views, "example")
 
     @classmethod
-    def _joined(cls, views: Mapping[str, AttentionView], field: str) -> AttentionView:
+    def _joined(cls, views: Mapping[str, Self], field: str) -> Self:
         if not views:
             raise ValueError("views must be at least one; got none")
         captures = [

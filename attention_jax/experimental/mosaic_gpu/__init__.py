@@ -10,8 +10,6 @@ never timed: `None` does not choose them.
 Source: Dao et al. 2022, algorithms 1 and 4.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

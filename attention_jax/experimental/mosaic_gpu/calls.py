@@ -1,7 +1,5 @@
 """The calls of the GPU kernels: programs, memory, and where they may run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -8,8 +8,6 @@ Both backward kernels recompute the logits. The own tokens are the rows of the t
 gradient is a sum along rows, and each program alone writes the gradients of its tokens.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ results, in which a row lies in four threads of one warp. So the sum of a row ta
 between threads, and a number for each row or column is loaded by the threads that need it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -13,8 +13,6 @@ x y could overflow where inputs are large. An example with large inputs keeps x 
 its pairs take an exponential too: d = 1 + e^{2 min(a + b, 10)}, where tanh(10) is 1 in float32.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

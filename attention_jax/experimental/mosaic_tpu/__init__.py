@@ -10,8 +10,6 @@ The kernels were interpreted and compiled, and never run on a TPU: `None` does n
 Source: Dao et al. 2022, algorithms 1 and 4.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math

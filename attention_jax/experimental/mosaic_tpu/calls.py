@@ -1,7 +1,5 @@
 """The calls of the Pallas TPU kernels: grids, blocks, scratch memory, and checks."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

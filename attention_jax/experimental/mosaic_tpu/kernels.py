@@ -7,8 +7,6 @@ The backward kernel computes each tile's logits and weights once and adds to the
 queries, the keys and the values. The gradients of all keys stay in VMEM until the last step.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

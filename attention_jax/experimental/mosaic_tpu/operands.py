@@ -5,8 +5,6 @@ each query or key of a tile is therefore a row [1, t], which takes no padding in
 [t, 1] would take 128 times its size.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

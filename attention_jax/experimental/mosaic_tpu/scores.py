@@ -1,7 +1,5 @@
 """The scores whose `pair` and `pair_vjp` run in kernels on a TPU, equal in all values."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

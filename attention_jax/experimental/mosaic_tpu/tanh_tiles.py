@@ -10,8 +10,6 @@ not fit: every feature would read and write it. The features of the keys are in 
 each row of a register, so that no unit has to repeat them.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches of sentence pairs, of few shapes, in an order that (seed, epoch) determines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Translation: settings, data, loss, validation and results of a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence

@@ -4,13 +4,11 @@ The text is two files with one sentence per line, translations of each other. Su
 words, learned from the text by sentencepiece; they can spell any text.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from attention_jax.core.checks import optional_package
 from attention_jax.core.errors import one_line
@@ -100,7 +98,7 @@ class Subwords:
         self._processor.LoadFromSerializedProto(model)
 
     @classmethod
-    def learned(cls, sentences: Iterable[str], size: int) -> Subwords:
+    def learned(cls, sentences: Iterable[str], size: int) -> Self:
         """Learns a model from text; the same text gives the same model.
 
         Args:

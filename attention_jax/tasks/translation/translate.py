@@ -1,7 +1,5 @@
 """Translation with a trained model, batch by batch, and the quality of translations."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
