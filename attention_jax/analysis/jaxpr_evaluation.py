@@ -156,7 +156,6 @@ def _with_own_rule(
 @jax.custom_jvp
 def _add_gradient_of(output: Array, other: Array) -> Array:
     """The value of the first array, with the gradients of both."""
-    del other
     return output
 
 

@@ -85,7 +85,7 @@ def logit_size(
         raise ValueError(f"axis must be different axes of the batch {list(batch)}; got {axis!r}")
     pairs = (array.reshape(math.prod(batch), *array.shape[-2:]) for array in (logits, allowed))
     sums = jax.vmap(_sums)(*pairs).reshape(*batch, 5).sum(tuple(valid))
-    number, within, free, of_query, free_of_query = jnp.moveaxis(sums, -1, 0)
+    number, within, of_query, free, free_of_query = jnp.moveaxis(sums, -1, 0)
     is_zero, is_unknown = within == 0, (within == 0) | (free_of_query == 0)  # NaN is neither
     variance = jnp.where(is_zero, 1, within / jnp.maximum(number, 1))
     ratio = of_query / jnp.where(is_zero, 1, within)
@@ -136,8 +136,8 @@ def logit_factor(attentions: Mapping[str, CapturedAttention], deviation: float) 
 
 
 def _sums(logits: Array, allowed: Array) -> Array:
-    """Five numbers of one example: its pairs; squares within rows, and their degrees of freedom;
-    squares of what depends on the query, and theirs.
+    """Five numbers of one example: its pairs; the squares within rows, and of what depends on the
+    query; the degrees of freedom of both.
     """
     allowed &= jnp.sum(allowed, axis=1, keepdims=True) > 1
     links = allowed.astype(logits.dtype)
@@ -167,18 +167,9 @@ def _sums(logits: Array, allowed: Array) -> Array:
     of_query = within - within_rows(jnp.broadcast_to(key_part, within.shape))
     free = jnp.sum(jnp.maximum(keys_of - 1, 0))
     is_tied = (queries_of > 0) & (component != jnp.arange(component.size))
-    numbers = (
-        jnp.sum(links),
-        _squares(within),
-        free,
-        _squares(of_query),
-        free - jnp.sum(is_tied, dtype=free.dtype),
-    )
-    return jnp.stack(numbers)
-
-
-def _squares(array: Array) -> Array:
-    return jnp.sum(jnp.square(array))
+    free_of_query = free - jnp.sum(is_tied, dtype=free.dtype)
+    squares = (jnp.sum(jnp.square(part)) for part in (within, of_query))
+    return jnp.stack([jnp.sum(links), *squares, free, free_of_query])
 
 
 def _components(allowed: Array) -> Array:
@@ -188,9 +179,7 @@ def _components(allowed: Array) -> Array:
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
         first, _ = state
         of_query = jnp.min(jnp.where(allowed, first[None], keys.size), axis=1, initial=keys.size)
-        of_key = jnp.min(
-            jnp.where(allowed, of_query[:, None], keys.size), axis=0, initial=keys.size
-        )
+        of_key = jnp.min(jnp.where(allowed, of_query[:, None], keys.size), 0, initial=keys.size)
         return jnp.minimum(first, of_key), first
 
     first, _ = jax.lax.while_loop(lambda pair: jnp.any(pair[0] != pair[1]), step, (keys, keys - 1))

@@ -97,7 +97,6 @@ class ScoreModule(RandomModule):
 
     def first_carry(self, shape: tuple[int, ...], dtype: Dtype) -> Carry:
         """The carry before the first query, [*B, S]; None if this kind carries nothing."""
-        del shape, dtype
         return None
 
     def attend(
@@ -110,7 +109,7 @@ class ScoreModule(RandomModule):
         bias: Bias | Array | None = None,
         lengths: Array | None = None,
         first: Array | int = 0,
-        position_ids: Any = None,
+        position_ids: Any = None,  # not read: `CrossAttention` rotates the tokens of one head
         carry: Carry = None,
         rng: Array | None = None,
         return_weights: bool = False,
@@ -121,7 +120,6 @@ class ScoreModule(RandomModule):
         those that they do not need. `value` is float [*B, S, Dv], or None for `memory`; `bias` is
         as in `Attention`.
         """
-        del position_ids  # one head has no projections to rotate: `CrossAttention` rotates tokens
         query = self._cast(checked_tokens("query", query, self.query_dim))
         if not isinstance(memory, Memory):  # a `Memory` has been cast already
             memory = self._cast(checked_tokens("key", memory, self.key_dim))

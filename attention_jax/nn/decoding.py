@@ -36,7 +36,6 @@ class BeamResult(NamedTuple):
 
 def likeliest(t: Array, logits: Array) -> Array:
     """The tokens of greedy search at step t, int [n], from logits [n, V]."""
-    del t
     # top_k rather than argmax, so that ties and signed zeros are as in `beam_search`.
     return _best_tokens(logits, 1)[:, 0]
 

@@ -57,7 +57,6 @@ def modified_rows(modify: Callable[..., Array], rows: Array, values: Array) -> A
 
 
 def _same(output: Array, zero: Array) -> Array:
-    del zero
     return output
 
 

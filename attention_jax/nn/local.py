@@ -151,7 +151,7 @@ class LocalPAttention(_LocalAttention):
         )
 
     def _centers(self, query: Array, lengths: Array, first: Array | int) -> Array:
-        del first  # a query predicts its center from its features alone
+        # A query predicts its center from its features alone.
         params = {"kernel": self.position_kernel[...], "v": self.position_v[...]}
         params = {name: self._cast(param) for name, param in params.items()}
         return predicted_centers(query, params, lengths)

@@ -179,8 +179,8 @@ class MultiHeadAttention(Heads):
         mask: Mask | Array | None = None,
         bias: Bias | Array | None = None,
         position_ids: Array | None = None,
-        lengths: Array | None = None,
-        first: Array | int = 0,
+        lengths: Array | None = None,  # only other kinds need it
+        first: Array | int = 0,  # the same
         carry: KeyValueCache | None = None,
         rng: Array | None = None,
         return_weights: bool = False,
@@ -189,7 +189,6 @@ class MultiHeadAttention(Heads):
 
         The weights are averaged over heads.
         """
-        del lengths, first  # only other kinds need them
         if carry is not None:
             output, carry = self.extend(
                 query, carry, mask=mask, bias=bias, position_ids=position_ids

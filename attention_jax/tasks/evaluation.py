@@ -9,12 +9,13 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
 from attention_jax.core.names import is_of_this_package
-from attention_jax.nn import Model, ModelConfig, bind
+from attention_jax.nn import Model, ModelConfig, bind, initial_params
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 from attention_jax.training.metrics import exact_match, token_accuracy
-from attention_jax.training.task import Labels, Task, TrainConfig, Validation
+from attention_jax.training.task import Labels, Task, TrainConfig, Validation, undefined
 
 Array = jax.Array
 Params = Any
@@ -57,12 +58,43 @@ def compiled(
 def _compiled(
     function: Callable[..., Any], task: Any, run: Path | None, options: tuple[Any, ...]
 ) -> Callable[..., Any]:
-    del run
     return jax.jit(functools.partial(function, task, **dict(options)))
 
 
 def _drawn(task: Task, rng: Array, *, size: int, length: int | None = None) -> Any:
     return task.batch(rng, size=size, length=length)
+
+
+# --- models ---
+
+
+class ModelTask(Task):
+    """A task whose model is an `nn.Model`."""
+
+    model: ModelConfig
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V: tokens are numbers from 0 to V - 1."""
+        raise undefined(self, "vocabulary_size")
+
+    @property
+    def network(self) -> ModelConfig:
+        """The settings of the model, with what the task decides."""
+        return self.model
+
+    @property
+    def label(self) -> str:
+        """The score, and the settings of the model that differ from the task's own."""
+        return self.model.label_beside(type(self).model)
+
+    def init(self, rng: Array) -> Params:
+        return initial_params(self.network, self.vocabulary_size, rng)
+
+    def bind(self, params: Params) -> Model:
+        return bind(self.network, params, self.vocabulary_size)
+
+    statistics = staticmethod(learning_statistics)
 
 
 # --- examples ---
@@ -95,7 +127,6 @@ class DrawnTask(Task):
 
     def examples(self, folder: Path | None = None) -> tuple[Any, Labels]:
         """64 random examples."""
-        del folder
         batch = jax.jit(self.batch, static_argnames="size")(jax.random.key(0), size=EXAMPLES)
         return batch, self._labels(batch, SHOWN)
 

@@ -103,7 +103,6 @@ class Regression(DrawnTask, CausalTask):
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
         """The mean error of all points, and that of the last point, on 2,048 fresh sequences."""
-        del lengths, folder
         by_point = self._by_point(params, jax.random.key(0), size=_TESTED)
         return {
             self.first_result.metric: Result(by_point.mean(axis=1).tolist(), False),
@@ -125,7 +124,6 @@ class Regression(DrawnTask, CausalTask):
         Raises:
             ValueError: an input is no such text, or has more points than position ids.
         """
-        del beams
         if not inputs:
             batch, _ = self.examples(folder)
             x, y = batch.target_inputs[:SHOWN, ::2], batch.targets[:SHOWN, ::2]

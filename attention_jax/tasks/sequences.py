@@ -21,8 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import nn
-from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer, checked_number
 from attention_jax.functional.coverage import coverage_loss
 from attention_jax.nn import ModelConfig
@@ -31,6 +29,7 @@ from attention_jax.tasks.evaluation import (
     SHOWN,
     Accuracies,
     DrawnTask,
+    ModelTask,
     accuracies,
     accuracies_of,
     best_answers,
@@ -69,7 +68,7 @@ Sequences = tuple[tuple[Array, Array], tuple[Array, Array]]
 
 
 @dataclasses.dataclass(frozen=True)
-class SequenceTask(DrawnTask):
+class SequenceTask(DrawnTask, ModelTask):
     """A task whose examples are pairs of a source and a target, of letters of one vocabulary.
 
     Attributes:
@@ -132,7 +131,6 @@ class SequenceTask(DrawnTask):
 
     def solution(self, text: str) -> str | None:
         """The right answer to a source, both as letters; None if the task does not tell it."""
-        del text
         return None
 
     # --- batches ---
@@ -241,11 +239,9 @@ class SequenceTask(DrawnTask):
         normalizer = self.normalizer if self.model.attention == "global" else "softmax"
         return dataclasses.replace(self.model, normalizer=normalizer)
 
-    def init(self, rng: Array) -> Params:
-        return nn.initial_params(self.network, self.vocabulary.size, rng)
-
-    def bind(self, params: Params) -> nn.Model:
-        return nn.bind(self.network, params, self.vocabulary.size)
+    @property
+    def vocabulary_size(self) -> int:
+        return self.vocabulary.size
 
     def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
         with_coverage = self.model.attention == "coverage"
@@ -260,8 +256,6 @@ class SequenceTask(DrawnTask):
         repeated = masked_mean(repeated, batch.target_lengths)
         total = entropy + self.coverage_weight * repeated
         return total, {"accuracy": accuracy, "coverage_loss": repeated}
-
-    statistics = staticmethod(learning_statistics)
 
     @property
     def label(self) -> str:
@@ -282,7 +276,6 @@ class SequenceTask(DrawnTask):
 
         It is NaN where the learned positions end before the length.
         """
-        del folder
         asked = lengths or range(self.min_length, self.max_length + 1)
         possible = [length for length in asked if self._has_positions(length)]
         found = accuracies(self, params, possible) if possible else {}

@@ -130,7 +130,6 @@ class Text(CausalTask):
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
         """Random windows of the text, or rows of random documents."""
-        del folder, multiple_of
         train, held_out = self.parts()
         size = self.train.batch_size
         parts = (train, held_out) if self.documents else ()
@@ -202,7 +201,6 @@ class Text(CausalTask):
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
         """Bits per character of the held-out text."""
-        del lengths
         return {"bits per character": Result(self.bits_per_character(params, folder), False)}
 
     def examples(self, folder: Path | None = None) -> tuple[Batch, Labels]:

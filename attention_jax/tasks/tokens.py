@@ -26,12 +26,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from attention_jax import nn
-from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_integer
 from attention_jax.nn import ModelConfig
 from attention_jax.parts.samples import check_differ, on_numbers
-from attention_jax.tasks.evaluation import EXAMPLES, SHOWN, DrawnTask, compiled
+from attention_jax.tasks.evaluation import EXAMPLES, SHOWN, DrawnTask, ModelTask, compiled
 from attention_jax.tasks.vocabulary import PAD, Batch, labels_of, padded_rows
 from attention_jax.training.settings import task_part
 from attention_jax.training.task import (
@@ -40,7 +38,6 @@ from attention_jax.training.task import (
     Metrics,
     Params,
     Result,
-    Task,
     TrainConfig,
     Validation,
     check_instances,
@@ -55,10 +52,8 @@ TRAIN = TrainConfig(seeds=3, steps=600, batch_size=32)
 _TESTS = 16  # batches of `EXAMPLES` sequences for a result
 
 
-class CausalTask(Task):
+class CausalTask(ModelTask):
     """The base of tasks of one sequence: a "decoder" without a source."""
-
-    model: ModelConfig
 
     def __post_init__(self) -> None:
         check_instances(self, model=ModelConfig, train=TrainConfig)
@@ -73,24 +68,6 @@ class CausalTask(Task):
     def length(self) -> int:
         """T: tokens of an example."""
         raise undefined(self, "length")
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V: tokens are numbers from 0 to V - 1."""
-        raise undefined(self, "vocabulary_size")
-
-    @property
-    def label(self) -> str:
-        """The score, and the settings of the model that differ from the task's own."""
-        return self.model.label_beside(type(self).model)
-
-    def init(self, rng: Array) -> Params:
-        return nn.initial_params(self.model, self.vocabulary_size, rng)
-
-    def bind(self, params: Params) -> Any:
-        return nn.bind(self.model, params, self.vocabulary_size)
-
-    statistics = staticmethod(learning_statistics)
 
 
 def without_source(inputs: Any, targets: Any) -> Batch:
@@ -191,7 +168,6 @@ class TokenTask(DrawnTask, CausalTask):
         self, params: Params, lengths: Sequence[int] = (), *, folder: Path | None = None
     ) -> dict[str, Result]:
         """The accuracy where something is asked: the mean over 16 batches of 64 fresh examples."""
-        del lengths, folder
         rngs = jax.random.split(jax.random.key(0), _TESTS)
         by_seed = self._measured(params, rngs, size=EXAMPLES)
         return {self.first_result.metric: Result(by_seed, True, high=100.0)}
@@ -209,7 +185,6 @@ class TokenTask(DrawnTask, CausalTask):
         Raises:
             ValueError: an input is empty, too long, or no sequence of tokens.
         """
-        del beams
         if not inputs:
             shown = np.asarray(self.examples(folder)[0].target_inputs)[:SHOWN]
             inputs = [" ".join(map(str, row)) for row in shown.tolist()]

@@ -134,7 +134,6 @@ class Task:
         Raises:
             ValueError: the data cannot be used.
         """
-        del folder, multiple_of
         return None
 
     def optimizer(self) -> optax.GradientTransformation:

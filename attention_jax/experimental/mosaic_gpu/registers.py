@@ -64,7 +64,6 @@ class Registers:
 
         @plgpu.inline_mgpu(arg_types=(_TILE_LAYOUT,), return_type=of_tile)
         def inline(context: Any, tile: Any) -> Any:
-            del context
             return tile._pointwise(tile._lift_fast_instr("rcp.approx.ftz.f32"))
 
         return inline(tile)
@@ -77,7 +76,6 @@ def loop(count: Any, body: Callable[[Any], None]) -> None:
     """body(0), ..., body(count - 1)"""
 
     def step(n: Any, carry: None) -> None:
-        del carry
         body(n)
 
     lax.fori_loop(0, count, step, None)

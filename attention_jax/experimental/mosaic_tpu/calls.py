@@ -172,10 +172,9 @@ def _check_lowering(
     program: TileProgram,
     structure: Any,
     shapes: tuple[Any, ...],
-    *surroundings: Any,
+    *surroundings: Any,  # what it depends on beside its arguments
 ) -> None:
     """Raises NotImplementedError if JAX cannot lower the kernel for a TPU; nothing is compiled."""
-    del surroundings  # what it depends on beside its arguments
 
     def function(*leaves: Array) -> Any:
         return call(program, jax.tree.unflatten(structure, leaves))

@@ -10,11 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import nn
-from attention_jax.analysis.learning_statistics import learning_statistics
 from attention_jax.core.checks import check_choice, check_integer, checked_fraction
 from attention_jax.nn import ModelConfig
-from attention_jax.tasks.evaluation import EXAMPLES, SHOWN
+from attention_jax.tasks.evaluation import EXAMPLES, SHOWN, ModelTask
 from attention_jax.tasks.files import check_data, data_digest
 from attention_jax.tasks.translation import translate
 from attention_jax.tasks.translation.batches import Batches, Pairs, encode_pairs
@@ -28,7 +26,6 @@ from attention_jax.training.task import (
     Metrics,
     Params,
     Result,
-    Task,
     TrainConfig,
     Validation,
     check_instances,
@@ -65,7 +62,7 @@ TRAIN = TrainConfig(
 
 
 @dataclasses.dataclass(frozen=True)
-class Translation(Task):
+class Translation(ModelTask):
     """Translate sentences, learned from parallel text.
 
     Attributes:
@@ -115,11 +112,6 @@ class Translation(Task):
             check_integer(name, getattr(self, name))
         checked_fraction("label_smoothing", self.label_smoothing)
         self.model.check_length(self.max_tokens + 1)
-
-    @property
-    def label(self) -> str:
-        """The name of the run in progress and tables."""
-        return str(self.model.label)
 
     # --- data ---
 
@@ -188,13 +180,7 @@ class Translation(Task):
         check_data(folder, f"text_sha256.{kind}", text.digest)
         return text, subwords, encode_pairs(text, subwords, self.max_tokens)
 
-    # --- model and loss ---
-
-    def init(self, rng: Array) -> Params:
-        return nn.initial_params(self.model, self.vocabulary_size, rng)
-
-    def bind(self, params: Params) -> nn.Model:
-        return nn.bind(self.model, params, self.vocabulary_size)
+    # --- loss ---
 
     def loss(self, params: Params, batch: Batch, rng: Array | None) -> tuple[Array, Metrics]:
         sums, tokens = self._loss_sums(params, batch, rng)
@@ -218,8 +204,6 @@ class Translation(Task):
             label_smoothing=self.label_smoothing,
         )
         return sums, jnp.maximum(jnp.sum(real.astype(jnp.float32)), 1)
-
-    statistics = staticmethod(learning_statistics)
 
     # --- validation and results ---
 
@@ -267,7 +251,6 @@ class Translation(Task):
 
         A run without validation text has neither. `translate` scores other texts.
         """
-        del lengths
         if self.validation is None or folder is None:
             return {}
         line = self.validate(params, folder)
