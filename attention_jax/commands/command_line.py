@@ -19,7 +19,6 @@ from typing import Annotated, Any, TypeVar, get_origin
 from unittest import mock
 
 import jax
-import rich.box
 import rich.console
 import rich.table
 import tyro
@@ -257,19 +256,18 @@ def _program(file: str) -> list[str]:
 def print_table(title: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> None:
     """Prints a table whose first column is text and whose others are numbers."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    text = io.StringIO()
     literal: Any = {"markup": False, "emoji": False}  # users write [v1] and :key:
     width = None if is_terminal else 1000  # a file has room for every column
-    console = rich.console.Console(file=text, force_terminal=is_terminal, width=width, **literal)
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"  # Windows: of a file, cp1252
-    lines_of_box = rich.box.HEAVY_HEAD if encoding.lower().startswith("utf") else rich.box.ASCII
-    table = rich.table.Table(title=title, box=lines_of_box)
+    # It reads the encoding of standard output, by which it chooses the lines of the table.
+    console = rich.console.Console(force_terminal=is_terminal, width=width, **literal)
+    table = rich.table.Table(title=title)
     for index, name in enumerate(head):
         table.add_column(name, justify="right" if index else "left", overflow="fold")
     for line in lines:
         table.add_row(*line)
-    console.print(table)
-    say(text.getvalue().rstrip("\n"))
+    with console.capture() as printed:
+        console.print(table)
+    say(printed.get().rstrip("\n"))
 
 
 def _message(box: str) -> str:

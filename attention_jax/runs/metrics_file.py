@@ -9,8 +9,6 @@ from typing import Any
 
 from attention_jax.runs.run_folder import JSON, writing
 
-_BLOCK = 2**20  # bytes that are read at once
-
 
 def add_line(path: Path, line: JSON) -> None:
     """Adds a line, with null for each number that is not finite.
@@ -30,7 +28,7 @@ def drop_lines_after(path: Path, step: int | None = None) -> None:
     """Drops the lines of later steps, which a resumed run writes again, and a line that is cut off.
 
     Args:
-        path: the file, which is read from its end, up to the first line that stays.
+        path: the file; its lines are parsed from the last up to the first one that stays.
         step: the last one that stays; None for all of them.
 
     Raises:
@@ -75,24 +73,15 @@ def finite_or_null(value: Any) -> Any:
 
 def _from_end(path: Path) -> Iterator[tuple[int, bytes]]:
     """Where each line ends, and the line; from the last, unless a crash has cut it off, back."""
-    if not path.exists():
-        return
     try:
-        with path.open("rb") as file:
-            start, text = file.seek(0, os.SEEK_END), b""
-            while start:
-                block = min(start, _BLOCK)
-                start -= block
-                file.seek(start)
-                lines = (file.read(block) + text).splitlines(keepends=True)
-                end = start + sum(map(len, lines))
-                text = lines.pop(0) if start else b""  # begins in the block before this one
-                for line in reversed(lines):
-                    if line.endswith(b"\n"):
-                        yield end, line
-                    end -= len(line)
+        text = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    end = len(text)
+    for line in reversed(text.splitlines(keepends=True)):
+        if line.endswith(b"\n"):
+            yield end, line
+        end -= len(line)
 
 
 def _parsed(path: Path, text: bytes) -> JSON:

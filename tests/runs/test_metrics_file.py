@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from attention_jax.runs import metrics_file
 from attention_jax.runs.metrics_file import add_line, drop_lines_after, last_line, read_lines
 
 
@@ -28,9 +27,7 @@ def test_lines_are_json_with_null_for_what_is_not_finite(path):
     assert second["seconds"] is None
 
 
-@pytest.mark.parametrize("block", [3, 40, 2**20])  # bytes
-def test_later_lines_and_a_cut_one_are_dropped(path, monkeypatch, block):
-    monkeypatch.setattr(metrics_file, "_BLOCK", block)
+def test_later_lines_and_a_cut_one_are_dropped(path):
     drop_lines_after(path, 3)
     assert not path.exists()
     assert last_line(path) == {}
@@ -50,8 +47,8 @@ def test_later_lines_and_a_cut_one_are_dropped(path, monkeypatch, block):
     assert (path.read_text(), read_lines(path), last_line(path)) == ("", [], {})
 
 
-def test_only_the_end_of_a_long_file_is_read(path):
-    """What stands before the last block may be as long as it likes: here it is no JSON at all."""
+def test_only_the_end_of_a_long_file_is_parsed(path):
+    """What stands before the last lines may be as long as it likes: here it is no JSON at all."""
     path.write_bytes(b"?\n" * 2**20)
     for step in (5, 10):
         add_line(path, {"step": step})
