@@ -71,8 +71,6 @@ def pull_back_sums(
 
 # --- in a kernel, on a tile of pairs ---
 
-Denominator = Callable[[Array, Array], Array]
-
 
 def product_denominator(x: Array, y: Array) -> Array:
     """d of exponentials x, y."""
