@@ -79,7 +79,8 @@ def check_entries(name: str, array: Array, least: int, most: int) -> None:
         entries = np.array([entries.min(), entries.max()])
     for entry in entries.tolist():
         if not least <= entry <= most:
-            raise ValueError(f"{name} must be from {least} to {most}; got {entry}")
+            allowed = f"from {least} to {most}" if least < most else f"{least}"
+            raise ValueError(f"{name} must be {allowed}; got {entry}")
 
 
 def checked_number(name: str, value: Any) -> float:
@@ -99,7 +100,7 @@ def check_real(name: str, value: Any, above: float = -math.inf) -> None:
     least = max(above, -_MOST) if above else _LEAST  # XLA takes a smaller number for 0
     if not (number and least <= float(value) <= _MOST and value != above):
         bound = f" above {above:g}" if above > -math.inf else ""
-        raise ValueError(f"{name} must be a finite float32 number{bound}; got {value!r}")
+        raise ValueError(f"{name} must be a Python number in the range of float32{bound}; got {value!r}")
 
 
 def checked_fraction(name: str, value: Any) -> float:

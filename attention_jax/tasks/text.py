@@ -6,7 +6,6 @@ documents, which begin with SOS, end with EOS, and do not see each other.
 """
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -50,7 +49,7 @@ MODEL = ModelConfig(
     positions="rotary",
 )
 TRAIN = TrainConfig(seeds=1, steps=2000, batch_size=32, warmup_steps=100, weight_decay=0.1)
-_BLANK_LINES = re.compile(rb"\n(?:[ \t\r]*(?:\n|\Z))+")
+_GAP = re.compile(r"\n(?:[ \t\r]*\n)+")  # blank lines
 _ANSWER, _EXAMPLE = 64, 32  # bytes of an answer, and of an example
 
 
@@ -64,9 +63,9 @@ class Text(CausalTask):
         train: steps, seeds, optimiser, checkpoints.
         length: bytes of an example.
         held_out: the share of the text, at its end, that is for validation.
-        documents: whether examples are documents, the parts of the text between blank lines, each
-            read alone: as many as fit share an example. One that is too long for an example is cut
-            into several.
+        documents: whether examples are rows of documents, the parts of the text between blank
+            lines, each read alone. All documents are packed into rows once, and rows are drawn. A
+            document that is too long for a row is cut into several.
     """
 
     name: ClassVar[str] = "text"
@@ -100,6 +99,8 @@ class Text(CausalTask):
     def parts(self, folder: Path | None = None) -> tuple[bytes, bytes]:
         """The text for training, and the held-out text, which begins with a whole character.
 
+        With `documents` it begins with a whole document, if there is a blank line before it.
+
         Args:
             folder: of a run, which must have learned from this text; None for any text.
 
@@ -111,6 +112,8 @@ class Text(CausalTask):
         if folder is not None:
             check_data(folder, "text_sha256", data_digest(characters.encode()))
         end = len(characters) - int(self.held_out * len(characters))
+        if self.documents:
+            end = max((gap.end() for gap in _GAP.finditer(characters, 0, end)), default=end)
         parts = characters[:end].encode(), characters[end:].encode()
         if min(map(len, parts)) <= self.length:
             raise ValueError(
@@ -122,25 +125,29 @@ class Text(CausalTask):
     def _documents(self, part: bytes) -> list[bytes]:
         """The documents of a part of the text, each short enough for an example."""
         size = self.length - 1  # SOS comes first
-        documents = [text for text in _BLANK_LINES.split(part.strip(b"\n")) if text.strip()]
+        texts = (text.strip("\n") for text in _GAP.split(part.decode()))
+        documents = [text.encode() for text in texts if text.strip()]
         if not documents:
             raise ValueError(f"text {self.text} has a part of blank lines alone: no documents")
         cuts = ((text, range(0, len(text), size)) for text in documents)
         return [text[start : start + size] for text, starts in cuts for start in starts]
 
     def feed(self, folder: Path, *, multiple_of: int = 1) -> Feed:
-        """Random windows of the text, or rows of random documents."""
+        """Random windows of the text, or random rows of its documents."""
         train, held_out = self.parts()
         size = self.train.batch_size
-        parts = (train, held_out) if self.documents else ()
-        documents = [self._documents(part) for part in parts]
+        rows: list[list[bytes]] = []
+        if self.documents:
+            self._documents(held_out)  # which may be refused
+            documents = self._documents(train)
+            order = np.random.default_rng(0).permutation(len(documents))
+            rows = _filled((documents[index] for index in order), self.length)
 
         def batch(seed: int, step: int) -> Batch:
             rng = np.random.default_rng([seed, step])
-            if documents:
-                own = documents[0]
-                drawn = (own[rng.integers(len(own))] for _ in itertools.count())
-                return _rows(_filled(drawn, self.length, size), self.length)
+            if rows:
+                drawn = rng.integers(len(rows), size=size)
+                return _rows([rows[index] for index in drawn], self.length)
             return _windows(train, rng.integers(0, len(train) - self.length, size), self.length)
 
         digests = {"text_sha256": data_digest(train + held_out)}
@@ -258,18 +265,17 @@ def _windows(text: bytes, starts: Any, length: int) -> Batch:
     return _pairs(FIRST + windows.astype(np.int32))
 
 
-def _filled(documents: Iterable[bytes], length: int, most: int | None = None) -> list[list[bytes]]:
-    """Rows of documents, whole and with SOS at most `length` tokens: each is in the first it fits.
+def _filled(documents: Iterable[bytes], length: int) -> list[list[bytes]]:
+    """Rows of documents, whole and with SOS at most `length` tokens.
 
-    They end before a document for which there are not `most` rows.
+    Each is in the first of the last 64 rows that has room for it, or begins another row.
     """
     rows: list[list[bytes]] = []
     room: list[int] = []
     for document in documents:
-        index = next((i for i, free in enumerate(room) if len(document) < free), len(room))
-        if index == most:
-            break
-        if index == len(room):
+        recent = range(max(0, len(rows) - 64), len(rows))
+        index = next((i for i in recent if len(document) < room[i]), len(rows))
+        if index == len(rows):
             rows.append([])
             room.append(length)
         rows[index].append(document)

@@ -109,7 +109,7 @@ def test_segments_that_a_model_cannot_take():
          (numbers, numbers), {}),
         ("position_ids must be given with segments and an rng", make({"position_draw": "subset"}),
          ids, (numbers, numbers), {"rng": jax.random.key(0)}),
-        ("positions in the documents of segments must be from 0 to 0",
+        ("positions in the documents of segments must be 0; got",
          make({**DECODER, "positions": "learned", "position_limit": 1}), None, numbers, {}),
     ):  # fmt: skip
         refused(message, lambda: model(source, None, ids, segments=segments, **options))  # noqa: B023

@@ -154,24 +154,31 @@ def read(batch):
 
 def test_rows_are_filled_with_whole_documents(tmp_path):
     task = documents_of(tmp_path)
-    whole = [text.encode() for text in DOCUMENTS]
-    pieces = {part for text in whole for part in (text[:23], text[23:]) if part}
+    train, held_out = map(task._documents, task.parts())
+    pieces = [part for text in DOCUMENTS for part in pieces_of(text.encode(), 23)]
+    assert train == held_out == pieces  # the text is split between documents
+    rows = _filled(train * 3, 24)
+    assert sorted(part for row in rows for part in row) == sorted(train * 3)
+    for index, row in enumerate(rows):  # each document is in the first row that it fits
+        used = sum(len(part) + 1 for part in row)
+        assert used <= 24
+        assert all(used + len(part) >= 24 for later in rows[index + 1 :] for part in later)
+
     feed = task.feed(tmp_path)
     batches = [read(feed.batch(seed, step)) for seed, step in ((0, 0), (0, 0), (0, 1), (1, 0))]
     assert batches[0] == batches[1]
     assert batches[0] != batches[2]
     assert batches[0] != batches[3]
-    rows = [row for batch in batches for row in batch]
-    assert {part for row in rows for part in row} == pieces
-    used = [sum(len(part) + 1 for part in row) for row in batches[0]]
-    assert len(used) == 9
-    assert max(used) <= 24
-    for row, length in enumerate(used):  # each document is in the first row that it fits
-        later = [part for other in batches[0][row + 1 :] for part in other]
-        assert all(length + len(part) + 1 > 24 for part in later)
+    assert [len(batch) for batch in batches] == [9] * 4
+    drawn = {tuple(row) for batch in batches for row in batch}
+    assert sorted(part for row in drawn for part in row) == sorted(train)  # each has one row
     batch, labels = task.examples()
     assert read(batch)[0] == [b"ab"]
     assert labels["ab"] == (["a", "b", "EOS"], ["SOS", "a", "b"])
+
+
+def pieces_of(text, size):
+    return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def test_a_document_costs_what_it_costs_alone(tmp_path):
