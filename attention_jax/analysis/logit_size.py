@@ -129,7 +129,10 @@ def logit_factor(attentions: Mapping[str, CapturedAttention], deviation: float) 
     squares = []
     for name, attention in attentions.items():
         if attention.logits is None:
-            raise ValueError(f"attentions must have logits; got {name!r} without: it has no softmax, or was captured with matrices=False")
+            raise ValueError(
+                f"attentions must have logits; got {name!r} without: it has no softmax, or was"
+                " captured with matrices=False"
+            )
         logits = attention.logits
         squares.append(logit_size(logits, axis=range(logits.ndim - 2)).deviation ** 2)
     return float(deviation) / jnp.sqrt(jnp.mean(jnp.stack(squares)))

@@ -100,7 +100,9 @@ def check_real(name: str, value: Any, above: float = -math.inf) -> None:
     least = max(above, -_MOST) if above else _LEAST  # XLA takes a smaller number for 0
     if not (number and least <= float(value) <= _MOST and value != above):
         bound = f" above {above:g}" if above > -math.inf else ""
-        raise ValueError(f"{name} must be a Python number in the range of float32{bound}; got {value!r}")
+        raise ValueError(
+            f"{name} must be a Python number in the range of float32{bound}; got {value!r}"
+        )
 
 
 def checked_fraction(name: str, value: Any) -> float:
