@@ -3,8 +3,6 @@
 A test that uses them is marked `accelerators`, and skipped where a compiler is not installed.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

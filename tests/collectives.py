@@ -1,7 +1,5 @@
 """The collectives of a compiled program, and whether they are inside a loop."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import NamedTuple

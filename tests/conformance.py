@@ -10,8 +10,6 @@ To add an implementation that runs on every device, name it in
 rule for one pair to `MASK_CASES`, and make it the mask of a score.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

@@ -4,8 +4,6 @@ What a mask hides is poisoned: hidden tokens are NaN and infinite, and so are th
 without keys.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from typing import Any

@@ -5,8 +5,6 @@ Thresholds come from sorting, or from bisection. To add a normaliser, add its fo
 `NORMALIZER_CASES`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

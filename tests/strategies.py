@@ -4,8 +4,6 @@ A mask is drawn with its table, and a bias with its values, so that a property c
 computations that share nothing. Letters: `*B` batch axes, `T` queries, `S` keys.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 from typing import Any

@@ -75,34 +75,12 @@ def test_python_of_the_front_page(tmp_path, monkeypatch):
     assert variables["y"].shape == (2, 7, 64)
 
 
-def check_long_rows(variables):
-    assert variables["long_output"].shape == (512, 16)
-
-
 def check_own_derivative(variables):
     assert float(variables["length"](jnp.array([3.0, 4.0]))) == 5
 
 
-def check_own_bias(variables):
-    assert abs(float(variables["drate"])) > 1e-3
-
-
 def check_answers(variables):
     assert variables["answers"].tokens[0, 0].tolist() == [1, 2, 2, 2]
-
-
-def check_ring(variables):
-    tokens, mask = variables["tokens"], variables["causal_mask"]()
-    part = {"score": "additive", "params": variables["params"], "mask": mask}
-    on_one_device = attention_jax.attention(tokens, tokens, tokens, **part)
-    np.testing.assert_allclose(variables["ring_output"], on_one_device, atol=1e-5)
-
-
-def check_captured(variables):
-    blocks_of_model = ("encoder_0/self", "decoder_0/self", "decoder_0/cross")
-    names = {f"{block}_attention" for block in blocks_of_model}
-    assert variables["attentions"].keys() == names
-    assert np.any(variables["captured"].gradients["attention"].dlogits)
 
 
 def check_loops(variables):
@@ -114,13 +92,9 @@ def check_loops(variables):
 
 
 CHECKS = {
-    "implementations": check_long_rows,
     "derivatives": check_own_derivative,
-    "masks_and_biases": check_own_bias,
     "decoding": check_answers,
-    "several_devices": check_ring,
     "jax_releases": check_loops,
-    "gradients": check_captured,
 }
 
 

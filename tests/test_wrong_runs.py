@@ -213,7 +213,8 @@ CALLS = [
     *((lambda folder, name=name, value=value: train_run(toy(), folder, **{name: value}), name)
       for name, values in {
         "log_gradients": (3, 0, -25), "on_metrics": ("wandb", [print, None]), "profile": (0, "3"),
-        "mesh": (MeshShape(4096), MeshShape(3), MeshShape(data=2))}.items() for value in values),
+        "mesh": ("4", MeshShape(4096), MeshShape(3), MeshShape(data=2))}.items()
+      for value in values),
     (lambda folder: train_run(toy(NoStatistics), folder, log_gradients=25), "statistics"),
     (lambda folder: train_run(toy(), Path(__file__)), "workdir"),
     (lambda folder: train_run(toy(steps=23, accumulate=4), folder), "accumulate"),

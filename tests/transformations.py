@@ -4,8 +4,6 @@ Each takes the function and its arguments. `USES` compute `output_and_gradients`
 JAX or in another program, and so must give the same numbers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

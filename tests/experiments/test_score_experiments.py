@@ -229,13 +229,6 @@ def test_the_sources_softmax_in_numpy():
 # --- what topic 7 says of shapes and products ---
 
 
-def test_no_product_of_features_is_softmax():
-    """If softmax(Q K^T) were some Q' K'^T, its product with V could be associated."""
-    points = np.linspace(-3, 3, 5)[:, None]
-    assert np.linalg.matrix_rank(points @ points.T) == 1
-    assert np.linalg.matrix_rank(softmax(points @ points.T)) == 5
-
-
 def test_swiglu_has_another_kernel():
     for name, size in {"relu": 1072, "gelu": 1072, "swiglu": 1536}.items():
         network = nn.FeedForward(16, 32, activation=name, rngs=nnx.Rngs(0))

@@ -135,23 +135,6 @@ def test_an_offset_of_all_tokens_costs_no_digits():
     assert_close("output", got, np.asarray(expected), 2e-6)
 
 
-def test_reverse_over_reverse_of_a_small_ring():
-    """Without a mask: two tokens on each device, in tiles of one; a row has the keys of both."""
-    tokens = np.random.default_rng(0).normal(size=(3, 4, 2))
-    direction = np.cos(tokens)
-
-    def product(attend):
-        def loss(tokens):
-            return jnp.sum(jnp.sin(attend(*tokens, normalizer="log_scaled")))
-
-        gradient = jax.grad(loss)
-        return quick_jit(jax.grad(lambda tokens: jnp.vdot(gradient(tokens), direction)))(tokens)
-
-    with jax.enable_x64(True):
-        got, expected = product(ring_of(2, block_sizes=BlockSizes(1, 1))), product(reference)
-    agree({"tokens": got}, {"tokens": expected})
-
-
 # --- other axes of the mesh, and what is sent ---
 
 

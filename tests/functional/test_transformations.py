@@ -98,7 +98,7 @@ REFUSED = {("debug.print", "cudnn"): "'cudnn' needs a score that is a dot produc
 CELLS = [(name, column) for name in (*DERIVATIVES, *USES) for column in COLUMNS]
 LONG = ("hessian", "third derivative", "jacfwd of jacfwd", "checkpoint of scan", "disable_jit")
 EVERYWHERE = ("jvp of grad", "linear_transpose", "export", "debug.print", "Explicit mesh")
-IN_A_RING = ("linearize", "linear_transpose", "shard_map, Explicit")
+IN_A_RING = ("linearize", "linear_transpose", "grad of grad", "shard_map, Explicit")
 FAST = [
     (name, column)
     for name, column in CELLS

@@ -268,13 +268,6 @@ def test_tables_of_each_tie(tie, count):
     assert [name for name in TABLES if name in params] == [*TABLES[:count]]
 
 
-def test_bound_parameters():
-    config = config_of(tied_embeddings="all", **BARE)
-    _, params = make(config)
-    bound = nnx.to_pure_dict(nnx.state(bind(config, params, V), nnx.Param))
-    chex.assert_trees_all_equal(bound, params)
-
-
 # --- settings ---
 
 

@@ -18,7 +18,6 @@ from attention_jax.nn import Model, ModelConfig
 V, SIZE, LONGEST = 11, 9, 5
 LENGTHS = np.array([[3, 4, 1], [5, 2, 0]])  # of targets
 SOURCE_LENGTHS = np.array([[2, 1, 5], [0, 5, 3]])  # one is empty, and one has no target
-PAIRS = [(row, number) for row in range(2) for number in range(3) if LENGTHS[row, number]]
 DECODER = {"architecture": "decoder", "decoder_layers": 2}
 CASES = {
     "rotary": {**DECODER, "positions": "rotary", "score": "general", "num_heads": 4,

@@ -51,15 +51,6 @@ def test_means_on_a_logarithmic_axis_are_geometric():
     np.testing.assert_allclose(axes.lines[1].get_ydata(), [5 / 3, 9.0, 10.0, 0.0])
 
 
-def test_bands_end_at_the_limits_of_what_can_be():
-    _, (axes,) = plotting.new_figure(2, 1)
-    values = np.array([[0.0, 0.4], [0.9, 1.0]])
-    plotting.draw_band(axes, [0, 1], values, index=0, label="", limits=(0, 1))
-    edges = axes.collections[0].get_paths()[0].vertices[:, 1]
-    assert edges.min() == 0
-    assert edges.max() == 1
-
-
 def test_a_saved_figure_has_the_colors_that_were_drawn(tmp_path):
     weights = np.linspace(0, 1, 15 * 20).reshape(15, 20)
     figure = plotting.weight_heatmaps({"dot": (weights, [""] * 15, [""] * 20)})

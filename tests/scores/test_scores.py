@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 
 import chex
 import jax
@@ -11,12 +10,11 @@ import numpy as np
 import pytest
 from conformance import assert_close, quick_jit
 from oracles import complex_step, normal, softmax
-from score_cases import CORE_SCORES, DK, DQ, SCORE_CASES, features_of, numpy_params
+from score_cases import DK, SCORE_CASES, features_of, numpy_params
 
 from attention_jax import attention, attention_weights, get_score
 from attention_jax.scores import (
     Cosine,
-    General,
     NegativeSquaredDistance,
     ScaledDot,
     SoftCap,
@@ -87,37 +85,6 @@ def test_fixed_scales_and_their_dtype(scale):
             assert got.dtype == jnp.float32
             np.testing.assert_allclose(got, expected, atol=3e-6 * max(1, abs(expected).max()))
         assert score(scale).init(RNG, DK, DK) == {}
-
-
-# --- initialisation ---
-
-
-def test_first_logits_have_standard_deviation_1():
-    scores = {name: SCORE_CASES[name].score for name in CORE_SCORES if name not in ("dot", "own")}
-    scores["softcap"] = SoftCap(General())
-    dims = {
-        name: (37, 37) if score.needs_equal_dims else (DQ, DK) for name, score in scores.items()
-    }
-
-    @quick_jit
-    def samples(rngs, tokens):
-        def logits(name, rng, query, key):
-            score = scores[name]
-            return score(score.init(rng, *dims[name]), query, key)
-
-        return {
-            name: jax.vmap(functools.partial(logits, name))(rngs, *tokens[name]) for name in scores
-        }
-
-    tokens = {
-        name: [normal(400, 4, dim, seed=side) for side, dim in enumerate(sizes)]
-        for name, sizes in dims.items()
-    }
-    for name, sample in samples(jax.random.split(RNG, 400), tokens).items():
-        assert 0.9 < sample.std() < 1.1, name
-        # A distance has a mean, which the softmax does not see: E|q - k|^2 = 2 Dk.
-        mean = -2 * 37 / math.sqrt(8 * 37) if name == "distance" else 0
-        assert abs(sample.mean() - mean) < 0.1, name
 
 
 # --- rounding and extremes ---

@@ -165,13 +165,6 @@ def test_quick_measures_scaled_dot_as_quickly(run, monkeypatch):
     assert config.workdir != whole.workdir  # neither replaces what the other has measured
 
 
-def test_a_step_whose_time_is_not_steady_says_so():
-    (row,) = cost_rows(["dot"])
-    assert summary.time_of_step(row) == "1.20 (1.10 to 1.30)"
-    assert summary.time_of_step({**row, "steady": False}) == "1.20 (1.10 to 1.30), not steady"
-    assert "1.20 (1.10 to 1.30), not steady" in cost.table([{**row, "steady": False}])
-
-
 def test_progress_is_over_the_whole_and_knows_the_time_left(run, monkeypatch, tmp_path):
     def measured(config):
         cells = [(tmp_path / f"{score}.json", score) for score in config.scores]

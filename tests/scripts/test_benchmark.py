@@ -12,7 +12,6 @@ from benchmarks import alone, measure, tables, targets
 from benchmarks.measure import Contestant, Race
 from benchmarks.peers import PEERS
 from benchmarks.works import WORKS
-from experiments import pages
 
 benchmark = load("scripts/benchmark.py")
 
@@ -146,16 +145,6 @@ def test_every_target_reads_a_case_that_exists():
             for number in numbers:
                 if " / " in number:
                     assert {*number.split(" / ")} <= {*cases[case].contestants}
-
-
-# --- tables and pages ---
-
-
-def test_pages_show_the_committed_results():
-    found = tables.committed()
-    shown = [page.read_text() for page in pages.pages()]
-    for name, table in found.items():
-        assert any(f"<!-- begin {name} -->\n{table}\n" in page for page in shown), name
 
 
 # --- the command ---

@@ -109,14 +109,6 @@ def test_the_command(command, words, named, tmp_path, monkeypatch):
     assert_bits_equal(params_of(aj.load_model("a.safetensors")), expected)
 
 
-def test_a_run_says_how_far_it_is():
-    run = load_run(run_of_two_seeds(), 4)  # of a run that went on to its end
-    assert run.describe(1) == f"reversal {TASK.label}: step 4 of 6, seed 1"
-    train = dataclasses.replace(TASK.train, steps=9)
-    unfinished = dataclasses.replace(run, task=dataclasses.replace(TASK, train=train))
-    assert unfinished.describe().endswith(": step 4 of 9 (not finished), 2 seeds")
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")

@@ -1,4 +1,4 @@
-"""A translation run in its folder: what it keeps, when it is refused, how it is loaded."""
+"""A translation run in its folder: what it keeps, and when it is refused."""
 
 import dataclasses
 import hashlib
@@ -9,14 +9,13 @@ from unittest import mock
 import numpy as np
 import pytest
 from mistakes import refused
-from saved_files import assert_bits_equal
 from stand_in_training import without_training
 from translation_cases import VOCABULARY_SIZE, lines_of, run_task, write_text
 
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.text import Subwords
 from attention_jax.tasks.translation.translate import score_translations, translate, translator_of
-from attention_jax.training.run import load_run, load_states, train_run
+from attention_jax.training.run import load_run, train_run
 
 ENDED = {"steps": 6, "log_every": 2, "checkpoint_every": 2, "keep": 3}
 
@@ -148,23 +147,3 @@ def test_learned_positions_must_hold_the_translations_of_validation(text, tmp_pa
     with pytest.raises(ValueError, match="position_limit must hold"):
         task.feed(tmp_path)
     dataclasses.replace(task, validation_source=None, validation_target=None).feed(tmp_path)
-
-
-# --- loading ---
-
-
-def test_checkpoints_are_loaded(copied):
-    task, states = load_states(copied)
-    assert task == load_run(copied).task
-    assert sorted(states) == [0, 2, 4, 6]
-    assert_bits_equal(load_run(copied, 4).params, states[4].params)
-    for path in (copied / "checkpoints" / "6").rglob("_METADATA"):
-        path.write_text("")
-    before = contents(copied)
-    assert load_run(copied).step == 4
-    with pytest.raises(ValueError, match=r"no checkpoint in .* can be used: step 6: "):
-        load_run(copied, 6)
-    assert contents(copied) == before
-    shutil.rmtree(copied / "checkpoints")
-    with pytest.raises(ValueError, match=r"run has no checkpoint yet; train it first"):
-        load_run(copied)

@@ -52,12 +52,6 @@ def pushed(function):
     return jvp
 
 
-def test_the_reference_is_quadratic():
-    """What the others are not, and that this would be seen."""
-    loss = of_attention(SCORES["scaled"], "reference")
-    assert reserved(gradient(loss), SCORES["scaled"]) > TABLE
-
-
 @pytest.mark.parametrize(
     ("score", "derivative"),
     [

@@ -17,7 +17,6 @@ from toy_task import Toy, toy, train_toy
 
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import add_line, read_lines
-from attention_jax.tasks import TASKS, task_of
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import TRAIN, Translation
 from attention_jax.training.identity import config_of, task_in
@@ -65,11 +64,6 @@ def test_a_config_json_that_cannot_be_read(tmp_path, changes, message):
     (tmp_path / "config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=f"^workdir {tmp_path}: .*{message}"):
         task_in(tmp_path)
-
-
-def test_a_text_that_names_a_task():
-    assert task_of("toy_task:Toy") is Toy
-    assert {task_of(name) for name in TASKS} == set(TASKS.values())
 
 
 @dataclasses.dataclass(frozen=True)

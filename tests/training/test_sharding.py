@@ -1,4 +1,4 @@
-"""Meshes: what they refuse; on eight devices, what is the same, what is cut up, what is sent."""
+"""Meshes of eight devices: what is the same, what is cut up, what is sent."""
 
 import dataclasses
 import functools
@@ -17,12 +17,10 @@ from toy_task import Toy, toy, train_toy
 from attention_jax.runs.checkpoints import Checkpoints
 from attention_jax.runs.metrics_file import read_lines
 from attention_jax.tasks.reversal import Reversal
-from attention_jax.training.run import load_run, prepare
+from attention_jax.training.run import load_run
 from attention_jax.training.sharding import Layout, MeshShape
 from attention_jax.training.step import initial_state
 from attention_jax.training.task import Feed, TrainConfig
-
-# --- on eight devices ---
 
 MESHES = {
     "data": MeshShape(data=8),
@@ -149,12 +147,3 @@ def test_each_part_is_drawn_where_it_is_used():
     for leaf in jax.tree.leaves(drawn):
         rows = [shard.index[0].indices(16)[:2] for shard in leaf.addressable_shards]
         assert sorted(rows) == [(first, first + 2) for first in range(0, 16, 2)]
-
-
-# --- on one ---
-
-
-def test_a_mesh_is_no_text(tmp_path):
-    assert MeshShape(seed=3, data=2).devices == 6
-    with pytest.raises(ValueError, match="mesh must be a MeshShape"):
-        prepare(toy(), tmp_path / "run", mesh="data=2")

@@ -5,7 +5,6 @@ import functools
 import json
 import math
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -253,23 +252,6 @@ def test_a_seed_that_diverges_hides_no_best_checkpoint(tmp_path):
     (tmp_path / "mine.jsonl").symlink_to("/proc/version")  # a file that nobody may write
     train_toy(Diverging(validated=False), tmp_path)  # the loss of seed 0 falls
     assert kept(tmp_path) == ([10, 11], 11)
-
-
-def test_a_line_without_its_checkpoint_is_written_again(tmp_path, straight):
-    shutil.copytree(straight[1], tmp_path, dirs_exist_ok=True)
-    shutil.rmtree(tmp_path / "checkpoints" / "11")
-    assert run(tmp_path).step == 11
-    assert Counting.seen == [11]
-    assert content(tmp_path) == content(straight[1])
-
-
-def test_damaged_lines_are_named(tmp_path, straight):
-    shutil.copytree(straight[1], tmp_path, dirs_exist_ok=True)
-    text = (tmp_path / "validation.jsonl").read_text() + '{"score": [1.0, 2.0]}\n'
-    (tmp_path / "validation.jsonl").write_text(text)
-    with pytest.raises(ValueError, match=r"validation\.jsonl cannot be read: each line must"):
-        run(tmp_path)
-    assert (tmp_path / "validation.jsonl").read_text() == text
 
 
 # --- tasks that draw their examples ---
