@@ -3,8 +3,6 @@
 For the complex step, arrays may be complex and may have a leading axis of perturbations.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 
@@ -14,21 +12,7 @@ import numpy as np
 import pytest
 
 import attention_jax as aj
-from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap
-from attention_jax.scores.literature import (
-    L2,
-    LITERATURE,
-    NGPT,
-    Elliptical,
-    Hyperbolic,
-    Indexer,
-    Manhattan,
-    Neural,
-    Power,
-    Softplus,
-    Tropical,
-    Yat,
-)
+from attention_jax.scores import Concat, Cosine, NegativeSquaredDistance, SoftCap, literature
 
 DQ, DK, A = 3, 11, 17
 
@@ -214,22 +198,22 @@ SCORE_CASES = {
         ScoreCase("scaled", aj.ScaledDot(), _scaled),
         ScoreCase("softcap", SoftCap(aj.General(), CAP), _soft_capped, mask="dense"),
         ScoreCase("own", OwnCosine(), _own_cosine, mask="causal"),
-        ScoreCase("elliptical", Elliptical(), _elliptical),
-        ScoreCase("hyperbolic", Hyperbolic(), _hyperbolic, mask="causal"),
-        ScoreCase("indexer", Indexer(), _indexer, mask="padding"),
-        ScoreCase("l2", L2(), _l2, mask="local"),
-        ScoreCase("manhattan", Manhattan(), _manhattan, mask="segment"),
-        ScoreCase("multiplied", aj.Multiplied(Neural(A), -0.7), _multiplied),
-        ScoreCase("neural", Neural(A), _neural, mask="dense"),
-        ScoreCase("ngpt", NGPT(), _ngpt, mask="padding"),
-        ScoreCase("power", Power(), _power, mask="causal"),
-        ScoreCase("softplus", Softplus(), _softplus, mask="arrays"),
-        ScoreCase("tropical", Tropical(), _tropical, mask="segment"),
-        ScoreCase("yat", Yat(), _yat, mask="none"),
+        ScoreCase("elliptical", literature.Elliptical(), _elliptical),
+        ScoreCase("hyperbolic", literature.Hyperbolic(), _hyperbolic, mask="causal"),
+        ScoreCase("indexer", literature.Indexer(), _indexer, mask="padding"),
+        ScoreCase("l2", literature.L2(), _l2, mask="local"),
+        ScoreCase("manhattan", literature.Manhattan(), _manhattan, mask="segment"),
+        ScoreCase("multiplied", aj.Multiplied(literature.Neural(A), -0.7), _multiplied),
+        ScoreCase("neural", literature.Neural(A), _neural, mask="dense"),
+        ScoreCase("ngpt", literature.NGPT(), _ngpt, mask="padding"),
+        ScoreCase("power", literature.Power(), _power, mask="causal"),
+        ScoreCase("softplus", literature.Softplus(), _softplus, mask="arrays"),
+        ScoreCase("tropical", literature.Tropical(), _tropical, mask="segment"),
+        ScoreCase("yat", literature.Yat(), _yat, mask="none"),
     )
 }
 # Without those that have no rule of their own: JAX differentiates their `pair`.
-CORE_SCORES = [name for name in SCORE_CASES if name not in (*LITERATURE, "multiplied")]
+CORE_SCORES = [name for name in SCORE_CASES if name not in (*literature.LITERATURE, "multiplied")]
 
 
 def slow_unless(fast, cases):

@@ -7,14 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from attention_jax import BlockSizes, Score, attention, causal_mask, get_score
-from attention_jax.analysis.ledger import (
-    Operations,
-    ScoreCost,
-    attention_memory,
-    operation_count,
-    program_memory,
-    score_cost,
-)
+from attention_jax.analysis import ledger
 
 DQ, DK = 3, 11
 
@@ -36,7 +29,7 @@ def test_operations_counted_by_hand(name):
     query_dim, key_dim, *expected = COSTS[name]
     with jax.enable_x64(True):  # its shapes, in float64, are not those of a later call
         get_score(name).param_shapes({}, query_dim, key_dim)
-    cost = score_cost(name, query_dim, key_dim)
+    cost = ledger.score_cost(name, query_dim, key_dim)
     assert [tuple(side) for side in (cost.query, cost.key, cost.pair)] == expected
     parameters = {"general": DQ * DK, "additive": DQ * DK + DK * DK + DK}
     assert cost.parameters == parameters.get(name, 0)
@@ -54,13 +47,15 @@ class Lengthy(Score):
 
 
 def test_a_users_own_score():
-    cost = score_cost(Lengthy(), 7, 7)
+    cost = ledger.score_cost(Lengthy(), 7, 7)
     assert cost.parameters == 169
-    assert cost.pair == Operations(14 + 1, 0)
+    assert cost.pair == ledger.Operations(14 + 1, 0)
 
 
 def test_flops_per_query_share_the_keys():
-    cost = ScoreCost(0, Operations(2, 0), Operations(30, 0), Operations(5, 1))
+    cost = ledger.ScoreCost(
+        0, ledger.Operations(2, 0), ledger.Operations(30, 0), ledger.Operations(5, 1)
+    )
     assert cost.flops_per_query(7) == 2 + 7 * (30 + 5)
     assert cost.flops_per_query(7, target_length=3) == 2 + 7 * (10 + 5)
 
@@ -101,7 +96,9 @@ LOOPS = {
 @pytest.mark.parametrize("name", LOOPS)
 def test_the_body_of_a_loop_counts_once_per_iteration(name):
     function, flops = LOOPS[name]
-    assert operation_count(function, jax.ShapeDtypeStruct((8, 8), jnp.float32)).flops == flops
+    assert (
+        ledger.operation_count(function, jax.ShapeDtypeStruct((8, 8), jnp.float32)).flops == flops
+    )
 
 
 def test_attention_in_tiles_has_the_operations_of_the_reference():
@@ -113,8 +110,8 @@ def test_attention_in_tiles_has_the_operations_of_the_reference():
             return attention(query, query, query, implementation=implementation, block_sizes=blocks)
 
         if tangent:  # of a linear map, too
-            return operation_count(lambda x: jax.jvp(attend, (x,), (x,)), tokens)
-        return operation_count(attend, tokens)
+            return ledger.operation_count(lambda x: jax.jvp(attend, (x,), (x,)), tokens)
+        return ledger.operation_count(attend, tokens)
 
     for tangent in (False, True):
         (flops, exps), (tiled_flops, tiled_exps) = (
@@ -136,14 +133,14 @@ def test_attention_in_tiles_has_the_operations_of_the_reference():
 )
 def test_a_loop_of_unknown_length_is_refused(function):
     with pytest.raises(NotImplementedError, match="function"):
-        operation_count(function, jax.ShapeDtypeStruct((8, 8), jnp.float32))
+        ledger.operation_count(function, jax.ShapeDtypeStruct((8, 8), jnp.float32))
 
 
 def test_memory_of_a_program():
     """Two products with a [512, 512] matrix between them, which has to be somewhere."""
     tall, is_cpu = jax.ShapeDtypeStruct((512, 3), jnp.float32), jax.default_backend() == "cpu"
     options = {"xla_cpu_experimental_ynn_fusion_type": ""} if is_cpu else None
-    memory = program_memory(lambda x: jnp.sin(x @ x.T) @ x, tall, compiler_options=options)
+    memory = ledger.program_memory(lambda x: jnp.sin(x @ x.T) @ x, tall, compiler_options=options)
     assert memory.arguments == memory.results == 4 * 512 * 3
     assert 4 * 512**2 <= memory.temporary < 4 * 4 * 512**2
 
@@ -154,11 +151,12 @@ def test_memory_of_attention_with_its_gradients():
     sizes = ("general", 512, 7)
     options = {"backward": True, "block_sizes": BlockSizes(64, 64)}
     both, tiled = (
-        attention_memory(*sizes, implementation=name, **options) for name in ("reference", "tiled")
+        ledger.attention_memory(*sizes, implementation=name, **options)
+        for name in ("reference", "tiled")
     )
     assert both.temporary >= 2 * table  # weights, and their gradient
     assert tiled.temporary < table / 2
     # Query, key, value, kernel [7, 7] and the cotangent; the output and four gradients.
     assert both.arguments == tiled.arguments == 4 * token + kernel
-    assert attention_memory(*sizes).arguments == 3 * token + kernel
+    assert ledger.attention_memory(*sizes).arguments == 3 * token + kernel
     assert 4 * token + kernel <= tiled.results < 4 * token + kernel + 256  # and a tuple of pointers

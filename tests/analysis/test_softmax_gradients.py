@@ -2,28 +2,20 @@
 
 import functools
 
+import conformance as suite
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import (
-    MASK_CASES,
-    SCORE_CASES,
-    allowed_table,
-    cotangents,
-    inputs_of,
-    poisoned,
-    quick_jit,
-)
 from oracles import normal, softmax
 
 from attention_jax import analysis
 from attention_jax.analysis import logit_scale_sweep
 
 # Compiled as one program each.
-softmax_jacobian = quick_jit(analysis.softmax_jacobian)
-softmax_jacobian_norm = quick_jit(analysis.softmax_jacobian_norm)
-softmax_vjp = quick_jit(analysis.softmax_vjp)
+softmax_jacobian = suite.quick_jit(analysis.softmax_jacobian)
+softmax_jacobian_norm = suite.quick_jit(analysis.softmax_jacobian_norm)
+softmax_vjp = suite.quick_jit(analysis.softmax_vjp)
 
 B, T, S = 2, 5, 7
 
@@ -93,11 +85,11 @@ SCALES = np.array([0.0, 0.3, 1.0, 7.0, 1e4])  # of uniform weights, and of one k
 
 
 def test_a_sweep_against_numpy():
-    case, mask = SCORE_CASES["general"], MASK_CASES["padding"]
+    case, mask = suite.SCORE_CASES["general"], suite.MASK_CASES["padding"]
     inputs, allowed, doutput = (
-        inputs_of("general"),
-        allowed_table("padding"),
-        cotangents()["output"],
+        suite.inputs_of("general"),
+        suite.allowed_table("padding"),
+        suite.cotangents()["output"],
     )
     query, key = inputs["query"][:, :, None], inputs["key"][:, None, :]
     logits, seen = case.pair(inputs["params"], query, key), allowed.any(-1)
@@ -110,10 +102,10 @@ def test_a_sweep_against_numpy():
         norms = np.linalg.norm(dlogits, axis=-1), entropy, np.linalg.norm(jacobian, axis=(1, 2))
         expected.append([np.mean(each) for each in norms])
     with jax.enable_x64(True):
-        dirty = poisoned({**inputs, "bias": np.zeros(allowed.shape)}, allowed)
+        dirty = suite.poisoned({**inputs, "bias": np.zeros(allowed.shape)}, allowed)
         del dirty["bias"]
         sweep = functools.partial(logit_scale_sweep, score=case.score, mask=mask.build())
-        got = quick_jit(sweep)(**dirty, doutput=doutput, scales=SCALES)
+        got = suite.quick_jit(sweep)(**dirty, doutput=doutput, scales=SCALES)
     np.testing.assert_allclose(np.stack(got[1:], axis=-1), expected, rtol=1e-10, atol=1e-12)
     np.testing.assert_array_equal(got.scales, SCALES)
 
@@ -121,5 +113,5 @@ def test_a_sweep_against_numpy():
 def test_a_sweep_without_keys_is_0():
     nothing = np.zeros((T, S), bool)
     tokens = normal(T, 3), normal(S, 3), normal(S, 2), normal(T, 2, seed=1)
-    found = quick_jit(logit_scale_sweep)(*tokens, np.float32(SCALES), mask=nothing)
+    found = suite.quick_jit(logit_scale_sweep)(*tokens, np.float32(SCALES), mask=nothing)
     assert not any(np.any(array) for array in found[1:])

@@ -3,43 +3,17 @@
 import functools
 
 import chex
+import conformance as suite
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import (
-    ALL_IMPLEMENTATIONS,
-    DK,
-    SCORE_CASES,
-    TILE,
-    assert_close,
-    poisoned,
-    quick_jit,
-)
 from derivative_cases import agree
 from flax import nnx
 from oracles import normal as narrow_normal
 from score_cases import numpy_params
 
-from attention_jax import (
-    Mask,
-    array_field,
-    attention,
-    causal_mask,
-    coverage_attention,
-    interop,
-    local_attention,
-    local_attention_weights,
-    mask_dataclass,
-    masked_softmax,
-    monotonic_attention,
-    monotonic_centers,
-    nn,
-    predicted_centers,
-    reversed_centers,
-    token_mask,
-    window_mask,
-)
+import attention_jax as aj
 
 B, T, S, DV, A = 2, 5, 7, 3, 4
 RADIUS = 2
@@ -51,7 +25,7 @@ def plain_weights(score, point, allowed):
     distances = np.arange(S, dtype=float)[None, None] - point["centers"][..., None]
     seen = allowed & (abs(jax.lax.stop_gradient(distances)) <= RADIUS)
     logits = jax.vmap(score, (None, 0, 0))(point["params"], point["query"], point["key"])
-    weights = masked_softmax(logits + point["bias"], seen)
+    weights = aj.masked_softmax(logits + point["bias"], seen)
     if "sigma" in point:
         weights = weights * jnp.exp(-(distances**2) / (2 * point["sigma"][:, None, None] ** 2))
     return weights
@@ -64,13 +38,13 @@ CENTERS = {
 
 
 def point_of(score_name, centers, gaussian):
-    case = SCORE_CASES[score_name]
+    case = suite.SCORE_CASES[score_name]
     point = {
         "query": normal(B, T, case.query_dim),
-        "key": normal(B, S, DK) / 2,
+        "key": normal(B, S, suite.DK) / 2,
         "value": normal(B, S, DV),
         "bias": normal(B, T, S),
-        "params": jax.tree.map(np.float64, numpy_params(case.score, case.query_dim, DK)),
+        "params": jax.tree.map(np.float64, numpy_params(case.score, case.query_dim, suite.DK)),
         "centers": CENTERS[centers],
     }
     return point | ({"sigma": np.array([1.3, 0.8])} if gaussian else {})
@@ -94,54 +68,54 @@ def allowed_table(masked):
 def test_output_and_gradients_are_the_papers(score, centers, gaussian, masked, implementation):
     """With NaN in keys, values and biases that no allowed pair reads."""
     point, allowed = point_of(score, centers, gaussian), allowed_table(masked)
-    cotangent, dirty = normal(B, T, DV, seed=5), poisoned(point, allowed)
+    cotangent, dirty = normal(B, T, DV, seed=5), suite.poisoned(point, allowed)
     fixed = {"centers": dirty.pop("centers")} if centers == "whole" else {}
-    score = SCORE_CASES[score].score
+    score = suite.SCORE_CASES[score].score
 
     def both(attend, point):
         output, pull_back = jax.vjp(attend, {k: x for k, x in point.items() if k not in fixed})
         return output, pull_back(jnp.asarray(cotangent))[0]
 
     def attend(floats):
-        return local_attention(
+        return aj.local_attention(
             **floats, **fixed, radius=RADIUS, score=score, mask=allowed,
-            implementation=implementation, block_sizes=TILE,
+            implementation=implementation, block_sizes=suite.TILE,
         )  # fmt: skip
 
     with jax.enable_x64(True):
-        output, gradients = quick_jit(functools.partial(both, attend))(dirty)
-        expected, expected_gradients = quick_jit(
+        output, gradients = suite.quick_jit(functools.partial(both, attend))(dirty)
+        expected, expected_gradients = suite.quick_jit(
             functools.partial(
                 both, lambda x: plain_weights(score, {**x, **fixed}, allowed) @ x["value"]
             )
         )(point)
-        weights = local_attention_weights(
+        weights = aj.local_attention_weights(
             **{name: array for name, array in dirty.items() if name != "value"}, **fixed,
             radius=RADIUS, score=score, mask=allowed,
         )  # fmt: skip
         expected_weights = np.asarray(plain_weights(score, point, allowed))
-    assert_close("weights", weights, expected_weights, 1e-13)
-    assert_close("output", output, np.asarray(expected), 1e-13)
+    suite.assert_close("weights", weights, expected_weights, 1e-13)
+    suite.assert_close("output", output, np.asarray(expected), 1e-13)
     beside = ~np.any(expected, axis=-1)
     assert beside.any()
     assert not np.any(np.asarray(output)[beside])
     agree(gradients, expected_gradients, 1e-10)
 
 
-@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", suite.ALL_IMPLEMENTATIONS)
 def test_large_logits_keep_their_digits(implementation):
     rng, size = np.random.default_rng(0), 8192
     query, value = np.ones((T, 1), np.float32), rng.normal(size=(S, DV)).astype(np.float32)
     key = np.float32(size + rng.integers(-3, 4, (S, 1)))  # the logits, which float32 holds
     centers, sigma = np.linspace(0, S - 1, T, dtype=np.float32), 1.7
-    output = local_attention(
+    output = aj.local_attention(
         query, key, value, centers=centers, radius=RADIUS, sigma=sigma, score="dot",
-        implementation=implementation, block_sizes=TILE,
+        implementation=implementation, block_sizes=suite.TILE,
     )  # fmt: skip
     distances = np.arange(S) - np.float64(centers)[:, None]
     weights = np.where(np.abs(distances) <= RADIUS, np.exp(key[:, 0] - np.float64(size)), 0)
     weights = weights / weights.sum(1, keepdims=True) * np.exp(-(distances**2) / (2 * sigma**2))
-    assert_close("output", output, weights @ value, 2e-6)
+    suite.assert_close("output", output, weights @ value, 2e-6)
 
 
 # --- centers ---
@@ -150,26 +124,26 @@ def test_large_logits_keep_their_digits(implementation):
 def test_predicted_centers_are_equation_9():
     query, params, lengths = normal(B, T, 3), {"kernel": normal(3, A), "v": normal(A)}, [6, 4]
     with jax.enable_x64(True):
-        got = quick_jit(predicted_centers)(query, params, np.array(lengths))
+        got = suite.quick_jit(aj.predicted_centers)(query, params, np.array(lengths))
     hidden = np.tanh(query @ params["kernel"])
     expected = np.array(lengths)[:, None] / (1 + np.exp(-hidden @ params["v"]))
-    assert_close("centers", got, expected, 1e-14)
+    suite.assert_close("centers", got, expected, 1e-14)
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), (query, params))
-    assert jax.eval_shape(predicted_centers, *narrow, 300).dtype == jnp.float32
+    assert jax.eval_shape(aj.predicted_centers, *narrow, 300).dtype == jnp.float32
 
 
 def test_known_alignments():
-    assert monotonic_centers(4).tolist() == [0, 1, 2, 3]
-    centers = reversed_centers(3, np.array([[5], [2]]))
+    assert aj.monotonic_centers(4).tolist() == [0, 1, 2, 3]
+    centers = aj.reversed_centers(3, np.array([[5], [2]]))
     assert centers.tolist() == [[[4, 3, 2]], [[1, 0, -1]]]
-    assert reversed_centers(2, np.array([0], np.uint8)).tolist() == [[-1, -2]]
+    assert aj.reversed_centers(2, np.array([0], np.uint8)).tolist() == [[-1, -2]]
     # Radius 0 around the anti-diagonal turns a string around.
     value = np.arange(7, dtype=np.float32)[:, None]
-    output = local_attention(value, value, value, centers=reversed_centers(7, 5), radius=0)
+    output = aj.local_attention(value, value, value, centers=aj.reversed_centers(7, 5), radius=0)
     assert np.asarray(output)[:, 0].tolist() == [4, 3, 2, 1, 0, 0, 0]
 
 
-@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", suite.ALL_IMPLEMENTATIONS)
 def test_a_center_of_nan_makes_its_row_and_gradients_nan(implementation):
     """But not where the mask hides the row, and not those of the other example."""
     real = np.arange(T) < np.array([[T], [T - 1]])  # the last query of the second is padding
@@ -178,12 +152,12 @@ def test_a_center_of_nan_makes_its_row_and_gradients_nan(implementation):
     unknown = np.zeros((B, T), bool)
     unknown[:, T - 1] = True
 
-    @quick_jit
+    @suite.quick_jit
     @functools.partial(jax.grad, has_aux=True)
     def gradient_and_outputs(point):
         attend = functools.partial(
-            local_attention, radius=RADIUS, mask=real[:, :, None], implementation=implementation,
-            block_sizes=TILE,
+            aj.local_attention, radius=RADIUS, mask=real[:, :, None], implementation=implementation,
+            block_sizes=suite.TILE,
         )  # fmt: skip
         output, plain = attend(**point), attend(**(point | {"sigma": None}))
         return jnp.sum(output), (output, plain)
@@ -201,11 +175,11 @@ def test_a_center_of_nan_makes_its_row_and_gradients_nan(implementation):
         np.testing.assert_allclose(array[1], expected_gradient[name][1], atol=1e-5)
 
 
-@mask_dataclass
-class Span(Mask):
+@aj.mask_dataclass
+class Span(aj.Mask):
     """The learned span of a user: a number for each query."""
 
-    widths: jax.Array = array_field("T")
+    widths: jax.Array = aj.array_field("T")
 
     def allowed(self, i, j):
         distances = abs(i[:, None] - j[None, :]).astype(float)
@@ -217,20 +191,22 @@ def test_a_window_of_nan_in_other_attention():
     heads = tokens[:, None]
     centers = np.array([0, np.nan, 2, 3, 4], np.float32)
     unknown = np.isnan(centers)
-    mask = window_mask(centers, 1)
+    mask = aj.window_mask(centers, 1)
     for output in (
-        attention(tokens, tokens, tokens, mask=mask & causal_mask()),
-        attention(tokens, tokens, tokens, mask=Span(centers) & causal_mask()),
-        attention(tokens, tokens, tokens, mask=Span(centers), implementation="tiled"),
-        interop.dot_product_attention(heads, heads, heads, mask=Span(centers)),
-        coverage_attention(tokens, tokens, tokens, mask=mask, coverage_kernel=tokens[0]).output,
-        monotonic_attention(tokens, tokens, tokens, mask=mask, return_weights=False),
+        aj.attention(tokens, tokens, tokens, mask=mask & aj.causal_mask()),
+        aj.attention(tokens, tokens, tokens, mask=Span(centers) & aj.causal_mask()),
+        aj.attention(tokens, tokens, tokens, mask=Span(centers), implementation="tiled"),
+        aj.interop.dot_product_attention(heads, heads, heads, mask=Span(centers)),
+        aj.coverage_attention(tokens, tokens, tokens, mask=mask, coverage_kernel=tokens[0]).output,
+        aj.monotonic_attention(tokens, tokens, tokens, mask=mask, return_weights=False),
     ):
         assert np.isnan(output[1]).all()
         assert not np.isnan(output[0]).any()
-    output = attention(tokens, tokens, tokens, mask=mask & token_mask(np.ones(T, bool), ~unknown))
+    output = aj.attention(
+        tokens, tokens, tokens, mask=mask & aj.token_mask(np.ones(T, bool), ~unknown)
+    )
     assert not output[1].any()
-    layer = nn.LocalPAttention("dot", 3, 3, radius=1, rngs=nnx.Rngs(0))
+    layer = aj.nn.LocalPAttention("dot", 3, 3, radius=1, rngs=nnx.Rngs(0))
     output = layer(np.where(unknown[:, None], np.nan, tokens), tokens)
     np.testing.assert_array_equal(np.isnan(output).any(1), unknown)
 
@@ -241,13 +217,13 @@ def test_a_padded_query_of_nan_sends_nothing():
     point = {"query": query, "position": position, "sigma": np.float32(1.2)}
     real = np.arange(T) != 3
 
-    @quick_jit
+    @suite.quick_jit
     @functools.partial(jax.grad, has_aux=True)
     def gradient_and_output(point):
-        centers = predicted_centers(point["query"], point["position"], np.array(S))
-        output = local_attention(
+        centers = aj.predicted_centers(point["query"], point["position"], np.array(S))
+        output = aj.local_attention(
             point["query"], key, key, centers=centers, sigma=point["sigma"], radius=RADIUS,
-            mask=real[:, None], implementation="tiled", block_sizes=TILE,
+            mask=real[:, None], implementation="tiled", block_sizes=suite.TILE,
         )  # fmt: skip
         return jnp.sum(output**2), output
 
@@ -261,25 +237,25 @@ def test_a_padded_query_of_nan_sends_nothing():
 
 def test_centers_beyond_the_range_of_a_narrow_dtype():
     for center in (np.array([127], np.int8), np.array([255], np.uint8), np.array([2], np.uint32)):
-        (keys,) = np.nonzero(np.asarray(window_mask(center, 2).materialize(1, 300))[0])
+        (keys,) = np.nonzero(np.asarray(aj.window_mask(center, 2).materialize(1, 300))[0])
         assert keys.mean() == center[0]
         assert len(keys) == 5
     narrow = np.array([1000], jnp.bfloat16)  # where bfloat16 knows every fourth number
-    (keys,) = np.nonzero(np.asarray(window_mask(narrow, 1).materialize(1, 1010))[0])
+    (keys,) = np.nonzero(np.asarray(aj.window_mask(narrow, 1).materialize(1, 1010))[0])
     assert keys.tolist() == [999, 1000, 1001]
 
 
 def test_centers_far_from_all_keys_see_nothing_and_send_nothing():
     extremes = np.iinfo(np.int32)
-    mask = window_mask(np.array([extremes.min, extremes.min + 3, extremes.max]), 1)
+    mask = aj.window_mask(np.array([extremes.min, extremes.min + 3, extremes.max]), 1)
     assert not np.any(mask.materialize(3, S))
     tokens = narrow_normal(4, 3)
 
     def total(sigma, centers):
         options = {"centers": centers, "sigma": sigma, "implementation": "reference"}
-        return jnp.sum(local_attention(tokens, tokens, tokens, radius=RADIUS, **options) ** 2)
+        return jnp.sum(aj.local_attention(tokens, tokens, tokens, radius=RADIUS, **options) ** 2)
 
-    gradient = quick_jit(jax.grad(total, (0, 1)))
+    gradient = suite.quick_jit(jax.grad(total, (0, 1)))
     dsigma, dcenters = gradient(1.3, np.array([1.5, np.inf, 2.0, -np.inf], np.float32))
     expected, _ = gradient(1.3, np.array([1.5, -9.0, 2.0, 99.0], np.float32))
     np.testing.assert_allclose(dsigma, expected, rtol=1e-6)

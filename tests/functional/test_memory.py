@@ -11,16 +11,7 @@ from oracles import normal, softmax
 from products import product_dtypes
 from score_cases import DK, SCORE_CASES, each_score, numpy_params
 
-from attention_jax import (
-    Cosine,
-    Dot,
-    NegativeSquaredDistance,
-    ScaledDot,
-    Score,
-    SoftCap,
-    attention,
-    attention_weights,
-)
+import attention_jax as aj
 from attention_jax.functional.memory import remember
 
 B, T, S, DV = 2, 5, 7, 13
@@ -45,8 +36,8 @@ def test_attention_to_a_memory_is_the_formula(name):
     @quick_jit
     def attend(params, query, key, value):
         memory = remember(case.score, params, key, value, query_dim=case.query_dim)
-        output = attention(query, memory.keys, memory.values, score=case.score, params=params)
-        weights = attention_weights(query, memory.keys, score=case.score, params=params)
+        output = aj.attention(query, memory.keys, memory.values, score=case.score, params=params)
+        weights = aj.attention_weights(query, memory.keys, score=case.score, params=params)
         return output, weights, memory
 
     output, weights, memory = attend(params, query, key, value)
@@ -59,10 +50,10 @@ def test_attention_to_a_memory_is_the_formula(name):
 @pytest.mark.parametrize(
     ("score", "dtype"),
     [
-        (Dot(), jnp.bfloat16),
-        (Cosine(1.0), jnp.bfloat16),
-        (NegativeSquaredDistance(), jnp.bfloat16),
-        (SoftCap(SoftCap(ScaledDot())), jnp.float16),
+        (aj.Dot(), jnp.bfloat16),
+        (aj.Cosine(1.0), jnp.bfloat16),
+        (aj.NegativeSquaredDistance(), jnp.bfloat16),
+        (aj.SoftCap(aj.SoftCap(aj.ScaledDot())), jnp.float16),
     ],
 )
 def test_tokens_and_memories_of_16_bits_are_multiplied_in_16_bits(score, dtype):
@@ -71,18 +62,20 @@ def test_tokens_and_memories_of_16_bits_are_multiplied_in_16_bits(score, dtype):
 
     def gradient(query, *memory):
         def total(query):
-            return attention(query, *memory, score=SoftCap(score), implementation="tiled").sum()
+            return aj.attention(
+                query, *memory, score=aj.SoftCap(score), implementation="tiled"
+            ).sum()
 
         return jax.grad(total)(query)
 
-    memory = remember(SoftCap(score), {}, key, value, query_dim=DK)
+    memory = remember(aj.SoftCap(score), {}, key, value, query_dim=DK)
     for tokens_of_16_bits in (memory, (key, value)):
         products = product_dtypes(gradient, query, *tokens_of_16_bits)
         assert products == {(dtype.dtype.name,) * 2}
 
 
 @dataclasses.dataclass(frozen=True)
-class Moved(NegativeSquaredDistance):
+class Moved(aj.NegativeSquaredDistance):
     """Not translation invariant for what the library knows, so that features are remembered."""
 
     def project_query(self, params, query):
@@ -94,13 +87,13 @@ def test_wide_queries_and_a_memory_of_16_bits():
     key = jnp.bfloat16(key)
     memory = remember(Moved(), {}, key, value, query_dim=DK)
     assert memory.keys.features.dtype == jnp.bfloat16
-    weights = attention_weights(query, memory.keys, score=Moved())
+    weights = aj.attention_weights(query, memory.keys, score=Moved())
     logits = SCORE_CASES["distance"].pair({}, *wide((query[:, :, None], key[:, None])))
     np.testing.assert_allclose(weights, softmax(logits), atol=2e-5)
 
 
 @dataclasses.dataclass(frozen=True)
-class Halves(Score):
+class Halves(aj.Score):
     """q . k, its features in two halves: no single array to remember."""
 
     def init(self, rng, query_dim, key_dim):
@@ -120,7 +113,7 @@ def test_a_memory_of_features_that_are_trees():
     memory = remember(Halves(), {}, key, value, query_dim=DK)
     assert [leaf.shape for leaf in memory.keys.features] == [(B, S, 1), (B, S, DK - 1)]
     assert memory.keys.shape == key.shape
-    output = attention(query, *memory, score=Halves(), implementation="tiled")
+    output = aj.attention(query, *memory, score=Halves(), implementation="tiled")
     logits = wide(query) @ wide(key).transpose(0, 2, 1)
     np.testing.assert_allclose(output, softmax(logits) @ value, atol=2e-5)
 

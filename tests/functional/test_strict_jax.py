@@ -7,20 +7,11 @@ dtypes.
 """
 
 import chex
+import conformance as suite
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance import (
-    ALL_IMPLEMENTATIONS,
-    MASK_CASES,
-    TILE,
-    allowed_table,
-    cotangents,
-    inputs_of,
-    poisoned,
-    quick_jit,
-)
 from jax.experimental import checkify
 from normalizer_cases import NORMALIZER_CASES
 from score_cases import SCORE_CASES, each_score, slow_unless
@@ -41,7 +32,7 @@ BIAS = aj.relative_bias(np.ones(5, np.float32)) + RNG.normal(size=(T, S)).astype
 
 
 def checked(function):
-    return quick_jit(checkify.checkify(function, errors=checkify.all_checks))
+    return suite.quick_jit(checkify.checkify(function, errors=checkify.all_checks))
 
 
 def attend(implementation, mask=MASK, **options):
@@ -58,14 +49,14 @@ def attend(implementation, mask=MASK, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", suite.ALL_IMPLEMENTATIONS)
 def test_all_options_and_their_gradient(implementation):
     attended = attend(implementation, bias=BIAS, return_statistics=True, **DROPOUT)
     error, _ = checked(attended)(QUERY, KEY, VALUE)
     assert error.get() is None
 
 
-@pytest.mark.parametrize("implementation", slow_unless(["tiled"], ALL_IMPLEMENTATIONS))
+@pytest.mark.parametrize("implementation", slow_unless(["tiled"], suite.ALL_IMPLEMENTATIONS))
 def test_nan_in_padding_is_clean_and_a_nan_of_the_user_is_reported(implementation):
     key, query = KEY.copy(), QUERY.copy()
     key[:, 4:], query[1, 2] = np.nan, np.nan
@@ -80,27 +71,29 @@ DENSE = "dense"  # one query without keys, one key that no query sees
 
 
 def check_strictly(score_name, normalizer_name, implementation):
-    inputs = poisoned(inputs_of(score_name, normalizer_name), allowed_table(DENSE))
+    inputs = suite.poisoned(
+        suite.inputs_of(score_name, normalizer_name), suite.allowed_table(DENSE)
+    )
     arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), inputs)
     # An infinity that the mask hides would be found as if it were ours.
     arrays = jax.tree.map(lambda leaf: jnp.where(jnp.isinf(leaf), 1e30, leaf), arrays)
 
     def attend(arrays):
         return aj.attention(
-            **arrays, mask=MASK_CASES[DENSE].build(), score=SCORE_CASES[score_name].score,
-            normalizer=NORMALIZER_CASES[normalizer_name].normalizer, block_sizes=TILE,
+            **arrays, mask=suite.MASK_CASES[DENSE].build(), score=SCORE_CASES[score_name].score,
+            normalizer=NORMALIZER_CASES[normalizer_name].normalizer, block_sizes=suite.TILE,
             implementation=implementation,
         )  # fmt: skip
 
     strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
     with jax.checking_leaks(), jax.debug_infs(True), strict[0], strict[1]:
         output, pull_back = jax.vjp(attend, arrays)
-        (gradients,) = pull_back(jnp.asarray(cotangents()["output"], jnp.float32))
+        (gradients,) = pull_back(jnp.asarray(suite.cotangents()["output"], jnp.float32))
     chex.assert_tree_all_finite((output, gradients))
     assert all(map(jnp.any, jax.tree.leaves((output, gradients))))
 
 
-@pytest.mark.parametrize("implementation", ALL_IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", suite.ALL_IMPLEMENTATIONS)
 @pytest.mark.parametrize("score_name", each_score(fast=("additive", "own")))
 def test_scores(score_name, implementation):
     check_strictly(score_name, "softmax", implementation)

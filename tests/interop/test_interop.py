@@ -15,18 +15,7 @@ from flax import linen, nnx
 from oracles import normal, softmax
 from score_cases import numpy_params
 
-from attention_jax import (
-    Additive,
-    attention,
-    causal_mask,
-    hard_monotonic_weights,
-    local_mask,
-    nn,
-    padding_mask,
-    reversed_centers,
-    segment_mask,
-    window_mask,
-)
+import attention_jax as aj
 from attention_jax.interop import dot_product_attention, flax_attention_fn
 from attention_jax.kernels.windows import windows_of
 from attention_jax.nn.inputs import checked_source
@@ -113,16 +102,16 @@ LONG = normal(2, 300, 1, 3)
 INTEGERS = {  # functions of integers [2]
     "query lengths": lambda n: dot_product_attention(LONG, LONG, LONG, query_seq_lengths=n),
     "key lengths": lambda n: dot_product_attention(LONG, LONG, LONG, key_value_seq_lengths=n),
-    "padding": lambda n: padding_mask(n, n).materialize(300, 300),
-    "windows": lambda n: windows_of(padding_mask(n[1], n[0]) & causal_mask(n[0]), 300, 300),
-    "bounds": lambda n: local_mask(n, n).materialize(300, 300),
-    "segments": lambda n: segment_mask(n, n.astype(jnp.int32)).materialize(2, 2),
-    "window": lambda n: window_mask(n, 90).materialize(2, 300),
-    "reversed": lambda n: reversed_centers(300, n),
-    "anchored": lambda n: nn.anchored_positions(300, n, "both"),
-    "rotary": lambda n: nn.rotary(LONG[0, :2, :, :2].swapaxes(0, 1), n),
+    "padding": lambda n: aj.padding_mask(n, n).materialize(300, 300),
+    "windows": lambda n: windows_of(aj.padding_mask(n[1], n[0]) & aj.causal_mask(n[0]), 300, 300),
+    "bounds": lambda n: aj.local_mask(n, n).materialize(300, 300),
+    "segments": lambda n: aj.segment_mask(n, n.astype(jnp.int32)).materialize(2, 2),
+    "window": lambda n: aj.window_mask(n, 90).materialize(2, 300),
+    "reversed": lambda n: aj.reversed_centers(300, n),
+    "anchored": lambda n: aj.nn.anchored_positions(300, n, "both"),
+    "rotary": lambda n: aj.nn.rotary(LONG[0, :2, :, :2].swapaxes(0, 1), n),
     "buckets": lambda n: relative_position_bucket(n, max_distance=1000),
-    "walk": lambda n: hard_monotonic_weights(jnp.full((2, 1, 300), 0.5), n),
+    "walk": lambda n: aj.hard_monotonic_weights(jnp.full((2, 1, 300), 0.5), n),
     "source": lambda n: checked_source(n[:, None], n // n, 300),
 }
 
@@ -139,7 +128,7 @@ def test_integers_of_any_width_are_positions(dtype):
     expected = results_of_integers("int32")
     chex.assert_trees_all_equal(results_of_integers(dtype), expected, strict=True)
     with jax.enable_x64(True):
-        assert padding_mask(np.array([5], "int64")).key_lengths.dtype == "int64"
+        assert aj.padding_mask(np.array([5], "int64")).key_lengths.dtype == "int64"
     masked = expected["query lengths"][1, :, 0]
     assert_close(masked, np.where(np.arange(300)[:, None] < 100, attended(LONG[1, :, 0]), 0))
 
@@ -162,7 +151,7 @@ def test_every_head_has_its_own_parameters():
     def repeated(query, key, value, bias, params):
         key, value = (jnp.repeat(array, N // K, axis=2) for array in (key, value))
         heads = (array.swapaxes(1, 2) for array in (query, key, value))
-        output = attention(*heads, score=score, params=params, mask=MASK, bias=bias)
+        output = aj.attention(*heads, score=score, params=params, mask=MASK, bias=bias)
         return output.swapaxes(1, 2)
 
     @quick_jit
@@ -186,7 +175,7 @@ def test_a_call_is_one_program():
 
     def call(query, lengths):
         return dot_product_attention(
-            query, key, key, None, causal_mask(1), is_causal=True, return_residual=True,
+            query, key, key, None, aj.causal_mask(1), is_causal=True, return_residual=True,
             key_value_seq_lengths=lengths, local_window_size=3,
         )  # fmt: skip
 
@@ -291,7 +280,7 @@ class LinenLayer(linen.Module):
 
     @linen.compact
     def __call__(self, x, y):
-        attend = flax_attention_fn("additive", self.param("score", Additive().init, D, D))
+        attend = flax_attention_fn("additive", self.param("score", aj.Additive().init, D, D))
         return linen.MultiHeadDotProductAttention(N, attention_fn=attend)(x, y)
 
 
@@ -317,7 +306,7 @@ def test_the_parameters_of_linens_layer_are_trained():
 
 @pytest.mark.usefixtures("_flax_relies_on_rank_promotion")
 def test_the_models_state_holds_the_scores_parameters():
-    heads = [numpy_params(Additive(), D, D, seed) for seed in range(N)]
+    heads = [numpy_params(aj.Additive(), D, D, seed) for seed in range(N)]
     params = jax.tree.map(lambda *leaves: np.stack(leaves), *heads)
     _, layer = layers("additive", params)
     x, y = normal(B, T, N * D), normal(B, S, N * D)

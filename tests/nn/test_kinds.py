@@ -12,20 +12,11 @@ from flax import nnx
 from numpy_model import run_jit, scrambled
 from oracles import normal
 
-from attention_jax import padding_mask
+from attention_jax import nn, padding_mask
 from attention_jax.functional.centers import predicted_centers
 from attention_jax.functional.coverage import coverage_attention
 from attention_jax.functional.local import local_attention, local_attention_weights
 from attention_jax.functional.monotonic import monotonic_attention
-from attention_jax.nn import (
-    Attended,
-    CoverageAttention,
-    CrossAttention,
-    LocalMAttention,
-    LocalPAttention,
-    ModelConfig,
-    MonotonicAttention,
-)
 
 B, T, S, DV = 2, 5, 7, 13
 LENGTHS = jnp.array([7, 4])
@@ -54,10 +45,10 @@ def monotonic(*, lengths, **arguments):
 
 
 KINDS = {  # the class, its options, and the function with the module's own parameters
-    "local-m": (LocalMAttention, {"radius": 2}, windowed),
-    "local-p": (LocalPAttention, {"radius": 2, "hidden_dim": 4}, windowed),
-    "coverage": (CoverageAttention, {}, coverage),
-    "monotonic": (MonotonicAttention, {}, monotonic),
+    "local-m": (nn.LocalMAttention, {"radius": 2}, windowed),
+    "local-p": (nn.LocalPAttention, {"radius": 2, "hidden_dim": 4}, windowed),
+    "coverage": (nn.CoverageAttention, {}, coverage),
+    "monotonic": (nn.MonotonicAttention, {}, monotonic),
 }
 
 
@@ -83,7 +74,7 @@ def test_a_kind_is_its_function_with_its_parameters(kind):
         own.pop("params_of_score", None)
         memory = module.remember(key, value)
         return (
-            Attended(*KINDS[kind][2](score="additive", **own, **names, **arguments)),
+            nn.Attended(*KINDS[kind][2](score="additive", **own, **names, **arguments)),
             module.attend(query, memory, **arguments, return_weights=True),
             module.attend(query, key, value, **arguments),
             jax.vmap(lambda rng: module(query, key, value, **arguments, rng=rng))(
@@ -105,8 +96,8 @@ def test_a_kind_is_its_function_with_its_parameters(kind):
 @pytest.mark.parametrize("attention", ["coverage", "monotonic"])
 def test_the_carry_keeps_its_dtype(attention):
     """It is at least float32, whatever the dtypes of parameters and tokens; so loops need it."""
-    config = ModelConfig(score="additive", dim=12, attention=attention)
-    graph, state = nnx.split(nnx.eval_shape(lambda: CrossAttention(config, rngs=nnx.Rngs(0))))
+    config = nn.ModelConfig(score="additive", dim=12, attention=attention)
+    graph, state = nnx.split(nnx.eval_shape(lambda: nn.CrossAttention(config, rngs=nnx.Rngs(0))))
     params = nnx.to_pure_dict(state)
 
     def steps(params, query, memory):

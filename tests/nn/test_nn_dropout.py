@@ -13,28 +13,19 @@ from numpy_model import run_jit
 from oracles import normal
 from quick_compilation import quick_jit
 
-from attention_jax.nn import (
-    Attention,
-    Block,
-    CrossAttention,
-    LocalMAttention,
-    Model,
-    ModelConfig,
-    MonotonicAttention,
-    MultiHeadAttention,
-)
+from attention_jax import nn
 from attention_jax.positions.dropout import drop_features
 
 B, T, S, D, V = 2, 5, 7, 12, 11
-BLOCK = ModelConfig(dim=D, hidden_dim=13, dropout_rate=0.5)
+BLOCK = nn.ModelConfig(dim=D, hidden_dim=13, dropout_rate=0.5)
 RATE = {"dropout_rate": 0.5}
 QUERY, MEMORY = normal(B, T, D), normal(B, S, D, seed=3)
 IDS = ([[3, 4, 5], [6, 7, 8]], None, [[1, 3], [1, 4]])
 # name: (how the module is made, the arguments of a call)
 MODULES = {
-    "attention": (functools.partial(Attention, "scaled", D, D, **RATE), (QUERY, MEMORY)),
+    "attention": (functools.partial(nn.Attention, "scaled", D, D, **RATE), (QUERY, MEMORY)),
     "multi-head": (
-        functools.partial(MultiHeadAttention, "scaled", D, num_heads=2, **RATE),
+        functools.partial(nn.MultiHeadAttention, "scaled", D, num_heads=2, **RATE),
         (QUERY,),
     ),
 }
@@ -92,12 +83,12 @@ def test_as_flaxs_layers(name):
 @pytest.mark.parametrize(
     ("make", "arguments"),
     [
-        (functools.partial(Block, BLOCK), (QUERY,)),
-        (functools.partial(CrossAttention, BLOCK), (QUERY, MEMORY)),
-        (functools.partial(LocalMAttention, "dot", D, D, radius=1, **RATE), (QUERY, MEMORY)),
-        (functools.partial(MonotonicAttention, "dot", D, D), (QUERY, MEMORY)),
-        (functools.partial(Model, BLOCK, V), IDS),
-        (functools.partial(Model, ModelConfig(dim=D, position_draw="subset"), V), IDS),
+        (functools.partial(nn.Block, BLOCK), (QUERY,)),
+        (functools.partial(nn.CrossAttention, BLOCK), (QUERY, MEMORY)),
+        (functools.partial(nn.LocalMAttention, "dot", D, D, radius=1, **RATE), (QUERY, MEMORY)),
+        (functools.partial(nn.MonotonicAttention, "dot", D, D), (QUERY, MEMORY)),
+        (functools.partial(nn.Model, BLOCK, V), IDS),
+        (functools.partial(nn.Model, nn.ModelConfig(dim=D, position_draw="subset"), V), IDS),
     ],
     ids=lambda part: getattr(getattr(part, "func", None), "__name__", ""),
 )
@@ -109,18 +100,18 @@ def test_training_needs_a_key(make, arguments):
         module(*arguments)
     drawn = jax.tree.leaves(module(*arguments, rng=jax.random.key(0)))[0]
     assert np.any(drawn != before)
-    if isinstance(module, Model):  # decoding is never random
+    if isinstance(module, nn.Model):  # decoding is never random
         module.greedy_decode(IDS[0], None, max_length=2, sos=1, eos=2, pad=0)
     module.eval()
     np.testing.assert_array_equal(jax.tree.leaves(module(*arguments))[0], before)
 
 
 def test_which_streams_there_must_be():
-    make = functools.partial(Attention, "dot", D, D, dropout_rate=0.5)
+    make = functools.partial(nn.Attention, "dot", D, D, dropout_rate=0.5)
     with pytest.raises(ValueError, match=r"rngs must have a stream 'dropout'.*got \['params'\]"):
         make(rngs=nnx.Rngs(params=0))
     assert make(rngs=nnx.Rngs(params=0), keep_rngs=False).rngs is None
-    assert Attention("dot", D, D, rngs=nnx.Rngs(params=0)).rngs is None  # no dropout, no stream
+    assert nn.Attention("dot", D, D, rngs=nnx.Rngs(params=0)).rngs is None  # no dropout, no stream
     one, other = (make(rngs=nnx.Rngs(params=0, dropout=seed)) for seed in (0, 1))
     assert np.any(one.rngs.key[...] != other.rngs.key[...])
 
@@ -145,10 +136,10 @@ def recording_key(seed, record):
 
 
 def test_every_dropout_of_a_model_has_a_key_of_its_own():
-    config = ModelConfig(
+    config = nn.ModelConfig(
         score="dot", dim=4, hidden_dim=7, encoder_layers=1, decoder_layers=2, **RATE
     )
-    model = nnx.eval_shape(lambda: Model(config, V, rngs=nnx.Rngs(0)))
+    model = nnx.eval_shape(lambda: nn.Model(config, V, rngs=nnx.Rngs(0)))
     nnx.update(model, jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), nnx.state(model)))
     one_sentence, drawn = (np.array([[4, 3, 5]]), np.array([3]), np.array([[1, 6]])), []
     call = quick_jit(lambda rng: model(*one_sentence, rng=rng))
@@ -162,8 +153,8 @@ def test_every_dropout_of_a_model_has_a_key_of_its_own():
 def test_weights_may_have_a_rate_of_their_own():
     config = dataclasses.replace(BLOCK, attention_dropout_rate=0.25)
     assert (BLOCK.rate_of_weights, config.rate_of_weights) == (0.5, 0.25)
-    block = Block(config, rngs=nnx.Rngs(0))
-    attention = MultiHeadAttention(
+    block = nn.Block(config, rngs=nnx.Rngs(0))
+    attention = nn.MultiHeadAttention(
         "scaled", D, num_heads=1, dropout_rate=0.25, rngs=nnx.Rngs(1), keep_rngs=False
     )
     nnx.update(attention, nnx.state(block.self_attention, nnx.Param))

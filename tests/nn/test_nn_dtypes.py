@@ -11,15 +11,7 @@ from flax import nnx
 from numpy_model import run_jit
 from oracles import normal
 
-from attention_jax.nn import (
-    Attention,
-    CoverageAttention,
-    LocalPAttention,
-    Model,
-    ModelConfig,
-    MonotonicAttention,
-    MultiHeadAttention,
-)
+from attention_jax import nn
 
 B, T, S, D = 2, 5, 7, 12
 QUERY, MEMORY = normal(B, T, D), normal(B, S, D, seed=3)
@@ -36,7 +28,7 @@ INITS = {"kernel_init": nnx.initializers.normal(0.3), "bias_init": nnx.initializ
 )
 def test_scaled_with_these_settings_is_flax(dtypes):
     options = {"use_bias": True, **INITS, **dtypes}
-    ours = MultiHeadAttention("scaled", D, num_heads=3, **options, rngs=nnx.Rngs(0))
+    ours = nn.MultiHeadAttention("scaled", D, num_heads=3, **options, rngs=nnx.Rngs(0))
     theirs = nnx.MultiHeadAttention(3, D, **options, decode=False, rngs=nnx.Rngs(0))
     for name, peer in (("query", "query"), ("key", "key"), ("value", "value"), ("output", "out")):
         one, other = (nnx.state(x) for x in (getattr(ours, name), getattr(theirs, peer)))
@@ -52,10 +44,10 @@ def test_scaled_with_these_settings_is_flax(dtypes):
 
 
 MODULES = {
-    "attention": functools.partial(Attention, "additive", D, D),
-    "local-p": functools.partial(LocalPAttention, "general", D, D, radius=2),
-    "coverage": functools.partial(CoverageAttention, "additive", D, D),
-    "monotonic": functools.partial(MonotonicAttention, "additive", D, D),
+    "attention": functools.partial(nn.Attention, "additive", D, D),
+    "local-p": functools.partial(nn.LocalPAttention, "general", D, D, radius=2),
+    "coverage": functools.partial(nn.CoverageAttention, "additive", D, D),
+    "monotonic": functools.partial(nn.MonotonicAttention, "additive", D, D),
 }
 
 
@@ -80,7 +72,7 @@ def test_initializers_reach_every_projection():
     options = {"num_heads": 2, "use_bias": True, "output_gate": True, "normalize_qk": True, **ones}
     module = run_jit(
         lambda: nnx.to_pure_dict(
-            nnx.state(MultiHeadAttention("additive", D, **options, rngs=nnx.Rngs(0)))
+            nnx.state(nn.MultiHeadAttention("additive", D, **options, rngs=nnx.Rngs(0)))
         )
     )
     expected = {"kernel": 1.0, "bias": 2.0}
@@ -97,9 +89,9 @@ def test_initializers_reach_every_projection():
 def layer_norms():
     """Every layer normalisation: of a model as it is now and as it was, and of a layer."""
     for architecture, fast in (("encoder-decoder", False), ("decoder", False), ("decoder", True)):
-        config = ModelConfig(architecture, dim=8, normalize_qk=True, fast_variance=fast)
-        yield Model(config, 11, rngs=nnx.Rngs(0)), fast
-    yield MultiHeadAttention("dot", 8, num_heads=2, normalize_qk=True, rngs=nnx.Rngs(0)), False
+        config = nn.ModelConfig(architecture, dim=8, normalize_qk=True, fast_variance=fast)
+        yield nn.Model(config, 11, rngs=nnx.Rngs(0)), fast
+    yield nn.MultiHeadAttention("dot", 8, num_heads=2, normalize_qk=True, rngs=nnx.Rngs(0)), False
 
 
 def test_layer_norms_keep_the_digits_beside_a_large_mean():

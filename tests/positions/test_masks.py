@@ -10,16 +10,6 @@ from conformance import ALL_IMPLEMENTATIONS, MASK_CASES, B, S, T, allowed_table,
 from oracles import normal, softmax
 
 import attention_jax as aj
-from attention_jax import (
-    Mask,
-    analysis,
-    causal_mask,
-    local_mask,
-    mask_dataclass,
-    padding_mask,
-    segment_mask,
-    token_mask,
-)
 from attention_jax.positions.contract import ShiftedMask, Shifts, TileStatus, as_mask
 
 NAMED_MASKS = {name: as_mask(MASK_CASES[name].build()) for name in MASK_CASES if name != "none"}
@@ -36,16 +26,16 @@ def table_of(rule, target=T, source=S):
     return np.array([[rule(i, j) for j in range(source)] for i in range(target)])
 
 
-@mask_dataclass
-class Strided(Mask):
+@aj.mask_dataclass
+class Strided(aj.Mask):
     stride: int
 
     def allowed(self, query_positions, key_positions):
         return (query_positions[:, None] - key_positions[None, :]) % self.stride == 0
 
 
-@mask_dataclass
-class Threshold(Mask):
+@aj.mask_dataclass
+class Threshold(aj.Mask):
     table: jax.Array = aj.array_field("T", "S")
 
     def allowed(self, query_positions, key_positions):
@@ -60,8 +50,8 @@ class Even:
         return super().allowed(query_positions, key_positions) & even
 
 
-@mask_dataclass
-class EvenInWindow(Even, type(local_mask(1, 3))):
+@aj.mask_dataclass
+class EvenInWindow(Even, type(aj.local_mask(1, 3))):
     """A class of the library whose rule its user replaces."""
 
 
@@ -69,13 +59,13 @@ VALUES = normal(B, T, S)
 SIZES = 11, 13  # queries and keys of random masks
 CAUSAL, TABLE = np.tri(T, S, dtype=bool), allowed_table("dense")[0]
 RULES = {  # mask -> its table
-    "offset": (causal_mask(-2), np.tri(T, S, -2)),
-    "segments modulo 256": (segment_mask(np.zeros(T, np.uint8), np.full(S, 256)), np.zeros((T, S))),
-    "keys": (token_mask(KEYS), np.broadcast_to(KEYS[:, None, :], (B, T, S))),
-    "shared keys": (token_mask(KEYS[0]), np.broadcast_to(KEYS[0], (T, S))),
-    "tokens": (token_mask(KEYS, QUERIES), QUERIES[:, :, None] & KEYS[:, None, :]),
+    "offset": (aj.causal_mask(-2), np.tri(T, S, -2)),
+    "modulo 256": (aj.segment_mask(np.zeros(T, np.uint8), np.full(S, 256)), np.zeros((T, S))),
+    "keys": (aj.token_mask(KEYS), np.broadcast_to(KEYS[:, None, :], (B, T, S))),
+    "shared keys": (aj.token_mask(KEYS[0]), np.broadcast_to(KEYS[0], (T, S))),
+    "tokens": (aj.token_mask(KEYS, QUERIES), QUERIES[:, :, None] & KEYS[:, None, :]),
     "one's own": (
-        Strided(3) & ~causal_mask(-1),
+        Strided(3) & ~aj.causal_mask(-1),
         table_of(lambda i, j: (i - j) % 3 == 0 and j > i - 1),
     ),
     "one's own mixin": (
@@ -84,12 +74,12 @@ RULES = {  # mask -> its table
     ),
     "one's own array": (Threshold(VALUES), VALUES > 0),
     "batch axes": (
-        padding_mask(np.array([[3], [4]]))
-        & segment_mask(np.zeros((1, 3, T), int), np.zeros(S, int)),
+        aj.padding_mask(np.array([[3], [4]]))
+        & aj.segment_mask(np.zeros((1, 3, T), int), np.zeros(S, int)),
         [[table_of(lambda i, j, n=n: j < n)] * 3 for n in (3, 4)],
     ),
     **{
-        f"{type(array)} {name}": (combine(array, causal_mask()), combine(TABLE, CAUSAL))
+        f"{type(array)} {name}": (combine(array, aj.causal_mask()), combine(TABLE, CAUSAL))
         for array in (TABLE, jnp.asarray(TABLE), TABLE.tolist())
         for name, combine in {
             "array & mask": lambda array, mask: array & mask,
@@ -134,25 +124,28 @@ def random_masks():
     packed = [np.sort(rng.integers(0, 4, size=(40, n)), axis=1) for n in SIZES]
     lengths = [rng.integers(-1, n + 3, size=40) for n in (source, target)]
     tokens = [np.repeat(rng.random((40, n)) < 0.5, 2, axis=1)[:, :n] for n in (source, target)]
-    local, padding = local_mask(1, 3), padding_mask(*lengths)
+    local, padding = aj.local_mask(1, 3), aj.padding_mask(*lengths)
     rows = as_mask(np.repeat(rng.random((40, target, 1)) < 0.5, source, axis=2))
     side_by_side = np.arange(target) + rng.uniform(-6, source, (40, 1))
     return {
-        "causal": (causal_mask(-2), True),
+        "causal": (aj.causal_mask(-2), True),
         "local": (local, True),
-        "local left": (local_mask(2, None), True),
+        "local left": (aj.local_mask(2, None), True),
         "bounds of arrays": (aj.local_mask(*rng.integers(0, 9, (2, 40))), True),
-        "offsets": (causal_mask(rng.integers(-9, 9, 40)), True),
+        "offsets": (aj.causal_mask(rng.integers(-9, 9, 40)), True),
         "padding": (padding, True),
-        "tokens": (token_mask(*tokens), True),
+        "tokens": (aj.token_mask(*tokens), True),
         "dense": (as_mask(rng.random((40, target, source)) < 0.7), True),
         "not dense": (~as_mask(rng.random((40, target, 1)) < 0.7), True),
         "shifted": (ShiftedMask(local, later_by(np.full((40, 1), 2))), True),
         "windows side by side": (aj.window_mask(np.float32(side_by_side), 3), True),
         "windows": (aj.window_mask(np.float32(3 * rng.normal(size=(40, target)) + 5), 2), False),
-        "packed segments": (segment_mask(*packed), False),
-        "one segment": (segment_mask(packed[0][:, :1], packed[1]), False),
-        "of all": ((~local & rows) | (segment_mask(*packed) & ~padding & causal_mask(5)), False),
+        "packed segments": (aj.segment_mask(*packed), False),
+        "one segment": (aj.segment_mask(packed[0][:, :1], packed[1]), False),
+        "of all": (
+            (~local & rows) | (aj.segment_mask(*packed) & ~padding & aj.causal_mask(5)),
+            False,
+        ),
     }
 
 
@@ -191,7 +184,7 @@ def test_a_tiles_status_never_lies_and_tells_what_it_can():
 
 def test_a_mask_has_no_truth_value():
     with pytest.raises(TypeError, match="no truth value"):
-        causal_mask() and padding_mask(jnp.array(1))
+        aj.causal_mask() and aj.padding_mask(jnp.array(1))
 
 
 # --- batch axes of the arrays, and lengths that are too long ---
@@ -205,12 +198,15 @@ def test_tokens_and_batch_axes_mean_what_they_say():
     rows = np.broadcast_to(KEYS[:, None, None], (B, N, T, S))
     real = KEYS[:, None], QUERIES[:, None]
     cases = (
-        (token_mask(real[0]), rows),  # one for each example
-        (token_mask(KEYS[None]), rows.swapaxes(0, 1)),  # one for each head
+        (aj.token_mask(real[0]), rows),  # one for each example
+        (aj.token_mask(KEYS[None]), rows.swapaxes(0, 1)),  # one for each head
         (KEYS[:, None, None], rows),
-        (token_mask(KEYS[0]), np.broadcast_to(KEYS[0], rows.shape)),
-        (causal_mask(np.array([[1, -2]])), np.stack([np.tri(T, S, k, bool) for k in (1, -2)])),
-        (token_mask(*real) & causal_mask(1), rows & real[1][..., None] & np.tri(T, S, 1, bool)),
+        (aj.token_mask(KEYS[0]), np.broadcast_to(KEYS[0], rows.shape)),
+        (aj.causal_mask(np.array([[1, -2]])), np.stack([np.tri(T, S, k, bool) for k in (1, -2)])),
+        (
+            aj.token_mask(*real) & aj.causal_mask(1),
+            rows & real[1][..., None] & np.tri(T, S, 1, bool),
+        ),
     )
 
     @quick_jit
@@ -239,13 +235,13 @@ def test_a_step_of_decoding_by_a_traced_offset(implementation):
     @quick_jit
     def steps(query, key, value, lengths):
         last = jnp.take_along_axis(query, lengths[:, None, None, None], axis=1)
-        each = attend(last, key, value, mask=causal_mask(lengths[:, None]))
+        each = attend(last, key, value, mask=aj.causal_mask(lengths[:, None]))
         ends = lengths.astype(jnp.int32)[:, None]
-        short = attend(last, key, value, mask=local_mask(1 - ends, ends))
-        first = attend(last[:1], key[:1], value[:1], mask=causal_mask(lengths[0]))
+        short = attend(last, key, value, mask=aj.local_mask(1 - ends, ends))
+        first = attend(last[:1], key[:1], value[:1], mask=aj.causal_mask(lengths[0]))
         whole = (
             attend(query, key, value, is_causal=True),
-            attend(query, key, value, mask=local_mask(1, 0)),
+            attend(query, key, value, mask=aj.local_mask(1, 0)),
         )
         return (each, short, first), whole
 
@@ -259,13 +255,13 @@ def test_a_step_of_decoding_by_a_traced_offset(implementation):
 
 LENGTHS = np.array([3, 6])
 FEWER_AXES = {
-    "mask key_lengths": padding_mask(LENGTHS),
-    "mask query_lengths": padding_mask(LENGTHS[:, None], LENGTHS),
-    "mask key_tokens": token_mask(KEYS),
-    "mask right or offset": causal_mask(LENGTHS),
+    "mask key_lengths": aj.padding_mask(LENGTHS),
+    "mask query_lengths": aj.padding_mask(LENGTHS[:, None], LENGTHS),
+    "mask key_tokens": aj.token_mask(KEYS),
+    "mask right or offset": aj.causal_mask(LENGTHS),
     "mask left": aj.local_mask(LENGTHS, 0),
-    "mask query_segments": segment_mask(np.zeros((B, T), int), np.zeros(S, int)),
-    "mask centers": aj.window_mask(np.zeros((B, T), np.float32), 2) | causal_mask(),
+    "mask query_segments": aj.segment_mask(np.zeros((B, T), int), np.zeros(S, int)),
+    "mask centers": aj.window_mask(np.zeros((B, T), np.float32), 2) | aj.causal_mask(),
     "mask": np.ones((B, T, S), bool),
 }
 
@@ -283,8 +279,8 @@ def test_arrays_that_lack_batch_axes_are_told_which_to_write(label):
         lambda: aj.monotonic_attention(QUERY, KEY, KEY, mask=mask, score="scaled"),
         lambda: aj.local_attention(QUERY, KEY, KEY, centers=np.zeros(T), radius=1, mask=mask),
         lambda: aj.masked_softmax(logits, mask),
-        lambda: analysis.normalized_entropy(weights, mask),
-        lambda: analysis.attention_gradients(QUERY, KEY, KEY, QUERY, mask=mask),
+        lambda: aj.analysis.normalized_entropy(weights, mask),
+        lambda: aj.analysis.attention_gradients(QUERY, KEY, KEY, QUERY, mask=mask),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -296,12 +292,12 @@ def test_arrays_that_lack_batch_axes_are_told_which_to_write(label):
 )
 def test_lengths_beyond_the_sequence(name, lengths):
     def attend(lengths):
-        return aj.attention(QUERY, KEY, KEY, mask=causal_mask() & padding_mask(*lengths))
+        return aj.attention(QUERY, KEY, KEY, mask=aj.causal_mask() & aj.padding_mask(*lengths))
 
     with pytest.raises(ValueError, match=f"{name} must be from 0 to"):
         attend(lengths)
     jax.eval_shape(attend, lengths)  # values that are not known yet
-    assert jax.jit(lambda length: padding_mask(length).materialize(T, S))(99).all()
+    assert jax.jit(lambda length: aj.padding_mask(length).materialize(T, S))(99).all()
 
 
 WRONG_STATUSES = {

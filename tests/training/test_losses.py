@@ -8,16 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from attention_jax.training import metrics
 from attention_jax.training.losses import cross_entropy, output_cross_entropy
-from attention_jax.training.metrics import (
-    exact_match,
-    finite_mean,
-    mean_and_deviation,
-    mean_interval,
-    share,
-    student_t,
-    token_accuracy,
-)
 
 B, T, V = 3, 5, 7
 LENGTHS = np.array([5, 0, 2])
@@ -53,7 +45,7 @@ def test_cross_entropy_and_its_gradient_are_the_formula_over_real_tokens():
 def test_accuracies_are_over_real_tokens():
     targets = np.random.default_rng(3).integers(0, 5, size=(B, T)).astype(np.int32)
     predictions = np.where(PADDING, targets + 3, targets)
-    accuracy, exact = jax.jit(token_accuracy), jax.jit(exact_match)
+    accuracy, exact = jax.jit(metrics.token_accuracy), jax.jit(metrics.exact_match)
     assert accuracy(predictions, targets, LENGTHS) == exact(predictions, targets, LENGTHS) == 1
     predictions[2, 1] += 1
     assert float(accuracy(predictions, targets, LENGTHS)) == pytest.approx(6 / 7)
@@ -62,11 +54,11 @@ def test_accuracies_are_over_real_tokens():
 
 @pytest.mark.parametrize("count", [41, 47])  # times their rounded inverse, they are less than 1
 def test_a_share_is_a_quotient_of_counts(count):
-    shares = jax.jit(jax.vmap(share))(np.arange(count) < np.array([[count], [7], [0]]))
+    shares = jax.jit(jax.vmap(metrics.share))(np.arange(count) < np.array([[count], [7], [0]]))
     assert shares.tolist() == [1, np.float32(7 / count), 0]
     rows = np.ones((count, 2), np.int32)
-    assert jax.jit(exact_match)(rows, rows, jnp.full(count, 2)) == 1
-    none = share(jnp.array([True, False]), jnp.array([False, False]))
+    assert jax.jit(metrics.exact_match)(rows, rows, jnp.full(count, 2)) == 1
+    none = metrics.share(jnp.array([True, False]), jnp.array([False, False]))
     assert (none, none.dtype) == (0, jnp.float32)
 
 
@@ -75,22 +67,24 @@ def test_a_share_is_a_quotient_of_counts(count):
     [(1, 12.706205), (2, 4.302653), (3, 3.182446), (4, 2.776445), (9, 2.262157), (100, 1.983972)],
 )
 def test_quantiles_of_students_t(freedom, quantile):
-    assert student_t(freedom) == pytest.approx(quantile, abs=1e-6)
+    assert metrics.student_t(freedom) == pytest.approx(quantile, abs=1e-6)
 
 
 def test_means_over_seeds():
     """One number has no deviation, and a seed that diverged is left out where that is said."""
-    mean, deviation = mean_and_deviation([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])
+    mean, deviation = metrics.mean_and_deviation([[1.0, 2.0, 6.0], [4.0, 4.0, 4.0]])
     assert (mean.tolist(), deviation.tolist()) == ([3, 4], [math.sqrt(7), 0])
-    mean, deviation = mean_and_deviation([[2.5], [3.5]])
+    mean, deviation = metrics.mean_and_deviation([[2.5], [3.5]])
     assert mean.tolist() == [2.5, 3.5]
     assert np.isnan(deviation).all()
-    assert mean_interval([1.0, 2.0, 6.0]) == pytest.approx((3 - 6.572411, 3 + 6.572411))
-    assert mean_interval([1.0, 2.0, 6.0], 0, 9) == pytest.approx((0, 9))
-    assert mean_interval([100.0, 100.0], 0, 100) == (100, 100)
-    assert np.isnan([mean_interval([2.5]), mean_interval([1.0, 2.0, math.nan])]).all()
-    assert finite_mean([math.inf, 1.0, math.nan, 4.0, -math.inf]) == 2.5
-    assert math.isnan(finite_mean([math.nan]))
+    assert metrics.mean_interval([1.0, 2.0, 6.0]) == pytest.approx((3 - 6.572411, 3 + 6.572411))
+    assert metrics.mean_interval([1.0, 2.0, 6.0], 0, 9) == pytest.approx((0, 9))
+    assert metrics.mean_interval([100.0, 100.0], 0, 100) == (100, 100)
+    assert np.isnan(
+        [metrics.mean_interval([2.5]), metrics.mean_interval([1.0, 2.0, math.nan])]
+    ).all()
+    assert metrics.finite_mean([math.inf, 1.0, math.nan, 4.0, -math.inf]) == 2.5
+    assert math.isnan(metrics.finite_mean([math.nan]))
 
 
 # --- the output layer and its loss together ---
