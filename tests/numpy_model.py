@@ -12,7 +12,6 @@ import numpy as np
 from flax import nnx
 from oracles import softmax
 from score_cases import SCORE_CASES
-from walk_cases import numpy_weights
 
 from attention_jax import SCORES
 
@@ -269,3 +268,34 @@ def run_jit(function, *arguments):
     Each operation on JAX arrays outside of `jit`, an index too, is a program of its own.
     """
     return jax.tree.map(np.asarray, jax.jit(function)(*arguments))
+
+
+# --- monotonic attention as loops over keys ---
+
+
+def numpy_weights(p, initial=None):
+    """Returns the weights of one example by the paper's sum of products."""
+    p = np.asarray(p, np.float64)
+    previous = np.eye(p.shape[1])[0] if initial is None else np.asarray(initial, np.float64)
+    weights = np.zeros_like(p)
+    for i in range(p.shape[0]):
+        for j in range(p.shape[1]):
+            weights[i, j] = p[i, j] * sum(
+                previous[k] * np.prod(1 - p[i, k:j]) for k in range(j + 1)
+            )
+        previous = weights[i]
+    return weights
+
+
+def numpy_walk(choices, start=0):
+    """Returns positions by algorithm 1, as a loop; S where a query attends to nothing."""
+    positions = []
+    for row in choices:
+        while start < len(row) and not row[start]:
+            start += 1
+        positions.append(start)
+    return positions
+
+
+def probabilities(*shape, seed=0):
+    return np.random.default_rng(seed).uniform(size=shape).astype(np.float32)

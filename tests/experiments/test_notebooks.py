@@ -27,10 +27,6 @@ def printed(outputs: list[dict]) -> str:
     return "".join("".join(output.get("text", "")) for output in outputs)
 
 
-def test_every_notebook_is_here():
-    assert {path.stem for path in NOTEBOOKS} == PRINTED.keys()
-
-
 @every_notebook
 def test_it_is_committed_as_it_ran(path):
     code = code_of(path)

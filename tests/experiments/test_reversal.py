@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from numpy_gru import numpy_logits
+from numpy_model import PAIRS
+from oracles import softmax
 
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.vocabulary import EOS, PAD
@@ -68,14 +69,10 @@ def test_initial_parameters_are_distributed_as_in_pytorch():
 
 D = 12
 FORMULAS = {
-    "ADDITIVE": lambda p, q, k: (
-        np.tanh((q @ p["query_kernel"])[:, None] + (k @ p["key_kernel"])[None]) @ p["v"]
-    ),
-    "DOT": lambda p, q, k: q @ k.T,
-    "GENERAL": lambda p, q, k: q @ p["kernel"] @ k.T,
-    "PROJECTED_DOT": lambda p, q, k: (q @ p["query_kernel"]) @ (k @ p["key_kernel"]).T,
+    **{name: PAIRS[name.lower()] for name in ("ADDITIVE", "DOT", "GENERAL")},
+    "HALF_ADDITIVE": PAIRS["additive"],
+    "PROJECTED_DOT": lambda p, q, k: np.sum((q @ p["query_kernel"]) * (k @ p["key_kernel"]), -1),
 }
-FORMULAS["HALF_ADDITIVE"] = FORMULAS["ADDITIVE"]
 SIZES = {
     "ADDITIVE": 2 * D * D + D,
     "DOT": 0,
@@ -98,7 +95,7 @@ def test_scores_are_their_formulas_times_a_factor_without_gradient(name):
 
     params, logits, slope = logits_and_gradient(*(np.float32(x) for x in (query, key)))
     arrays = {part: np.asarray(leaf, np.float64) for part, leaf in params["score"].items()}
-    expected = -2.5 * FORMULAS[name](arrays, query, key)
+    expected = -2.5 * FORMULAS[name](arrays, query[:, None], key[None])
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     assert float(slope) == 0
     assert sum(leaf.size for leaf in arrays.values()) == SIZES[name]
@@ -175,3 +172,40 @@ def test_letters_written_once_too_often(right, answer, repeated):
     ids = ([*Reversal.vocabulary.encode(text), EOS, *[PAD] * 4][:5] for text in (answer, right))
     found = jax.jit(coverage.repeated_letters)(*(np.array([row]) for row in ids))
     assert float(found) == pytest.approx(repeated)
+
+
+def gru(x, h, params):
+    """One step of Cho et al. 2014; gates in the order reset, update, new."""
+    of_x = np.split(x @ params["input_kernel"] + params["input_bias"], 3)
+    of_h = np.split(h @ params["state_kernel"] + params["state_bias"], 3)
+    reset, update = (1 / (1 + np.exp(-(of_x[n] + of_h[n]))) for n in (0, 1))
+    return (1 - update) * np.tanh(of_x[2] + reset * of_h[2]) + update * h
+
+
+def numpy_logits(params, source, target_inputs, lengths):
+    """The model's logits [B, T, V], row by row.
+
+    Args:
+        params: the parameters, in float64.
+        source: int [B, S].
+        target_inputs: int [B, T].
+        lengths: how many tokens of each row of `source` the decoder may attend to.
+    """
+    embeddings = [params[f"{side}_embedding"].copy() for side in ("source", "target")]
+    for table in embeddings:
+        table[PAD] = 0
+    start, logits = np.zeros(len(params["decoder"]["state_kernel"])), []
+    pair = PAIRS["general" if "kernel" in params["score"] else "additive"]
+    for row, inputs, length in zip(source, target_inputs, lengths, strict=True):
+        h, memory = start, []
+        for token in row:
+            h = gru(embeddings[0][token], h, params["encoder"])
+            memory.append(h)
+        h = start
+        for token in inputs:
+            seen = np.array(memory[:length])
+            context = softmax(pair(params["score"], h, seen)) @ seen
+            h = gru(np.concatenate([embeddings[1][token], context]), h, params["decoder"])
+            both = np.concatenate([h, context])
+            logits.append(both @ params["logits"]["kernel"] + params["logits"]["bias"])
+    return np.reshape(logits, (*target_inputs.shape, -1))

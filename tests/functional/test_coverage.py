@@ -11,7 +11,11 @@ from oracles import softmax
 from score_cases import each_score, numpy_params
 
 from attention_jax import SCORES, causal_mask, padding_mask
-from attention_jax.functional import coverage
+from attention_jax.functional.coverage import (
+    coverage_attention,
+    coverage_kernel_size,
+    coverage_loss,
+)
 
 B, T, S, DQ, DK, DV, A = 2, 5, 7, 3, 11, 13, 17
 
@@ -26,7 +30,7 @@ def case(name, *batch, target=T, source=S, seed=1, dtype=np.float32):
     shapes |= {"value": (*batch, source, DV)}
     arrays = {name: rng.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
     arrays["params"] = jax.tree.map(lambda leaf: np.asarray(leaf, dtype), params)
-    size = coverage.coverage_kernel_size(score, query_dim, DK, params)
+    size = coverage_kernel_size(score, query_dim, DK, params)
     arrays["coverage_kernel"] = rng.normal(size=size).astype(dtype)
     return arrays
 
@@ -39,7 +43,7 @@ def test_every_score_adds_coverage_to_the_features_of_keys(name):
     lengths = np.array([S - 2, S])
     coverage[0, S - 2 :] = np.nan  # of keys that no query sees
     allowed = np.tril(np.ones((T, S), bool), 1) & (np.arange(S) < lengths[:, None, None])
-    result = quick_jit(functools.partial(coverage.coverage_attention, score=name))(
+    result = quick_jit(functools.partial(coverage_attention, score=name))(
         **arrays, mask=causal_mask(1) & padding_mask(lengths), bias=bias, coverage=coverage
     )
     params, kernel = arrays["params"], arrays["coverage_kernel"]
@@ -62,7 +66,7 @@ def test_every_score_adds_coverage_to_the_features_of_keys(name):
 def test_bfloat16_computes_in_float32():
     wide = case("additive")
     narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), wide)
-    attend = quick_jit(functools.partial(coverage.coverage_attention, score="additive"))
+    attend = quick_jit(functools.partial(coverage_attention, score="additive"))
     result = attend(**narrow)
     assert [leaf.dtype.name for leaf in result] == ["bfloat16"] * 2 + ["float32"] * 2
     wide = jax.tree.map(lambda leaf: leaf.astype(np.float32), narrow)
@@ -71,14 +75,12 @@ def test_bfloat16_computes_in_float32():
     np.testing.assert_allclose(output, same.output, rtol=4e-3, atol=4e-3)
     np.testing.assert_array_equal(result.coverage, same.coverage)
     np.testing.assert_array_equal(result.loss, same.loss)
-    assert jax.eval_shape(coverage.coverage_loss, result.weights).dtype == jnp.float32
+    assert jax.eval_shape(coverage_loss, result.weights).dtype == jnp.float32
     with jax.enable_x64(True):
         double = jax.tree.map(np.float64, {**narrow, "coverage": np.zeros(S)})
         for name, array in double.items():  # one argument is enough
             result = jax.eval_shape(attend, **{**narrow, name: array})
             assert result.coverage.dtype == result.loss.dtype == jnp.float64, name
-        result = jax.eval_shape(
-            functools.partial(coverage.coverage_attention, score="additive"), **narrow
-        )
+        result = jax.eval_shape(functools.partial(coverage_attention, score="additive"), **narrow)
         assert result.coverage.dtype == result.loss.dtype == jnp.float32
-        assert jax.eval_shape(coverage.coverage_loss, result.weights).dtype == jnp.float32
+        assert jax.eval_shape(coverage_loss, result.weights).dtype == jnp.float32

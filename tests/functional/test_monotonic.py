@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from conformance import quick_jit
 from derivative_cases import check_derivatives
+from numpy_model import numpy_walk, numpy_weights, probabilities
 from oracles import normal
-from walk_cases import numpy_walk, numpy_weights, probabilities
 
 import attention_jax as aj
 

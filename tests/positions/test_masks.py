@@ -1,7 +1,5 @@
 """Masks: every table against its rule pair by pair; algebra, pytrees, and errors."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,12 +12,6 @@ from attention_jax.positions.contract import ShiftedMask, Shifts, TileStatus, as
 
 NAMED_MASKS = {name: as_mask(MASK_CASES[name].build()) for name in MASK_CASES if name != "none"}
 KEYS, QUERIES = (np.random.default_rng(4).random((B, n)) < 0.6 for n in (S, T))
-
-
-@functools.cache
-def jitted_table(target, source):
-    """Returns a compiled function: the table of a mask, so that its operations are one program."""
-    return jax.jit(lambda mask: mask.materialize(target, source))
 
 
 def table_of(rule, target=T, source=S):
@@ -224,33 +216,6 @@ def test_tokens_and_batch_axes_mean_what_they_say():
     for (_, allowed), outputs in zip(cases, run([mask for mask, _ in cases]), strict=True):
         for got in outputs:
             np.testing.assert_allclose(got, softmax(logits, allowed) @ KEY, rtol=2e-5, atol=2e-6)
-
-
-@pytest.mark.parametrize("implementation", ["tiled", "reference"])
-def test_a_step_of_decoding_by_a_traced_offset(implementation):
-    """The last query of sequences of other lengths, with 4 heads that share 2 heads of keys."""
-    query, key, value = normal(B, S, 4, 3), normal(B, S, 2, 3), normal(B, S, 2, 5)
-    attend = functools.partial(aj.interop.dot_product_attention, implementation=implementation)
-
-    @quick_jit
-    def steps(query, key, value, lengths):
-        last = jnp.take_along_axis(query, lengths[:, None, None, None], axis=1)
-        each = attend(last, key, value, mask=aj.causal_mask(lengths[:, None]))
-        ends = lengths.astype(jnp.int32)[:, None]
-        short = attend(last, key, value, mask=aj.local_mask(1 - ends, ends))
-        first = attend(last[:1], key[:1], value[:1], mask=aj.causal_mask(lengths[0]))
-        whole = (
-            attend(query, key, value, is_causal=True),
-            attend(query, key, value, mask=aj.local_mask(1, 0)),
-        )
-        return (each, short, first), whole
-
-    lengths = jnp.array([5, 0], jnp.uint8)
-    (each, short, first), (whole, windowed) = steps(query, key, value, lengths)
-    rows = np.arange(B), np.asarray(lengths)
-    np.testing.assert_allclose(each[:, 0], whole[rows], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(short[:, 0], windowed[rows], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(first[0], whole[0, 5:6], rtol=1e-5, atol=1e-6)
 
 
 LENGTHS = np.array([3, 6])

@@ -1,7 +1,6 @@
 """Pages that need no other file."""
 
 import numpy as np
-import pytest
 from html_reader import Reader
 
 from attention_jax.reports import html_page, plotting
@@ -33,12 +32,3 @@ def test_what_users_wrote_is_text_and_not_markup():
 def test_the_name_of_a_file_in_another_encoding_can_be_written(tmp_path):
     write_text(tmp_path / "page.html", html_page.page("a\udcff", []))
     assert "<title>a\\udcff</title>" in (tmp_path / "page.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("cell", "number"),
-    [("3", True), ("-1.5e-3", True), ("0.12 ± 0.01", True), ("99.5 %", True), ("dot", False)],
-)
-def test_numbers_stand_to_the_right(cell, number):
-    (found,) = Reader(html_page.table(("column",), [(cell,)])).attributes("td")
-    assert (found.get("class") == "number") is number

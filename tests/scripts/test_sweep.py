@@ -279,9 +279,6 @@ def test_settings_are_parsed_like_options(settings):
     )
     assert [task.model.num_key_heads for task in tasks] == [None, None, 1, 1]
     assert tasks[1].model.normalizer == "log_scaled(normalizer=entmax,start=8)"
-    # A kind of attention without a normaliser has softmax.
-    names = [task.network.normalizer for task in settings("attention=global,local-p,monotonic")]
-    assert names == ["log_scaled(start=9)", "softmax", "softmax"]
     tasks = settings("by=1,2", common=["--dim", "8"], task="user_tasks:Rotate")
     assert [(type(task), task.by) for task in tasks] == [(Rotate, 1), (Rotate, 2)]
 

@@ -58,25 +58,13 @@ def trained(tmp_path_factory):
         patch.chdir(folder)
         patch.setattr(Translation, "validate", lambda *_: {"loss": [2.0, 3.0], "bleu": next(bleu)})
         stack.enter_context(without_training())
-        with (folder / "printed").open("w") as printed, contextlib.redirect_stdout(printed):
-            assert call(load("scripts/train.py"), *arguments, monkeypatch=patch) == 0
+        assert call(load("scripts/train.py"), *arguments, monkeypatch=patch) == 0
     return folder
 
 
 @pytest.fixture(autouse=True)
 def _in_its_folder(trained, monkeypatch):
     monkeypatch.chdir(trained)
-
-
-def test_training():
-    lines = Path("printed").read_text(encoding="utf-8").splitlines()
-    pattern = r"additive: 29 pairs of sentences; \d+ batches per epoch"
-    assert any(re.match(pattern, line) for line in lines)
-    assert re.match(r"run: step 4 of 4, 2 seeds, \d+ s", lines[-1])
-    content = json.loads(Path("run/config.json").read_text())
-    assert content["task"] == "attention_jax.tasks:Translation"
-    assert content["model"]["score"] == "additive"
-    assert content["validation_source"] == str(Path("validation.de").absolute())
 
 
 # What translate.py begins and ends with on stderr.

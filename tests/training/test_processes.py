@@ -1,4 +1,4 @@
-"""Two real processes train as one does; what happens to one of them happens to both."""
+"""Real processes: two train as one does, and what happens to one of them happens to both."""
 
 import dataclasses
 import json
@@ -187,27 +187,32 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("trouble", "statuses", "processes_after"),
+    ("trouble", "statuses", "before", "after"),  # before and after: how many processes
     [
-        ("1 5 SIGTERM", {143}, 2),
-        ("0 5 SIGTERM", {143}, 1),
-        ("1 7 SIGKILL", {1, -signal.SIGKILL}, 1),
-        ("0 7 SIGKILL", {1, -signal.SIGABRT, -signal.SIGKILL}, 2),
-        ("0 7 full", {2}, 2),
-        ("1 7 bug", {1}, 2),
-        ("1 0 early", {1, 130}, 2),
+        ("1 5 SIGTERM", {143}, 2, 2),
+        ("0 5 SIGTERM", {143}, 2, 1),
+        ("1 7 SIGKILL", {1, -signal.SIGKILL}, 2, 1),
+        ("0 7 SIGKILL", {1, -signal.SIGABRT, -signal.SIGKILL}, 2, 2),
+        ("0 7 full", {2}, 2, 2),
+        ("1 7 bug", {1}, 2, 2),
+        ("1 0 early", {1, 130}, 2, 2),
+        ("0 5 SIGINT", {130}, 1, 1),
+        ("0 5 SIGTERM", {143}, 1, 1),
+        ("0 5 SIGHUP", {129}, 1, 1),
+        ("0 7 SIGKILL", {-signal.SIGKILL}, 1, 1),
+        ("0 7 full", {2}, 1, 1),
     ],
 )
-def test_all_end_and_go_on(tmp_path, undisturbed, trouble, statuses, processes_after):
-    found, _, _ = run(tmp_path, trouble=trouble)
+def test_all_end_and_go_on(tmp_path, undisturbed, trouble, statuses, before, after):
+    mesh = ("--mesh", "data=2")
+    found, _, _ = run(tmp_path, *(mesh if before == 1 else ()), trouble=trouble, count=before)
     assert set(found) <= statuses
-    if trouble.endswith("SIGTERM"):
+    if trouble.startswith(("0 5", "1 5")):
         assert load_run(tmp_path).step == 6  # the steps in progress were done
     if trouble.endswith("full"):
         (tmp_path / "metrics.jsonl").rmdir()
         (tmp_path / "metrics").rename(tmp_path / "metrics.jsonl")
-    mesh = ("--mesh", "data=2")
-    assert {*run(tmp_path, "--resume", *mesh, count=processes_after)[0]} == {0}
+    assert {*run(tmp_path, "--resume", *mesh, count=after)[0]} == {0}
     assert_same(tmp_path, undisturbed)
 
 
