@@ -46,8 +46,12 @@ def any_array(name: str, value: Any) -> jax.Array:
         if isinstance(value, str):  # JAX may read a string as the name of a dtype
             raise TypeError("text")
         return jnp.asarray(value)
-    except (OverflowError, TypeError, ValueError) as error:
+    except (OverflowError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError):  # as of a device without memory
+            raise
         got = type(value).__name__
+        if hasattr(value, "detach"):
+            got += ", which NumPy cannot read: give tensor.detach().cpu().float()"
         if callable(value) and hasattr(value, "__name__"):  # as in mask=causal_mask
             got += f" {value.__name__}, which was not called"
         raise ValueError(f"{name} must be an array; got {got}") from error

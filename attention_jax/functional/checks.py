@@ -64,10 +64,13 @@ hinted = with_hints(
         "key_value_seq_lengths": "mask=padding_mask(key_lengths, query_lengths)",
         "local_window_size": "mask=local_mask(left, right)",
         "broadcast_dropout": "Flax attention_fn=interop.flax_attention_fn(score, params)",
-        # True = ignore, in torch's layer
-        "attn_mask": "mask=~attn_mask, True = may attend, or bias=attn_mask if it is float",
+        # True = ignore, in torch's layer alone
+        "attn_mask": "mask=attn_mask as in scaled_dot_product_attention, mask=~attn_mask as in"
+        " MultiheadAttention, or bias=attn_mask if it is float",
         "key_padding_mask": "mask=token_mask(~key_padding_mask), True = a real token",
-        "need_weights": "return_weights=True to a layer, or call attention_weights",
+        "need_weights": "return_weights to a layer, or call attention_weights; leave it out for"
+        " no weights",
+        "average_attn_weights": "the mean over heads yourself: weights.mean(axis=-3)",
     }
 )
 NO_VALUE: Any = object()  # in place of the value, for a call that computes weights alone

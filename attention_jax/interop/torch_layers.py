@@ -36,7 +36,8 @@ def from_torch(
         W_q,n = rows n H to (n + 1) H of torch's weight of queries, transposed;  H = qkv_dim / N
 
     With score "scaled" the layer computes what torch's does. With another score it starts from
-    the trained projections, and each head's parameters of the score are drawn from `rngs`.
+    the trained projections, each head's parameters of the score are drawn from `rngs`, and the
+    outputs are no longer the trained ones.
 
     Args:
         state: the layer's `state_dict()`, or the same names with NumPy or JAX arrays, all float:
@@ -46,7 +47,9 @@ def from_torch(
             [output_dim], or neither. (With one of them, the other bias is 0.)
         num_heads: N, a divisor of qkv_dim; no array of the state depends on it.
         score: a name in `SCORES`, "module:Name", a `Score`, or a function of (q, k).
-        rngs: streams of what the state does not hold, and of dropout; None for `nnx.Rngs(0)`.
+        rngs: streams of what the state does not hold, and of dropout; None for `nnx.Rngs(0)`, with
+            which all layers get the same parameters of the score: for several layers make one
+            `nnx.Rngs` outside of the loop.
         options: other options of `nn.MultiHeadAttention`, for instance `dropout_rate`. Without
             `param_dtype` the parameters have the dtype of the arrays.
 
@@ -55,7 +58,8 @@ def from_torch(
 
     Raises:
         ValueError: a name is missing or unknown ("bias_k" and "bias_v" of `add_bias_kv` have no
-            counterpart), shapes do not fit, or `num_heads` does not divide qkv_dim.
+            counterpart), NumPy cannot read a tensor, shapes do not fit, `num_heads` does not divide
+            qkv_dim, or `options` has what the state says.
 
     >>> draw = np.random.default_rng(0).normal
     >>> state = {"in_proj_weight": draw(size=(24, 8)), "out_proj.weight": draw(size=(8, 8))}
@@ -70,7 +74,7 @@ def from_torch(
     if not isinstance(state, Mapping):
         got = type(state).__name__
         raise ValueError(f"state must map names to arrays, as layer.state_dict() does; got {got}")
-    weights = (PACKED,) if PACKED in state else SEPARATE
+    weights = SEPARATE if {*SEPARATE} & {*state} else (PACKED,)
     expected = {*weights, OUTPUT, PACKED_BIAS, OUTPUT_BIAS}
     missing, unknown = {*weights, OUTPUT} - {*state}, {*state} - expected
     if missing or unknown:
@@ -78,10 +82,12 @@ def from_torch(
         got = [f"{kind} {min(names)}" for kind, names in wrong.items() if names]
         raise ValueError(
             f"state must have the names {', '.join([*weights, OUTPUT])}, and may have"
-            f" {PACKED_BIAS} and {OUTPUT_BIAS}; got {' and '.join(got)}"
+            f" {PACKED_BIAS} and {OUTPUT_BIAS} (select one layer's names by its prefix); got"
+            f" {' and '.join(got)}"
         )
-    if "num_key_heads" in options:
-        raise ValueError("num_key_heads must be left out: a torch layer has as many as num_heads")
+    sizes = {"query_dim", "key_dim", "value_dim", "qkv_dim", "output_dim", "num_key_heads"}
+    if given := {*sizes, "use_bias"} & {*options}:
+        raise ValueError(f"{min(given)} must be left out: state and num_heads determine it")
     arrays = {name: float_array(f"state[{name!r}]", array) for name, array in state.items()}
     dtype = jnp.result_type(*arrays.values())
 
@@ -133,10 +139,11 @@ def to_torch(layer: MultiHeadAttention) -> dict[str, np.ndarray]:
 
     Returns:
         NumPy arrays by torch's names, in torch's order; for `load_state_dict`, map
-        `torch.from_numpy` over them.
+        `torch.from_numpy` over them, which reads bfloat16 only after `array.astype("float32")`.
 
     Raises:
-        ValueError: the layer has an option that torch's layer does not have.
+        ValueError: the layer has an option that torch's layer does not have, or its parameters are
+            those of several layers.
 
     >>> layer = MultiHeadAttention("scaled", 8, num_heads=2, key_dim=6, rngs=nnx.Rngs(0))
     >>> {name: array.shape for name, array in to_torch(layer).items()}  # doctest: +ELLIPSIS
@@ -160,6 +167,7 @@ def to_torch(layer: MultiHeadAttention) -> dict[str, np.ndarray]:
         "output_gate": layer.gate is not None,
         "output_mod": layer.output_mod is not None,
         "rotary_wavelength": layer.rotary_wavelength is not None,
+        "the stacked parameters of several layers": len(layer.query.kernel.shape) > 3,
     }
     if any(differs.values()):
         raise ValueError(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from attention_jax.core.checks import check_integer, check_real
+from attention_jax.core.checks import check_integer, check_real, with_hints
 from attention_jax.functional.checks import checked_implementation
 from attention_jax.functional.heads import group_heads, group_positions, ungroup_heads
 from attention_jax.nn.dropout import DropoutModule
@@ -40,6 +40,19 @@ Array = jax.Array
 class Heads(DropoutModule):
     """The projections and parameters of N heads in K groups: the base of `MultiHeadAttention`."""
 
+    @with_hints(
+        {  # what to write in place of the arguments of PyTorch's layer
+            "embed_dim": "query_dim",
+            "kdim": "key_dim",
+            "vdim": "value_dim",
+            "dropout": "dropout_rate",
+            "bias": "use_bias",
+            "add_zero_attn": "normalizer=Softmax(sink=True)",
+            "add_bias_kv": "nothing, it has no counterpart",
+            "batch_first": "nothing, tokens are [*B, length, size]",
+            "device": "nothing, and place the parameters with jax.device_put",
+        }
+    )
     def __init__(
         self,
         score: str | Score,

@@ -114,17 +114,31 @@ def test_one_bias_alone_and_rows_without_keys():
     np.testing.assert_array_equal(output, np.broadcast_to(state["out_proj.bias"], (B, T, E)))
 
 
+class Unreadable:
+    """A tensor that requires gradients: NumPy cannot read it."""
+
+    def detach(self):
+        """Marks a tensor."""
+
+    def __array__(self, dtype=None, copy=None):
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
 STATE, SIZES = (arrays_of(name)[0] for name in ("self", "sizes"))
 LAYER = {"score": "scaled", "query_dim": 8, "num_heads": 2}
 MISTAKES = {
     "num_heads must divide qkv_dim 8 .*got 3": lambda: from_torch(STATE, num_heads=3),
     "num_heads must be an integer; got 2.0": lambda: from_torch(STATE, num_heads=2.0),
     "num_key_heads must be left out": lambda: from_torch(STATE, num_heads=2, num_key_heads=1),
+    "use_bias must be left out": lambda: from_torch(STATE, num_heads=2, use_bias=True),
+    r"state\['in_proj_weight'\] must be an array.*detach\(\)": lambda: from_torch(
+        STATE | {"in_proj_weight": Unreadable()}, num_heads=2
+    ),
     "got an unknown bias_k$": lambda: from_torch(
         STATE | {"bias_k": np.ones((1, 1, E))}, num_heads=2
     ),
     "state must map names to arrays.*got list": lambda: from_torch([*STATE], num_heads=2),
-    "got no k_proj_weight and an unknown a.in_proj_bias$": lambda: from_torch(
+    "prefix.*got no in_proj_weight and an unknown a.in_proj_bias$": lambda: from_torch(
         {f"a.{key}": x for key, x in STATE.items()}, num_heads=2
     ),
     "q_proj_weight.*got no k_proj_weight$": lambda: from_torch(
@@ -143,6 +157,11 @@ MISTAKES = {
         STATE | {"out_proj.weight": np.ones((8, 8), int)}, num_heads=2
     ),
     "layer must be an nn.MultiHeadAttention; got dict": lambda: to_torch(STATE),
+    "got the stacked parameters of several layers": lambda: to_torch(
+        jax.vmap(lambda x: nn.MultiHeadAttention(**LAYER, rngs=nnx.Rngs(x)))(
+            jax.random.split(jax.random.key(0), 3)
+        )
+    ),
 }
 OTHERS = (
     ("Dot", {"score": "dot"}), ("sink=True", {"normalizer": Softmax(sink=True)}),

@@ -212,7 +212,8 @@ OF_OTHERS = {
     "scale": r"ScaledDot\(scale=...\), or call interop.dot_product_attention",
     "query_seq_lengths": "mask=padding_mask", "key_value_seq_lengths": "mask=padding_mask",
     "local_window_size": "mask=local_mask",
-    "attn_mask": "mask=~attn_mask.*bias=attn_mask", "need_weights": "return_weights=True",
+    "attn_mask": "mask=attn_mask as in scaled.*mask=~attn_mask as in Multi.*bias=attn_mask",
+    "need_weights": "return_weights.*leave it out", "average_attn_weights": r"mean\(axis=-3\)",
     "key_padding_mask": r"mask=token_mask\(~key_padding_mask\)",
 }  # fmt: skip
 MAKERS = {
@@ -233,6 +234,8 @@ HINTS = [  # (a call, words of its error)
     (lambda: flax_layer(aj.attention), "attention_fn=interop.flax_attention_fn"),
     (lambda: nn.MultiHeadAttention(4, 64, rngs=nnx.Rngs(0)), "score must come first.*num_heads=4"),
     (lambda: nn.MultiHeadAttention("dot", 64, rngs=nnx.Rngs(0)), "num_heads must be an integer"),
+    *((functools.partial(MAKERS["heads"], **{name: 1}), f"{name}.: give {hint}") for name, hint in (
+        ("embed_dim", "query_dim"), ("bias", "use_bias"), ("device", "nothing"))),
     *((functools.partial(make, rngs=rngs), rf"rngs must .*nnx.Rngs\(0\) has; got {got}")
       for make in MAKERS.values()
       for rngs, got in ((0, "int"), (jax.random.key(0), "PRNGKeyArray"),
