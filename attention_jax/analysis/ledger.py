@@ -94,21 +94,18 @@ def score_cost(score: str | Score, query_dim: int, key_dim: int) -> ScoreCost:
     def tokens(count: int, dim: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((count, dim), jnp.float32)
 
-    def projected_queries(count: int) -> Operations:
-        return operation_count(score.project_query, params, tokens(count, query_dim))
-
-    def projected_keys(count: int) -> Operations:
-        return operation_count(score.project_key, params, tokens(count, key_dim))
-
-    def paired(count: int) -> Operations:
+    def of_tokens(count: int) -> tuple[Operations, ...]:
+        queries, keys = tokens(count, query_dim), tokens(count, key_dim)
         q_features = jax.eval_shape(score.project_query, params, tokens(1, query_dim))
-        k_features = jax.eval_shape(score.project_key, params, tokens(count, key_dim))
-        return operation_count(score.pair, params, q_features, k_features)
+        k_features = jax.eval_shape(score.project_key, params, keys)
+        return (
+            operation_count(score.project_query, params, queries),
+            operation_count(score.project_key, params, keys),
+            operation_count(score.pair, params, q_features, k_features),
+        )
 
-    query, key, pair = (
-        Operations(*map(operator.sub, count_of(2), count_of(1)))
-        for count_of in (projected_queries, projected_keys, paired)
-    )
+    counts = zip(of_tokens(2), of_tokens(1), strict=True)
+    query, key, pair = (Operations(*map(operator.sub, *both)) for both in counts)
     return ScoreCost(sum(leaf.size for leaf in jax.tree.leaves(params)), query, key, pair)
 
 

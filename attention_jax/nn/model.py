@@ -152,9 +152,8 @@ class Model(Generator):
         encoder_rng, decoder_rng = split_rng(rng, 2)
         position_rng = None if rng is None else jax.random.fold_in(rng, 2)
         length, target_length = source.shape[1], target_inputs.shape[1]
-        position_ids = self._position_ids(
-            position_ids, length, target_length, position_rng, packed=documents is not None
-        )
+        count, packed = self._num_positions(length, target_length), documents is not None
+        position_ids = self.placement.ids(count, position_rng, position_ids, packed=packed)
         cross, visible, at = self._context(
             source, source_lengths, position_ids, target_length, encoder_rng, documents
         )
@@ -213,7 +212,7 @@ class Model(Generator):
         """
         source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         length, packed = source.shape[-1], documents is not None
-        position_ids = self._position_ids(position_ids, length, 0, packed=packed)
+        position_ids = self.placement.ids(length, None, position_ids, packed=packed)
         lengths = self._visible_lengths(source_lengths, length)
         mask: Mask | None = padding_mask(source_lengths) if self.config.mask_padding else None
         mask = mask if documents is None else documents.mask()
@@ -242,7 +241,8 @@ class Model(Generator):
         max_length = check_integer("max_length", max_length)
         source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
         batch_size, length = source.shape
-        position_ids = self._position_ids(position_ids, length, max_length)
+        count = self._num_positions(length, max_length)
+        position_ids = self.placement.ids(count, None, position_ids)
         cross, visible, at = self._context(source, source_lengths, position_ids, max_length, None)
         room = max_length if self.has_encoder else length + max_length
         zeros = jnp.zeros_like(source_lengths)
@@ -338,19 +338,9 @@ class Model(Generator):
         x = x.astype(self.config.cast_dtype or x.dtype)
         return drop_features(x, rng, self.config.dropout_rate)
 
-    def _position_ids(
-        self,
-        position_ids: Array | None,
-        source_length: int,
-        target_length: int,
-        rng: Array | None = None,
-        *,
-        packed: bool = False,
-    ) -> Array:
-        """The argument `position_ids`, checked; for None the ids of `PositionEncoding.ids`."""
-        lengths = source_length, target_length
-        count = max(lengths) if self.has_encoder else sum(lengths)
-        return self.placement.ids(count, rng, position_ids, packed=packed)
+    def _num_positions(self, *lengths: int) -> int:
+        """The positions of a source and a target of these lengths."""
+        return max(lengths) if self.has_encoder else sum(lengths)
 
     def _context(
         self,
