@@ -69,6 +69,14 @@ CALLS = {  # name: (function, its further arguments)
     "weights": (lambda x: aj.attention_weights(*x[:2]), {}),
     "entmax": (lambda x: attend(x, normalizer="entmax"), {}),
     "heads": (on_heads, {"n": LENGTHS}),
+    "coverage": (
+        lambda x, params: aj.coverage_attention(*x, coverage_kernel=params, mask=aj.causal_mask(2)),
+        {"params": np.ones(4, np.float32)},
+    ),
+    "monotonic": (
+        lambda x, params, n: aj.monotonic_attention(*x, offset=params, mask=aj.padding_mask(n)),
+        {"params": np.float32(0.5), "n": LENGTHS},
+    ),
 }
 
 
@@ -153,7 +161,7 @@ def test_a_mesh_axis_cuts_one_batch_axis():
 def test_calls_in_shard_map():
     """Gradients equal those of one device; no loop sums over devices."""
     # (Not dropout: every device would draw the same dropout mask for its own examples.)
-    calls = ("additive", "entmax")
+    calls = ("additive", "entmax", "coverage", "monotonic")
     others, mesh = others_of(calls), mesh_of()
     cut = {
         call: {name: BATCH if name in ("n", "table") else P() for name in others[call]}

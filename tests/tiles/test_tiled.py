@@ -1,6 +1,7 @@
 """Tiles with a gradient by hand: the tiles leave no trace, and the second derivative is right."""
 
 import dataclasses
+import functools
 import itertools
 import types
 
@@ -89,12 +90,20 @@ def test_block_sizes_change_nothing(target, source, blocks):
     agree(got[1], expected[1], 1e-12)
 
 
-def test_only_values_can_be_transposed():
-    tokens = normal(S, DV)
-    with pytest.raises(NotImplementedError, match="linear in its values alone"):
-        jax.linear_transpose(
-            lambda x: aj.attention(x, tokens, tokens, implementation="tiled"), tokens
-        )(tokens)
+def test_the_transpose_in_the_values():
+    """Of values that all queries share; attention is linear in them, and in nothing else."""
+    query, key, value = normal(2, 3, T, 4), normal(2, 3, S, 4), normal(S, DV)
+    doutputs = normal(2, 2, 3, T, DV)
+    attend = functools.partial(
+        aj.attention, mask=aj.causal_mask(), implementation="tiled", block_sizes=TILE
+    )
+    weights = softmax(query @ key.swapaxes(-1, -2) / 2, np.tri(T, S, dtype=bool))
+    with jax.enable_x64(True):
+        transposed = jax.linear_transpose(lambda value: attend(query, key, value), value)
+        (got,) = jax.vmap(quick_jit(transposed))(doutputs)
+        assert_close("transpose", got, np.einsum("bnts,zbntd->zsd", weights, doutputs), 1e-13)
+        with pytest.raises(NotImplementedError, match="linear in its values alone"):
+            jax.linear_transpose(lambda query: attend(query, key, value), query)(doutputs[0])
 
 
 def test_float16_gradients_of_long_rows():
