@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from pathlib import Path
 
 from attention_jax.commands.command_line import OfARun, run_command
@@ -70,7 +71,9 @@ def main(arguments: Arguments) -> None:
         say(printable(f"{given} -> {answer}{note}"))
     panels = cross_attention(run.task, params, answers.batch, answers.labels)
     tokens = max(max(weights.shape) for weights, _, _ in panels.values())
-    figure = plotting.weight_heatmaps(panels, **AXES, size=max(3.1, 0.22 * tokens))
+    size = max(3.1, 0.22 * tokens)
+    panels = {textwrap.fill(title, int(8 * size)): panel for title, panel in panels.items()}
+    figure = plotting.weight_heatmaps(panels, **AXES, size=size)
     path = arguments.figure or workdir / "figures" / "answers.png"
     say(str(plotting.save(figure, path)))
     if arguments.html is not None:

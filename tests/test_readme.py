@@ -159,7 +159,9 @@ def commands(readme: Path) -> list[list[str]]:
     Without the variables that stand before a command.
     """
     text = readme.read_text()
+    on_windows = "".join(blocks(readme, "bat")).replace("\\", "/").replace("/Scripts/", "/bin/")
     lines = "".join(blocks(readme, "bash")).replace("\\\n", " ").splitlines()
+    lines += on_windows.splitlines()
     lines += re.findall(r"\| `(\.venv/bin/python [^`]*)` \|", text)
     pieces = [piece for line in lines for piece in line.split(" | ")]
     pieces = [re.sub(r"^(\w+=\S+ +|srun +)+", "", piece) for piece in pieces]
@@ -170,6 +172,7 @@ def commands(readme: Path) -> list[list[str]]:
 def test_shell_commands_parse(readme, tmp_path, monkeypatch):
     for name, code in MY_FILES.items():
         (tmp_path / f"{name}.py").write_text(code)
+    (tmp_path / "runs").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: None)
@@ -183,7 +186,7 @@ def test_shell_commands_parse(readme, tmp_path, monkeypatch):
         elif program == ".venv/bin/python":
             parse_python_command(*arguments)
         else:
-            assert program in ("echo", "git", "pip"), program
+            assert program in ("echo", "git", "pip", "py", ".venv/bin/jupyter"), program
     for name in MY_FILES:
         sys.modules.pop(name, None)
 

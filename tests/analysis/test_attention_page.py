@@ -85,6 +85,7 @@ def test_every_captured_quantity_is_in_the_page(captured):
     }.items():
         assert cross["arrays"][quantity]["dtype"] == "float32"
         np.testing.assert_allclose(numbers(cross, quantity)[0], expected, atol=1e-6)
+    assert "dlogits" not in attentions_of(view(captured.attentions))[cross["name"]]["arrays"]
     assert cross["mask"] is None  # the padding has no labels
     assert found["decoder_0/self_attention"]["mask"]["shape"] == [1, T, T]
 
@@ -204,6 +205,11 @@ def test_a_notebook_gets_a_frame_without_access_to_it():
 
 
 # --- mistakes ---
+
+
+def test_an_index_into_arrays_without_batch_axes():
+    with pytest.raises(ValueError, match=r"got 0; give example=\(\) for arrays without batch"):
+        view({"a": {"weights": np.ones((T, S)) / S}})
 
 
 @pytest.mark.parametrize("name", ["page.png", "missing/page.html", "."])

@@ -11,7 +11,8 @@ import numpy as np
 
 from attention_jax.analysis.attention_page import page_data
 from attention_jax.analysis.capture import Captured, capture, computation_order
-from attention_jax.analysis.gradients import CapturedGradients
+from attention_jax.analysis.capture_point import CapturedAttention
+from attention_jax.analysis.gradients import CapturedGradients, OutputGradient
 from attention_jax.analysis.rollout import attention_rollout, cross_rollout, wrong_sums
 from attention_jax.analysis.statistics import weight_entropy
 
@@ -50,29 +51,29 @@ def attention_entries(
 def _arrays_of(attentions: Any, inputs: Sequence[Any] | None) -> dict[str, Matrices]:
     if inputs is not None:
         attentions = capture(attentions, *inputs)
+    gradients = getattr(attentions, "gradients", {})
     if isinstance(attentions, Captured | CapturedGradients):
-        gradients = getattr(attentions, "gradients", {})
-        by_name: Mapping[str, Any] = {
-            name: {
-                "weights": attention.weights,
-                "logits": attention.logits,
-                "dlogits": gradients[name].dlogits if name in gradients else None,
-                "mask": attention.mask,
-            }
-            for name, attention in attentions.attentions.items()
-        }
-    elif isinstance(attentions, Mapping) and attentions:
-        by_name = attentions
-    else:
+        attentions = attentions.attentions
+    if not isinstance(attentions, Mapping) or not attentions:
         raise ValueError(
             "attentions must be what capture or capture_gradients returned, a function or module"
             f" with its inputs, or arrays by name; got {type(attentions).__name__}"
         )
-    return {str(name): _arrays(str(name), arrays) for name, arrays in by_name.items()}
+    return {
+        str(name): _arrays(str(name), arrays, gradients.get(name))
+        for name, arrays in attentions.items()
+    }
 
 
-def _arrays(name: str, arrays: Any) -> Matrices:
+def _arrays(name: str, arrays: Any, gradient: OutputGradient | None) -> Matrices:
     """The quantities and the mask that are there, as NumPy arrays."""
+    if isinstance(arrays, CapturedAttention):
+        arrays = {
+            "weights": arrays.weights,
+            "logits": arrays.logits,
+            "dlogits": gradient and gradient.dlogits,
+            "mask": arrays.mask,
+        }
     present = {key: np.asarray(array) for key, array in arrays.items() if array is not None}
     if not set(present) & set(_CAPTURED) or not set(present) <= {*_CAPTURED, "mask"}:
         raise ValueError(
@@ -94,7 +95,7 @@ def _heads_of(name: str, arrays: Matrices, example: int | tuple[int | slice, ...
         except IndexError as error:
             raise ValueError(
                 f"example must be in the batch axes of {name!r}, whose arrays are {shapes};"
-                f" got {example!r}"
+                f" got {example!r}; give example=() for arrays without batch axes"
             ) from error
         chosen = array[example]
         heads[quantity] = chosen.reshape(math.prod(chosen.shape[:-2]), *chosen.shape[-2:])

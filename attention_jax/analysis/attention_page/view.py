@@ -137,8 +137,8 @@ def view(
     each is the only attention of its block, and for cross attention to such an encoder.
 
     Args:
-        attentions: what `capture` or `capture_gradients` returned with matrices; or a function or
-            Flax module, with its `inputs`; or, by name, arrays of any origin:
+        attentions: what `capture` or `capture_gradients` returned with matrices, or only the
+            attentions in it; or a function or Flax module, with its `inputs`; or, by name, arrays:
             {name: {"weights": [*B, T, S], "logits": [*B, T, S], "dlogits": [*B, T, S],
             "mask": bool [*B, T, S]}}, of which one quantity is enough.
         tokens: labels. A sequence of T for the queries and the keys of every attention; or
