@@ -100,8 +100,7 @@ class SequenceTask(DrawnTask, ModelTask):
     coverage_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        kinds = {"model": ModelConfig, "train": TrainConfig, "vocabulary": Vocabulary}
-        check_instances(self, **kinds)
+        check_instances(self, model=ModelConfig, train=TrainConfig, vocabulary=Vocabulary)
         check_integer("batch_size", self.train.batch_size)
         for name in ("min_length", "max_length"):
             check_integer(name, getattr(self, name))

@@ -18,7 +18,6 @@ SCHEMA = "attention_jax attention page"
 VERSION = 1
 # The quantities that a page can show, in its order.
 QUANTITIES = ("weights", "logits", "entropy", "dlogits", "rollout")
-_DTYPES: dict[str, np.dtype] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 
 
 def encoded_numbers(array: np.ndarray, dtype: str) -> JSON:
@@ -29,15 +28,14 @@ def encoded_numbers(array: np.ndarray, dtype: str) -> JSON:
         dtype: "float32", or "float16": then the largest magnitude becomes 1, and numbers keep three
             significant digits down to 6e-5 of it.
     """
-    array = np.asarray(array, np.float32)
     encoding: JSON = {"dtype": dtype}
+    array = np.asarray(array, "<f4")
+    data = array.tobytes()
     if dtype == "float16":
         finite = np.abs(array[np.isfinite(array)])
         scale = float(np.max(finite, initial=0)) or 1.0
-        array = array / np.float32(scale)
+        data = zlib.compress((array / np.float32(scale)).astype("<f2").tobytes())
         encoding |= {"scale": scale, "compression": "deflate"}
-    data = array.astype(_DTYPES[dtype]).tobytes()
-    data = zlib.compress(data) if "compression" in encoding else data
     return {"shape": list(array.shape), **encoding, "data": base64.b64encode(data).decode()}
 
 
