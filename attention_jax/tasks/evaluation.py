@@ -15,10 +15,9 @@ from attention_jax.core.names import is_of_this_package
 from attention_jax.nn import Model, ModelConfig, bind, initial_params
 from attention_jax.tasks.vocabulary import EOS, PAD, SOS, Batch
 from attention_jax.training.metrics import exact_match, token_accuracy
-from attention_jax.training.task import Labels, Task, TrainConfig, Validation, undefined
+from attention_jax.training.task import Labels, Params, Task, TrainConfig, Validation, undefined
 
 Array = jax.Array
-Params = Any
 _NO_MODEL = ModelConfig(positions="none")  # where only batches are drawn
 
 
