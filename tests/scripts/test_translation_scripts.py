@@ -17,6 +17,7 @@ from saved_files import assert_bits_equal, snapshot
 from stand_in_training import without_training
 from translation_cases import VOCABULARY_SIZE, lines_of, say_always, write_text
 
+from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.translate import (
@@ -148,15 +149,28 @@ def test_files_to_files(command):
     assert found == [*translate(translator, lines_of("train", "de"), search), ""]
 
 
-def test_answers_are_translations(command, talkative, tmp_path):
-    figure = tmp_path / "a.png"
-    arguments = ["--workdir", talkative, "--inputs", "Ja .", "Nein .", "--figure", figure]
-    status, out, err = command("answers", *arguments)
+def test_answers_are_translations_and_their_titles_do_not_touch(command, talkative, monkeypatch):
+    figures, sentences = [], ("Ja .", "Nein .")
+
+    def narrow_panels_with_long_titles(*arguments):
+        return {
+            12 * title: (weights[:2, :3], rows[:2], columns[:3])
+            for title, (weights, rows, columns) in cross_attention(*arguments).items()
+        }
+
+    answers = load("scripts/answers.py")
+    monkeypatch.setattr(answers, "cross_attention", narrow_panels_with_long_titles)
+    monkeypatch.setattr("attention_jax.reports.plotting.save", lambda *each: figures.append(each))
+    status, out, err = command("answers", "--workdir", talkative, "--inputs", *sentences)
     assert status == 0
     assert re.fullmatch(MODEL, err)
-    for line, sentence in zip(out.splitlines(), ("Ja .", "Nein ."), strict=False):
+    for line, sentence in zip(out.splitlines(), sentences, strict=False):
         assert re.match(rf"{sentence} -> ä[ ä]+", line)
-    assert figure.exists()
+    ((figure, _),) = figures
+    figure.canvas.draw()
+    *axes, color_bar = figure.axes
+    first, second = (each.title.get_window_extent() for each in axes)
+    assert 0 < first.x0 < first.x1 < second.x0 < second.x1 < color_bar.get_window_extent().x0
 
 
 def test_nothing_in_nothing_out(command):
