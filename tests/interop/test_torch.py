@@ -126,36 +126,27 @@ class Unreadable:
 
 STATE, SIZES = (arrays_of(name)[0] for name in ("self", "sizes"))
 LAYER = {"score": "scaled", "query_dim": 8, "num_heads": 2}
+STATES = (  # words of the error, a wrong state for two heads
+    ("got an unknown bias_k$", STATE | {"bias_k": np.ones((1, 1, E))}),
+    ("state must map names to arrays.*got list", [*STATE]),
+    ("prefix.*got no in_proj_weight and an unknown a.in_proj_bias$",
+     {f"a.{key}": x for key, x in STATE.items()}),
+    (r"state\['in_proj_weight'\] must be an array.*detach\(\)",
+     STATE | {"in_proj_weight": Unreadable()}),
+    ("q_proj_weight.*got no k_proj_weight$", {k: x for k, x in SIZES.items() if k[0] != "k"}),
+    (r"state\['in_proj_weight'\] must be \[24, query_dim\]; got \[25, 8\]",
+     STATE | {"in_proj_weight": np.ones((25, E))}),
+    (r"state\['v_proj_weight'\] must be \[8, features\]; got \[6, 3\]",
+     SIZES | {"v_proj_weight": np.ones((6, 3))}),
+    (r"state\['in_proj_bias'\] must be \[24\]; got \[8\]", STATE | {"in_proj_bias": np.ones(8)}),
+    (r"state\['out_proj.weight'\] must be floating",
+     STATE | {"out_proj.weight": np.ones((8, 8), int)}),
+)  # fmt: skip
 MISTAKES = {
     "num_heads must divide qkv_dim 8 .*got 3": lambda: from_torch(STATE, num_heads=3),
     "num_heads must be an integer; got 2.0": lambda: from_torch(STATE, num_heads=2.0),
     "num_key_heads must be left out": lambda: from_torch(STATE, num_heads=2, num_key_heads=1),
     "use_bias must be left out": lambda: from_torch(STATE, num_heads=2, use_bias=True),
-    r"state\['in_proj_weight'\] must be an array.*detach\(\)": lambda: from_torch(
-        STATE | {"in_proj_weight": Unreadable()}, num_heads=2
-    ),
-    "got an unknown bias_k$": lambda: from_torch(
-        STATE | {"bias_k": np.ones((1, 1, E))}, num_heads=2
-    ),
-    "state must map names to arrays.*got list": lambda: from_torch([*STATE], num_heads=2),
-    "prefix.*got no in_proj_weight and an unknown a.in_proj_bias$": lambda: from_torch(
-        {f"a.{key}": x for key, x in STATE.items()}, num_heads=2
-    ),
-    "q_proj_weight.*got no k_proj_weight$": lambda: from_torch(
-        {key: x for key, x in SIZES.items() if key != "k_proj_weight"}, num_heads=2
-    ),
-    r"state\['in_proj_weight'\] must be \[24, query_dim\]; got \[25, 8\]": lambda: from_torch(
-        STATE | {"in_proj_weight": np.ones((25, E))}, num_heads=2
-    ),
-    r"state\['v_proj_weight'\] must be \[8, features\]; got \[6, 3\]": lambda: from_torch(
-        SIZES | {"v_proj_weight": np.ones((6, 3))}, num_heads=2
-    ),
-    r"state\['in_proj_bias'\] must be \[24\]; got \[8\]": lambda: from_torch(
-        STATE | {"in_proj_bias": np.ones(8)}, num_heads=2
-    ),
-    r"state\['out_proj.weight'\] must be floating": lambda: from_torch(
-        STATE | {"out_proj.weight": np.ones((8, 8), int)}, num_heads=2
-    ),
     "layer must be an nn.MultiHeadAttention; got dict": lambda: to_torch(STATE),
     "got the stacked parameters of several layers": lambda: to_torch(
         jax.vmap(lambda x: nn.MultiHeadAttention(**LAYER, rngs=nnx.Rngs(x)))(
@@ -170,6 +161,8 @@ OTHERS = (
     ("output_gate", {"output_gate": True}), ("output_mod", {"output_mod": lambda x, value: x}),
     ("rotary_wavelength", {"rotary_wavelength": 10.0}),
 )  # fmt: skip
+for words, state in STATES:
+    MISTAKES[words] = lambda state=state: from_torch(state, num_heads=2)
 for words, options in OTHERS:
     MISTAKES[f"layer must .*got .*{words}"] = lambda options=options: to_torch(
         nn.MultiHeadAttention(**LAYER | options, rngs=nnx.Rngs(0))
