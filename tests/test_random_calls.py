@@ -9,29 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import strategies as drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from normalizer_cases import NORMALIZER_CASES
 from quick_compilation import quick_jit
-from strategies import (
-    F4,
-    F8,
-    SIZES,
-    assert_near,
-    averaged,
-    calls,
-    certain_rows,
-    examples,
-    filled,
-    fillings,
-    logits_of,
-    masks,
-    moderate,
-    seeds,
-    softmax,
-    tolerance,
-    unread_tokens,
-)
 
 import attention_jax as aj
 
@@ -64,25 +46,25 @@ class Expected:
 
 def expected_of(call, also=True) -> Expected:
     table = call.mask[1] & also
-    logits = logits_of(call, call.kept, call.bias[1], call.params)
-    sure, sure_output = certain_rows(call, table)
-    bound = tolerance(call, logits, sure, table)
-    return Expected(table, logits, *softmax(logits, table), sure, sure_output, bound)
+    logits = drawn.logits_of(call, call.kept, call.bias[1], call.params)
+    sure, sure_output = drawn.certain_rows(call, table)
+    bound = drawn.tolerance(call, logits, sure, table)
+    return Expected(table, logits, *drawn.softmax(logits, table), sure, sure_output, bound)
 
 
 def check_output(call, got, weights, right, factor=1.0, terms=0.0):
     """Asserts the dtype of the output, its certain rows, and zeros in rows without keys."""
     assert got.dtype == call.output_dtype
     value = call.kept["value"]
-    output, where = averaged(weights, value, right.table), right.sure_output[..., None]
+    output, where = drawn.averaged(weights, value, right.table), right.sure_output[..., None]
     if got.dtype.itemsize == 2:  # weights of 16 bits: their roundings are as large as the values
-        terms = np.max(np.abs(value), where=moderate(value), initial=terms)
-    assert_near("output", got, output, right.bound * factor, where=where, terms=terms)
+        terms = np.max(np.abs(value), where=drawn.moderate(value), initial=terms)
+    drawn.assert_near("output", got, output, right.bound * factor, where=where, terms=terms)
     assert not np.asarray(got, float)[~right.table.any(-1)].any(), "a row without keys"
 
 
-@examples(4)
-@given(calls(), implementations)
+@drawn.examples(4)
+@given(drawn.calls(), implementations)
 def test_attention_is_right_in_each_row_that_reads_moderate_numbers(call, implementation):
     right = expected_of(call)
     options = {"implementation": implementation, "block_sizes": TILE, "return_statistics": True}
@@ -92,9 +74,11 @@ def test_attention_is_right_in_each_row_that_reads_moderate_numbers(call, implem
     check_output(call, output, right.weights, right)
     for name, array in statistics._asdict().items():
         assert array.dtype == (np.float64 if call.x64 else np.float32)
-        assert_near(name, array, right.statistics[name], right.bound, where=right.sure, terms=1.0)
+        drawn.assert_near(
+            name, array, right.statistics[name], right.bound, where=right.sure, terms=1.0
+        )
     assert weights.dtype == call.output_dtype
-    assert_near("weights", weights, right.weights, right.bound, where=right.sure[..., None])
+    drawn.assert_near("weights", weights, right.weights, right.bound, where=right.sure[..., None])
     masked = np.asarray(weights, float)[~right.table]
     assert not np.nan_to_num(masked).any(), "a masked pair has a weight"
 
@@ -116,35 +100,37 @@ def with_normalizer(name):
 
 
 @pytest.mark.slow
-@examples(2)
-@given(calls(sizes=SIZES[:6]), st.sampled_from(NORMALIZERS), implementations)
+@drawn.examples(2)
+@given(drawn.calls(sizes=drawn.SIZES[:6]), st.sampled_from(NORMALIZERS), implementations)
 def test_attention_is_right_with_any_normalizer(call, name, implementation):
     nothing = None, np.zeros_like(call.bias[1])
-    call = dataclasses.replace(call, bias=call.bias if moderate(call.bias[1]).all() else nothing)
+    call = dataclasses.replace(
+        call, bias=call.bias if drawn.moderate(call.bias[1]).all() else nothing
+    )
     right = expected_of(call)
     options = {"implementation": implementation, "block_sizes": TILE}
     with jax.enable_x64(call.x64):
         got = aj.attention(**call.keywords(), **with_normalizer(name), **options)
     readable = np.where(right.sure[..., None], right.logits, 0)
     weights = normalized(name, readable, right.table).real
-    value = np.where(moderate(call.kept["value"]), call.kept["value"], 0)
+    value = np.where(drawn.moderate(call.kept["value"]), call.kept["value"], 0)
     largest = max(1.0, np.max(weights, initial=0))
     check_output(call, got, weights, right, 4 * largest, np.max(np.abs(value), initial=0))
 
 
-@examples(2)
+@drawn.examples(2)
 @given(
-    calls(sizes=SIZES[:5], dtypes=(F4, F8), extreme=False),
+    drawn.calls(sizes=drawn.SIZES[:5], dtypes=(drawn.F4, drawn.F8), extreme=False),
     st.sampled_from(["softmax", "softmax", *NORMALIZERS]),
     st.sampled_from(["tiled", "reference"]),
-    seeds,
+    drawn.seeds,
 )
 def test_gradients_are_those_of_the_complex_step(call, name, implementation, seed):
     """<gradient, direction> of each argument is Im f(x + ih direction) / h."""
     rng, step = np.random.default_rng(seed), 1e-30
     table, length = call.mask[1], call.size[1]
-    inputs = {**call.kept, "bias": filled(rng, table.shape), "params": call.params}
-    doutput = filled(rng, (*call.size[0], length, call.size[5]))
+    inputs = {**call.kept, "bias": drawn.filled(rng, table.shape), "params": call.params}
+    doutput = drawn.filled(rng, (*call.size[0], length, call.size[5]))
 
     def forward(arrays):
         arrays = {**arrays, "mask": call.mask[0], "score": call.keywords()["score"]}
@@ -155,18 +141,20 @@ def test_gradients_are_those_of_the_complex_step(call, name, implementation, see
         arrays = jax.tree.map(lambda leaf: jnp.asarray(leaf, call.dtype), inputs)
         pulled_back = quick_jit(lambda arrays, doutput: jax.vjp(forward, arrays)[1](doutput)[0])
         gradients = pulled_back(arrays, jnp.asarray(doutput, call.dtype))
-    for tokens, unread in unread_tokens(table).items():
+    for tokens, unread in drawn.unread_tokens(table).items():
         assert not np.asarray(gradients[tokens])[unread].any(), f"gradient of unread {tokens}"
     assert not np.asarray(gradients["bias"])[~table].any(), "gradient of a masked bias"
     for argument, leaves in inputs.items():
-        direction = jax.tree.map(lambda leaf: filled(rng, leaf.shape), leaves)
+        direction = jax.tree.map(lambda leaf: drawn.filled(rng, leaf.shape), leaves)
         moved = jax.tree.map(lambda x, d: x + 1j * step * d, leaves, direction)
         at = {**inputs, argument: moved}
-        logits = np.where(table, logits_of(call, at, at["bias"], at["params"]), 0)
+        logits = np.where(table, drawn.logits_of(call, at, at["bias"], at["params"]), 0)
         weights = (
-            softmax(logits, table)[0] if name == "softmax" else normalized(name, logits, table)
+            drawn.softmax(logits, table)[0]
+            if name == "softmax"
+            else normalized(name, logits, table)
         )
-        terms = doutput * averaged(weights, at["value"], table).imag / step
+        terms = doutput * drawn.averaged(weights, at["value"], table).imag / step
         products = jax.tree.leaves(
             jax.tree.map(lambda g, d: np.asarray(g, float) * d, gradients[argument], direction)
         )
@@ -176,16 +164,18 @@ def test_gradients_are_those_of_the_complex_step(call, name, implementation, see
 
 
 @pytest.mark.slow
-@examples(6)
-@given(st.data(), fillings, st.sampled_from([1, 8, 1e4]), st.sampled_from([-1, -2, 0]))
+@drawn.examples(6)
+@given(st.data(), drawn.fillings, st.sampled_from([1, 8, 1e4]), st.sampled_from([-1, -2, 0]))
 def test_masked_softmax_is_right(data, filling, size, axis):
-    batch, length, keys, *_ = data.draw(st.sampled_from(SIZES))
-    mask, table = data.draw(masks(batch, length, keys))
-    rng = np.random.default_rng(data.draw(seeds))
-    logits = (filled(rng, table.shape, filling) * size).clip(-3e38, 3e38).astype("f4")
+    batch, length, keys, *_ = data.draw(st.sampled_from(drawn.SIZES))
+    mask, table = data.draw(drawn.masks(batch, length, keys))
+    rng = np.random.default_rng(data.draw(drawn.seeds))
+    logits = (drawn.filled(rng, table.shape, filling) * size).clip(-3e38, 3e38).astype("f4")
     got = np.asarray(aj.masked_softmax(logits, mask, axis))
     rows = [np.moveaxis(x, axis, -1) for x in (logits.astype(float), table)]
     sure = (np.isfinite(rows[0]) | (rows[0] == -np.inf) | ~rows[1]).all(-1, keepdims=True)
     assert got.dtype == np.float32
-    assert_near("weights", np.moveaxis(got, axis, -1), softmax(*rows)[0], 4e-6, where=sure)
+    drawn.assert_near(
+        "weights", np.moveaxis(got, axis, -1), drawn.softmax(*rows)[0], 4e-6, where=sure
+    )
     assert not np.nan_to_num(got[~table]).any(), "a masked entry has a weight"

@@ -78,26 +78,8 @@ def test_the_parts_are_tenths_and_in_order(config):
         config.task("scaled").tenths()
 
 
-def row(score, by_seed, deviation=1.0):
-    chosen = {"deviation": deviation, "rate": 1e-2, "own": 1.0, "parameters": 1000}
-    sweep = {
-        "deviations": [0.25, 1.0, 4.0],
-        "rates": [1e-3, 1e-2, 1e-1],
-        "sweep": [[[3.0]] * 3] * 3,
-    }
-    return {"score": score, "by_seed": by_seed, **chosen, **sweep}
-
-
-def test_claims_say_what_rows_say():
-    rows = [{"order": 3, "bits": 3.1, "parameters": 7}, row("scaled", [2.5, 2.7])]
-    rows += [row("dot", [2.51, 2.71], deviation=0.25), row("additive", [2.7, 2.9], deviation=4.0)]
-    rows[2]["sweep"] = [[[2.9]] * 3, [[3.0], [3.04], [3.0]], [[2.9]] * 3]  # at scaled dot's cell
-    measured = {claim.text: claim.measured for claim in language.claims(rows)}
-    assert [*measured.values()] == pytest.approx([2.6, 0.01, 0.2, 0.04, 0.2, -0.5, 2])
-
-
 def test_parts_of_a_run_fill_one_folder(config, monkeypatch):
-    monkeypatch.setattr(language, "measured", lambda _, score: [row(score, [2.5, 2.7])])
+    monkeypatch.setattr(language, "measured", lambda _, score: [{"score": score}])
     config = dataclasses.replace(config, scores=("scaled", "dot", "l2"))
     rows, missing = lab.rows_of(language, config, "2/2")
     assert ([each["score"] for each in rows], missing) == (["scaled", "l2"], 2)

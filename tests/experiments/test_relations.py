@@ -111,12 +111,6 @@ def test_both_bases_of_a_score_are_one_part_and_rows_are_kept(tmp_path, monkeypa
     assert len(lab.rows_of(relations, config, None)[0]) == len(measured) == 4
 
 
-def test_twins_are_compared_in_all_relations_but_parity():
-    of = {name: dict.fromkeys(RELATIONS, 0.5) for name in SCORES}
-    of["l2"] = of["l2"] | {"inner": 0.75, "parity": 1.0}
-    assert relations.twins_apart(of) == 0.25
-
-
 # --- what can be expressed: weights by hand ---
 
 

@@ -172,13 +172,6 @@ def test_a_damaged_configuration(tmp_path, content):
             use(tmp_path)
 
 
-def test_no_configuration(tmp_path):
-    (tmp_path / "file").write_text("")
-    for name in ("", "missing", "file"):
-        with pytest.raises(ValueError, match=r"has no config.json"):
-            read_config(tmp_path / name)
-
-
 # --- what cannot be written ---
 
 

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import pytest
 from command_lines import check_error, load
 from device_checks import right, speed, training
-from device_checks.record import Record
 from device_checks.report import judged_rows
 
 from attention_jax.kernels import IMPLEMENTATIONS
@@ -201,22 +200,6 @@ def test_a_program_that_fails_is_a_row_and_the_others_go_on(command, tmp_path, m
     assert "  scaled: a sum, failing: RuntimeError: no memory\n" in printed
     assert "  scaled: a sum, breaking: RuntimeError: no memory\n" in printed
     assert rows_in(tmp_path)["scaled", "a sum", "ours"]["milliseconds"] > 0
-
-
-def test_ctrl_c_loses_nothing(command, tmp_path, monkeypatch, one_score):
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setitem(speed.RACES, "scaled", stop)
-    status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "right", "scaled")
-    assert status == 130
-    assert "stopped, not finished: scaled;" in printed
-    assert "wrong: 0 of 5 rows" in printed
-    assert len(rows_in(tmp_path)) == 5
-    monkeypatch.setattr(Record, "begin", stop)
-    status, printed, _ = command("check_device", "--out", tmp_path, "--parts", "right", "scaled")
-    assert status == 130
-    assert "stopped, not finished: right, scaled;" in printed
 
 
 def test_tasks_of_the_leaderboard_train_together(command, tmp_path, monkeypatch):
