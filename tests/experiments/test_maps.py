@@ -15,7 +15,7 @@ from attention_jax.scores import get_score
 from attention_jax.tasks.recall import Recall
 from attention_jax.training.task import TrainConfig
 from experiments.bench import controls, cost, prediction, significance, training
-from experiments.bench.map_rows import against_scaled, best_cell, cells_between, shares
+from experiments.bench.map_rows import against_scaled, best_cell, cells_between, censored, shares
 from experiments.bench.training import Start, deviation_of, states, steps_until_solved, with_score
 
 SMALL = dataclasses.replace(
@@ -279,6 +279,11 @@ def test_scaled_dot_is_compiled_twice(monkeypatch):
     assert first is not second
     assert cost._scaled(config, 0) is first  # for all scores
     cost._scaled.cache_clear()
+
+
+def test_a_seed_that_never_solves_counts_twice_the_limit():
+    row = {"solved": [[300.0, None, 1000.0]], "steps": 1000}
+    assert censored(row).tolist() == [300, 2000, 1000]
 
 
 # --- prediction: numbers at initialisation that predict a map ---

@@ -13,6 +13,7 @@ from attention_jax import SCORES, causal_mask, nn
 from experiments import entropy_limits as limits
 from experiments.scores import (
     attention_masks,
+    entropy_vs_dimension,
     geometry,
     qkv_walkthrough,
     score_variance,
@@ -158,6 +159,25 @@ def test_the_limits_of_entropy(sigma, keys, limit, within):
     weights = softmax(logits)
     entropies = -np.sum(weights * np.log(np.maximum(weights, 1e-300)), axis=1)
     assert limit == pytest.approx(entropies.mean(), abs=within)
+
+
+def test_the_fall_of_entropy_in_nats_and_as_a_share():
+    """Lines of known slope: 3 nats per doubling for two keys, 5 for 32, and noise of its groups."""
+    noise = dict(zip((2, 32), np.random.default_rng(4).normal(0, 0.01, size=(2, 10)), strict=True))
+    point = {"part": "sweep", "score": "dot"}
+    rows = [
+        {**point, "keys": keys, "dim": 2**n, "groups": list(100 - (fall + noise[keys]) * n)}
+        for keys, fall in ((2, 3), (32, 5))
+        for n in range(1, 6)
+    ]
+    mean, half = entropy_vs_dimension.faster(rows, "nats")
+    assert mean == pytest.approx(2 + noise[32].mean() - noise[2].mean())
+    variance = noise[2].var(ddof=1) + noise[32].var(ddof=1)
+    assert half == pytest.approx(2.2621572 * np.sqrt(variance / 10))
+    mean, _ = entropy_vs_dimension.faster(rows, "share of log T")
+    assert mean == pytest.approx(
+        (5 + noise[32].mean()) / math.log(32) - (3 + noise[2].mean()) / math.log(2)
+    )
 
 
 # --- geometry ---
