@@ -41,6 +41,7 @@ wrong_search = {
 }  # fmt: skip
 SOFTMAX = {"logits": ones(2, 3)}
 CAPTURED = analysis.capture(aj.attention, ones(2, 3), ones(2, 3), ones(2, 3)).attentions
+SIZE = analysis.logit_size(ones(2, 3))
 ROLLOUT = {"weights": ones(1, 1, 2, 2) / 2}
 CENTER_PARAMS = {"kernel": ones(2, 4), "v": ones(4)}
 CENTERS = {**TOKENS, "centers": ones(2), "radius": 1}
@@ -181,10 +182,11 @@ WRONG = [  # (function, a right call, {argument: wrong values})
       for name in ("softmax_jacobian", "softmax_jacobian_norm")),
     (analysis.logit_variance, {}, {"logits": no.floats | st.just(1.0)}),
     (analysis.logit_size, {"logits": ones(1, 2, 3)}, {
-        "logits": no.floats | st.just(1.0), "axis": one_of(1, -2, (0, -1), None, "a"),
+        "logits": no.floats | one_of(1.0, None),
+        "axis": one_of(1, -2, (0, -1), None, "a", 0.0, True, np.array([0])),
         "rows": one_of("text", 3, ones(2), ones(3, dtype=bool))}),
-    (analysis.logit_factor, {"attentions": CAPTURED, "deviation": 1.0}, {
-        "attentions": one_of({}, {"attention": CAPTURED["attention"]._replace(logits=None)}),
+    (analysis.logit_factor, {"sizes": {"attention": SIZE}, "deviation": 1.0}, {
+        "sizes": one_of({}, SIZE, CAPTURED, {"attention": None}),
         "deviation": one_of(0.0, -1, np.inf, np.nan, "1", None)}),
     (analysis.attention_rollout, ROLLOUT, {
         "weights": one_of("text", 3, None, [], ones(2, 3), ones(1, 1, 2, 3), ones(0, 1, 2, 2),

@@ -1,17 +1,17 @@
 """How large the logits of an attention are, and by what to multiply them."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
+from jax.sharding import PartitionSpec
 
-from attention_jax.analysis.capture_point import CapturedAttention
 from attention_jax.analysis.statistics import as_pairs, per_query
 from attention_jax.core.arrays import bool_array
-from attention_jax.core.checks import check_real
+from attention_jax.core.checks import check_integer, check_real
+from attention_jax.core.meshes import explicit_spec, on_automatic_axes, varying_as
 from attention_jax.core.serialization import exported
 from attention_jax.positions.contract import Mask
 
@@ -23,7 +23,7 @@ class LogitSize(NamedTuple):
     """The size of the logits of an attention; [*B] each, without the axes that are pooled."""
 
     deviation: Array  # of the logits within a row
-    query_share: Array  # of their variance within rows, what depends on the query: 0 to about 1
+    query_share: Array  # of their variance, what depends on the query; estimates may exceed 1
 
 
 def logit_size(
@@ -43,10 +43,12 @@ def logit_size(
     query connects, such as packed documents (1 without a mask). A softmax does not see a. The part
     b ranks the keys equally for all queries, and c alone tells queries apart. Each sum of squares
     is divided by its degrees of freedom: the share is 0 for logits that depend on the key alone,
-    and 1 in expectation for independent ones, under every mask; an estimate may exceed 1.
+    and 1 in expectation for independent ones, under every mask. For few pairs the
+    estimate may exceed 1.
 
     Queries with fewer than two allowed keys do not count. The least squares are solved by conjugate
-    gradients, in the memory of the logits.
+    gradients, in the memory of the logits: about ten steps under causal and random masks, up to S
+    in a window of a few keys.
 
     Args:
         logits: float [*B, T, S], finite where allowed; -inf counts as masked, so that the logits of
@@ -69,22 +71,25 @@ def logit_size(
     >>> of_key = jnp.array([[1.0, 3.0], [1.0, 3.0], [1.0, 3.0]])
     >>> logit_size(of_key)
     LogitSize(deviation=Array(1., dtype=float32), query_share=Array(0., dtype=float32))
-    >>> logit_size(jnp.array([[1.0, 3.0], [3.0, 1.0]])).deviation
-    Array(1., dtype=float32)
+    >>> logit_size(jnp.array([[1.0, 3.0], [3.0, 1.0]]))
+    LogitSize(deviation=Array(1., dtype=float32), query_share=Array(2., dtype=float32))
 
     Source: ours; the analysis of variance of two factors without replication (Fisher 1925).
     """
+    if logits is None:
+        raise ValueError("logits must not be None, as without a softmax or with matrices=False")
     logits, allowed = as_pairs(logits, mask, name="logits")
     allowed &= logits != -jnp.inf
     if rows is not None:
         allowed &= per_query("rows", bool_array("rows", rows, "counts"), logits)
     batch = logits.shape[:-2]
     axes = tuple(axis) if isinstance(axis, Sequence) else (axis,)
-    valid = {a % len(batch) for a in axes if a in range(-len(batch), len(batch))}
+    valid = {a % len(batch) for a in axes if check_integer("axis", a, -len(batch)) < len(batch)}
     if len(valid) < len(axes):
         raise ValueError(f"axis must be different axes of the batch {list(batch)}; got {axis!r}")
-    pairs = (array.reshape(math.prod(batch), *array.shape[-2:]) for array in (logits, allowed))
-    sums = jax.vmap(_sums)(*pairs).reshape(*batch, 5).sum(tuple(valid))
+    sums_of_all = jnp.vectorize(_sums, signature="(t,s),(t,s)->(n)")
+    spec = PartitionSpec(*explicit_spec(logits)[:-2])
+    sums = on_automatic_axes(sums_of_all, spec, logits, allowed).sum(tuple(valid))
     number, within, of_query, free, free_of_query = jnp.moveaxis(sums, -1, 0)
     is_zero, is_unknown = within == 0, (within == 0) | (free_of_query == 0)  # NaN is neither
     variance = jnp.where(is_zero, 1, within / jnp.maximum(number, 1))
@@ -93,48 +98,39 @@ def logit_size(
     return LogitSize(jnp.where(is_zero, 0, jnp.sqrt(variance)), jnp.where(is_unknown, 0, share))
 
 
-def logit_factor(attentions: Mapping[str, CapturedAttention], deviation: float) -> Array:
+def logit_factor(sizes: Mapping[str, LogitSize], deviation: float) -> Array:
     """The factor with which the logits of a model have a wanted deviation within rows.
 
-        factor = deviation / sqrt(mean over attentions of [deviation of the attention]^2)
+        factor = deviation / sqrt(mean over attentions of [mean over its sizes of deviation^2])
 
-    The deviation of an attention is that of `logit_size`, pooled over examples and heads. The
-    score `Multiplied` applies the factor. Where a layer's tokens depend on the attention before it,
-    the factor changes them, too: the deviation is then that of the model without the factor, as on
-    the maps of `experiments/bench`. A bias is part of captured logits, and a factor of the score
+    The score `Multiplied` applies the factor. Where a layer's tokens depend on the attention before
+    it, the factor changes them, too: the deviation is then that of the model without the factor, as
+    on the maps of `experiments/bench`. A bias is part of captured logits, and a factor of the score
     does not multiply it.
 
     Args:
-        attentions: `capture(...).attentions`, or some of them.
+        sizes: the `logit_size` of each attention. Each array may have any shape; pool the examples
+            (`axis=0`), so that each counts by its pairs, and leave padding out (`rows=`).
         deviation: the wanted deviation, above 0.
 
     Returns:
-        [] in float32 (float64 if the logits are); infinite if all logits of each row are equal.
+        [] in float32 (float64 if the sizes are); infinite if all logits of each row are equal.
 
     Raises:
-        ValueError: an attention has no captured logits, there is none, or `deviation` is not a
-            finite number above 0.
+        ValueError: `sizes` is empty or has another value than a `LogitSize`, or `deviation` is not
+            a finite number above 0.
 
-    >>> from attention_jax import analysis, attention
-    >>> tokens = jnp.array([[2.0], [-2.0]])
-    >>> attentions = analysis.capture(attention, tokens, tokens, tokens).attentions
-    >>> logit_factor(attentions, 0.25)  # logits 4 and -4
+    >>> size = logit_size(jnp.array([[4.0, -4.0], [-4.0, 4.0]]))
+    >>> logit_factor({"attention": size}, 0.25)
     Array(0.0625, dtype=float32)
 
     Source: ours.
     """
     check_real("deviation", deviation, above=0)
-    if not attentions:
-        raise ValueError("attentions must have at least one attention; got none")
-    squares = []
-    for name, attention in attentions.items():
-        if attention.logits is None:
-            raise ValueError(
-                f"attentions must have logits; got {name!r} without: it has no softmax, or was"
-                " captured with matrices=False"
-            )
-        logits = attention.logits
-        squares.append(logit_size(logits, axis=range(logits.ndim - 2)).deviation ** 2)
+    types = {type(size) for size in sizes.values()} if isinstance(sizes, Mapping) else type(sizes)
+    if types != {LogitSize}:
+        raise ValueError(f"sizes must be a dict of LogitSize; got {types}")
+    squares = [jnp.mean(jnp.square(size.deviation)) for size in sizes.values()]
     return float(deviation) / jnp.sqrt(jnp.mean(jnp.stack(squares)))
 
 
@@ -177,13 +173,14 @@ def _sums(logits: Array, allowed: Array) -> Array:
 
 def _components(allowed: Array) -> Array:
     """For each key, the first key with which queries connect it, in any number of steps: [S]."""
-    keys = jnp.arange(allowed.shape[1])
+    keys = varying_as(jnp.arange(allowed.shape[1]), allowed)
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
         first, _ = state
         of_query = jnp.min(jnp.where(allowed, first[None], keys.size), axis=1, initial=keys.size)
         of_key = jnp.min(jnp.where(allowed, of_query[:, None], keys.size), 0, initial=keys.size)
-        return jnp.minimum(first, of_key), first
+        nearer = jnp.minimum(first, of_key).at[first].min(of_key)
+        return nearer[nearer], first  # the first key's own first key: few steps for a long chain
 
     first, _ = jax.lax.while_loop(lambda pair: jnp.any(pair[0] != pair[1]), step, (keys, keys - 1))
     return first

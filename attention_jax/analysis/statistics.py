@@ -360,6 +360,17 @@ class _MaskedPairs(NamedTuple):
 
 
 def as_pairs(pairs: Any, mask: Any = None, rows: Any = None, name: str = "weights") -> _MaskedPairs:
+    """Checks the arguments of a statistic, and brings them to one shape and dtype.
+
+    Args:
+        pairs: float [*B, T, S].
+        mask: as in `normalized_entropy`; None allows all pairs.
+        rows: as in `saturation`. Queries that do not count stay allowed.
+        name: that of `pairs` in messages.
+
+    Raises:
+        ValueError: an argument has the wrong shape or dtype.
+    """
     pairs = float_array(name, pairs)
     if pairs.ndim < 2:
         raise ValueError(f"{name} must be [*B, T, S]; got {list(pairs.shape)}")

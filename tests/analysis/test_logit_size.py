@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conformance import quick_jit
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from attention_jax import Multiplied, analysis, attention, get_score
 
@@ -107,13 +109,29 @@ def test_a_factor_gives_the_logits_of_a_model_the_wanted_deviation():
     def two_calls(score):
         return sum(attention(x, x, x, score=score, mask=np.tri(7, dtype=bool)) for x in tokens)
 
-    def deviations(score):
-        attentions = analysis.capture(two_calls, score).attentions
-        sizes = [analysis.logit_size(each.logits, axis=0) for each in attentions.values()]
-        return attentions, np.array([size.deviation for size in sizes])
+    def sizes(score):
+        attentions = analysis.capture(two_calls, score).attentions.items()
+        return {name: logit_size(each.logits, rows=COUNTED[0, :, :7]) for name, each in attentions}
 
-    attentions, before = deviations("l2")
-    factor = float(analysis.logit_factor(attentions, 0.25))
-    _, after = deviations(Multiplied(get_score("l2"), factor))
-    np.testing.assert_allclose(after, factor * before, rtol=1e-5)
-    np.testing.assert_allclose(np.sqrt(np.mean(after**2)), 0.25, rtol=1e-5)
+    factor = float(analysis.logit_factor(sizes("l2"), 0.25))
+    after = [size.deviation for size in sizes(Multiplied(get_score("l2"), factor)).values()]
+    assert np.shape(after) == (2, B)
+    np.testing.assert_allclose(np.sqrt(np.mean(np.square(after))), 0.25, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+@pytest.mark.parametrize("cut", [P("data"), P(None, "data")], ids=str)
+def test_logits_on_a_mesh(kind, cut):
+    """Explicit axes, and `shard_map` over Auto axes: numbers and gradients as without a mesh."""
+
+    def share(logits):
+        return analysis.logit_size(logits, CAUSAL).query_share
+
+    def both(share):
+        return quick_jit(lambda x: (share(x), jax.grad(lambda x: share(x).sum())(x)))
+
+    mesh = jax.make_mesh((2,), ("data",), (kind,), devices=jax.devices()[:2])
+    local = jax.shard_map(share, mesh=mesh, in_specs=cut, out_specs=cut)
+    logits = jax.device_put(LOGITS[:, :2], NamedSharding(mesh, cut))
+    got = both(share if kind == AxisType.Explicit else local)(logits)
+    chex.assert_trees_all_close(got, both(share)(LOGITS[:, :2]), rtol=1e-5, atol=1e-6)
