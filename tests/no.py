@@ -21,7 +21,10 @@ floats = arrays | one_of(
     np.array([["2020-01-01"]], "datetime64[D]"),
 )  # fmt: skip
 tokens = floats | one_of(None, 1.0, ones(2), ones(7, 2, 9))
-integers = arrays | one_of(ones(2), 2.0, ones(2, dtype=bool), ones(2, dtype=complex))
+integers = arrays | one_of(
+    ones(2), 2.0, ones(2, dtype=bool), ones(2, dtype=complex), np.array([2**40]),
+    np.array([2**31], np.uint32),
+)  # fmt: skip
 size = one_of("2", [2], 2.5, 2.0, 0) | st.integers(max_value=-1) | st.floats()
 size_or_none = size | st.none()
 count = one_of("2", [2], 2.5, 2.0, None, True) | st.integers(max_value=-1)  # may be 0

@@ -105,7 +105,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
         "cu_seqlens": one_of([0, 2, 5])}),
     (aj.packed_documents, {"size": 5, "cu_seqlens": [0, 2, 5]}, {
         "cu_seqlens": no.integers | one_of(None, 5, [], [1, 5], [0, 3, 2], [0, 6])}),
-    (aj.Documents.from_segments, {"segments": [0, 0, 1]}, {"segments": no.integers | one_of(3)}),
+    (aj.Documents.from_segments, {"segments": [0, 0, 1]},
+     {"segments": no.integers | one_of(3, [2**31 - 2])}),
     (aj.window_mask, {"centers": [1.0], "radius": 1}, {
         "centers": no.floats.filter(lambda x: getattr(x, "dtype", "") != "int64"),
         "radius": no.count}),

@@ -4,7 +4,10 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.jet import JetTracer
+
+from attention_jax.core.checks import check_entries
 
 NO_TAYLOR_MODE = "jax.experimental.jet cannot differentiate attention: nest jax.jvp instead"
 
@@ -20,10 +23,16 @@ def float_array(name: str, value: Any) -> jax.Array:
 def integer_array(name: str, value: Any) -> jax.Array:
     """`value` as int32 or int64; raises ValueError, with the argument's name, unless integer.
 
-    Sums and comparisons with positions would overflow in a narrower type.
+    Sums and comparisons with positions would overflow in a narrower type. An integer of an
+    array that int32 cannot hold is refused where the host has it: JAX would cut its upper bits.
     """
     array = _array_of(jnp.integer, "integers", name, value)
-    return array if array.dtype == jnp.int64 else array.astype(jnp.int32)
+    if array.dtype == jnp.int64:
+        return array
+    given = np.asarray(value) if isinstance(value, np.ndarray | np.generic) else array
+    if given.dtype in (np.int64, np.uint32, np.uint64):
+        check_entries(name, given, -(2**31), 2**31 - 1)
+    return array.astype(jnp.int32)
 
 
 def bool_array(name: str, value: Any, meaning: str) -> jax.Array:

@@ -62,7 +62,7 @@ def check_integer(name: str, value: Any, least: int = 1, most: int | None = None
     return integer
 
 
-def check_entries(name: str, array: Array, least: int, most: int) -> None:
+def check_entries(name: str, array: Array | np.ndarray, least: int, most: int) -> None:
     """Raises ValueError unless all integers of an array are from `least` to `most`.
 
     Nothing is checked where the host does not have the values: those of a traced array, or of an

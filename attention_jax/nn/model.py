@@ -20,7 +20,6 @@ from attention_jax.nn.parameters import check_rngs, layer_norm
 from attention_jax.nn.position_encoding import PositionEncoding, PositionIds
 from attention_jax.nn.positions import rows_of
 from attention_jax.positions.contract import Mask
-from attention_jax.positions.documents import Documents
 from attention_jax.positions.dropout import drop_features
 from attention_jax.positions.masks import causal_mask, padding_mask, token_mask
 
@@ -201,24 +200,19 @@ class Model(Generator):
         source: Array,
         source_lengths: Array | None = None,
         *,
-        documents: Documents | None = None,
         position_ids: Array | None = None,
         rng: Array | None = None,
     ) -> Source:
         """The memory [B, S, dim] that the decoder of an "encoder-decoder" attends to.
 
-        The arguments are those of a call; `documents` are the `Documents` of the source. In
-        training, give `position_ids` to have random ones.
+        The arguments are those of a call. In training, give `position_ids` to have random ones.
         """
         source, source_lengths = checked_source(source, source_lengths, self.vocabulary_size)
-        length, packed = source.shape[-1], documents is not None
-        position_ids = self.placement.ids(length, None, position_ids, packed=packed)
-        lengths = self._visible_lengths(source_lengths, length)
-        mask: Mask | None = padding_mask(source_lengths) if self.config.mask_padding else None
-        mask = mask if documents is None else documents.mask()
-        at = self.placement.source_ids(position_ids, length, lengths, documents)
-        x, _ = self._blocks("encoder", source, at, mask=mask, rng=rng)
-        return Source(self.memory_norm(x).astype(x.dtype), mask, lengths, at[0])
+        position_ids = self.placement.ids(source.shape[1], None, position_ids)
+        memory = self._context(source, source_lengths, position_ids, 0, rng)[0]
+        if memory is None:
+            raise ValueError("encode needs the architecture encoder-decoder; got decoder")
+        return memory
 
     # --- token by token ---
 
@@ -359,14 +353,17 @@ class Model(Generator):
             tokens.
         """
         length, cross = source.shape[-1], None
+        of_source, of_target = documents or (None, None)
         if self.has_encoder:
-            own = None if documents is None else documents.source
-            options: Any = {"documents": own, "position_ids": position_ids, "rng": rng}
-            cross = self.encode(source, source_lengths, **options)
-        if documents is not None and cross is not None:
-            cross = cross._replace(mask=documents.target.mask(documents.source), lengths=None)
+            real = self._visible_lengths(source_lengths, length)
+            ids = self.placement.source_ids(position_ids, length, real, of_source)
+            own: Mask | None = padding_mask(source_lengths) if self.config.mask_padding else None
+            own = own if of_source is None else of_source.mask()
+            x, _ = self._blocks("encoder", source, ids, mask=own, rng=rng)
+            cross = Source(self.memory_norm(x).astype(x.dtype), own, real, ids[0])
+        if cross is not None and of_target is not None:
+            cross = cross._replace(mask=of_target.mask(of_source), lengths=None)
         if self.has_encoder or length == 0:
-            of_target = None if documents is None else documents.target
             return cross, None, self.placement.target_ids(position_ids, target_length, of_target)
         lengths = self._visible_lengths(source_lengths, length)[:, None]
         index = jnp.arange(length + target_length)[None, :]

@@ -60,15 +60,16 @@ class PositionEncoding(nnx.Module):
             count: number of positions, at least as many as source and target have tokens.
             rng: one PRNG key, for training. None for consecutive ids: from 0, or from
                 `position_limit` / 8 if training draws ids.
-            given: int [P], P at least `count`, the ids of a user in place of these.
-            packed: whether documents share the rows. Each of them has fewer than `count` positions,
-                and may fit a learned table that has fewer rows.
+            given: int [P], increasing, P at least `count`: checked and returned in place of these.
+            packed: whether documents share the rows. A learned table may then have fewer than
+                `count` rows, because it must hold the longest document, not the row.
 
         Returns:
-            int [count], increasing.
+            int [P], increasing: P is `count`, or less for `packed` and a learned table that has
+            fewer rows, or that of `given`.
 
         Raises:
-            ValueError: there are fewer than `count` ids; or they would be drawn for documents,
+            ValueError: `given` or the table has too few ids; or ids would be drawn for documents,
                 whose number of positions is not known.
         """
         config = self.config

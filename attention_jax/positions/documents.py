@@ -30,31 +30,32 @@ class Documents(NamedTuple):
         """The documents with these numbers.
 
         Args:
-            segments: int [*B, T]; a document is a run of equal numbers, and has a number that no
-                other document of its row has. Padding has negative numbers.
+            segments: int [*B, T]; a document is a run of equal numbers, from 0 to 2^31 - 3. Two
+                runs with one number are two documents. Padding has negative numbers.
 
         Raises:
-            ValueError: segments are not integers [*B, T].
+            ValueError: segments are not integers [*B, T]; outside of `jit`, one is too large.
 
         >>> Documents.from_segments(jnp.array([7, 7, 2, 2, 2, -1])).position_ids.tolist()
         [0, 1, 0, 1, 2, 0]
         """
         segments = _rows("segments", segments, "T")
-        return cls(segments, jnp.where(segments < 0, 0, _positions_in_runs(segments)))
+        check_entries("segments", segments, -(2**31), _NO_KEY - 1)
+        return cls(segments, jnp.where(segments < 0, 0, _runs(segments)[1]))
 
     @property
     def positions_from_end(self) -> Array:
         """The number of tokens after each token in its document, int32 [*B, T]; 0 for padding."""
         reverse = functools.partial(jnp.flip, axis=-1)
-        positions = reverse(_positions_in_runs(reverse(self.segments)))
+        positions = reverse(_runs(reverse(self.segments))[1])
         return jnp.where(self.segments < 0, 0, positions)
 
     def mask(self, keys: Self | None = None) -> Mask:
         """Query i sees key j when they are of the same document; padding sees and is seen by none.
 
         Args:
-            keys: the documents of the keys, with the same numbers, for attention from one sequence
-                to another; None for self attention.
+            keys: the documents of another sequence: a document sees those that have its number.
+                None for self attention: a document sees itself alone.
 
         Returns:
             a `Mask`; memory is linear in T and S.
@@ -63,10 +64,14 @@ class Documents(NamedTuple):
         >>> documents.mask().materialize(4, 4).astype(int).tolist()
         [[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]]
         """
-        queries, seen = self.segments, (self if keys is None else keys).segments
-        return segment_mask(
-            jnp.where(queries < 0, _NO_QUERY, queries), jnp.where(seen < 0, _NO_KEY, seen)
-        )
+
+        def numbers(documents: Self, padding: int) -> Array:
+            segments = documents.segments
+            own = _runs(segments)[0] if keys is None else segments
+            return jnp.where(segments < 0, padding, own)
+
+        seen = self if keys is None else keys
+        return segment_mask(numbers(self, _NO_QUERY), numbers(seen, _NO_KEY))
 
 
 def packed_documents(
@@ -75,7 +80,8 @@ def packed_documents(
     """The documents of rows of `size` tokens, in which they stand one after another.
 
     Works under `jit`: the lengths may be traced. A row may hold fewer documents than its lengths
-    have entries, because a document may be empty; the tokens after the last one are padding.
+    have entries, because a document may be empty; the tokens after the last one are padding. Under
+    `jit`, where the values are not known, a row with a wrong length or sum is padding as a whole.
 
     Args:
         size: T, tokens of a row, padding included.
@@ -103,20 +109,22 @@ def packed_documents(
         lengths = _rows("lengths", lengths, "D")
         check_entries("lengths", lengths, 0, size)
         total, ends = "the sum of lengths", jnp.cumsum(lengths, axis=-1)
+        sums = jnp.pad(ends, [(0, 0)] * (ends.ndim - 1) + [(1, 0)])
     else:
-        sums = _rows("cu_seqlens", cu_seqlens, "D + 1")
+        total, sums = "cu_seqlens[..., -1]", _rows("cu_seqlens", cu_seqlens, "D + 1")
         check_entries("cu_seqlens[..., 0]", sums[..., :1], 0, 0)
         check_entries("the differences of cu_seqlens", jnp.diff(sums), 0, size)
-        total, ends = "cu_seqlens[..., -1]", sums[..., 1:]
-    check_entries(total, ends[..., -1:], 0, size)
+    check_entries(total, sums[..., -1:], 0, size)
 
-    def segments_of(ends: Array) -> Array:
-        index = pad_rank(jnp.arange(size, dtype=ends.dtype), ends.ndim)
-        ended: Any = functools.partial(jnp.searchsorted, side="right")
-        number = jnp.vectorize(ended, signature="(d),(t)->(t)")(ends, index).astype(jnp.int32)
-        return jnp.where(number == ends.shape[-1], -1, number)
+    def segments_of(sums: Array) -> Array:
+        index = pad_rank(jnp.arange(size, dtype=sums.dtype), sums.ndim)
+        begun: Any = functools.partial(jnp.searchsorted, side="right")
+        number = jnp.vectorize(begun, signature="(d),(t)->(t)")(sums, index).astype(jnp.int32) - 1
+        is_valid = jnp.all(sums[..., 1:] >= sums[..., :-1], axis=-1, keepdims=True)
+        is_valid &= (sums[..., :1] == 0) & (sums[..., -1:] <= size)
+        return jnp.where(is_valid & (number < sums.shape[-1] - 1), number, -1)
 
-    return Documents.from_segments(on_automatic_axes(segments_of, explicit_spec(ends), ends))
+    return Documents.from_segments(on_automatic_axes(segments_of, explicit_spec(sums), sums))
 
 
 def _rows(name: str, array: Any, axis: str) -> Array:
@@ -126,13 +134,17 @@ def _rows(name: str, array: Any, axis: str) -> Array:
     return array
 
 
-def _positions_in_runs(segments: Array) -> Array:
-    """The position of each token in its run of equal numbers, int32 [*B, T]."""
+def _runs(segments: Array) -> tuple[Array, Array]:
+    """The index of the first token of each token's run of equal numbers, and the position in it.
 
-    def positions_of(segments: Array) -> Array:
+    Both are int32 [*B, T].
+    """
+
+    def runs_of(segments: Array) -> tuple[Array, Array]:
         axis = segments.ndim - 1
         index = jax.lax.broadcasted_iota(jnp.int32, segments.shape, axis)
         is_first = (index == 0) | (segments != jnp.roll(segments, 1, axis=-1))
-        return index - jax.lax.cummax(jnp.where(is_first, index, 0), axis=axis)
+        first = jax.lax.cummax(jnp.where(is_first, index, 0), axis=axis)
+        return first, index - first
 
-    return on_automatic_axes(positions_of, explicit_spec(segments), segments)
+    return on_automatic_axes(runs_of, explicit_spec(segments), segments)

@@ -113,6 +113,7 @@ def test_segments_that_a_model_cannot_take():
     ):  # fmt: skip
         refused(message, lambda: model(source, None, ids, segments=segments, **options))  # noqa: B023
     refused("source_lengths must be None", lambda: both(ids, [3, 3], ids, segments=(numbers,) * 2))
+    refused("encode needs the architecture encoder-decoder", lambda: decoder.encode(ids))
 
 
 def test_a_row_with_a_document_beyond_a_learned_table_is_nan():

@@ -45,6 +45,29 @@ def test_the_number_and_the_position_of_each_token():
     )
 
 
+def test_documents_with_one_number():
+    """Two runs with one number are two documents; both see what has their number elsewhere."""
+    documents, other = map(aj.Documents.from_segments, ([4, 4, 2**31 - 3, -1, 4], [4, -1, 0]))
+    seen = [[1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0] * 5, [0, 0, 0, 0, 1]]
+    assert documents.mask().materialize(5, 5).astype(int).tolist() == seen
+    seen = [[1, 0, 0], [1, 0, 0], [0] * 3, [0] * 3, [1, 0, 0]]
+    assert documents.mask(other).materialize(5, 3).astype(int).tolist() == seen
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("lengths", [[3, 2], [3, 9], [4, -1], [-1, 4]]),
+        ("cu_seqlens", [[0, 5], [0, 6], [1, 5], [0, -1]]),
+    ],
+)
+def test_a_traced_row_with_an_error_is_padding(name, rows):
+    rows = np.array([*rows, [2**31 - 1] * 2])
+    segments = jax.jit(lambda rows: aj.packed_documents(5, **{name: rows}).segments)(rows)
+    np.testing.assert_array_equal((segments >= 0).all(axis=1), [True, *[False] * 4])
+    np.testing.assert_array_equal(segments[1:], -1)
+
+
 HEADS = 2
 CASES = {
     "window": {"mask": aj.local_mask(1, 0)},
