@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance import quick_jit
 from flax import nnx
 from jax import export
 from oracles import normal
-from transformations import compiled, exported
 
 import attention_jax as aj
 from attention_jax import analysis, nn
@@ -20,19 +20,38 @@ from attention_jax.tasks.vocabulary import Batch
 T, S, D = 5, 7, 3
 
 
+def attend(query, key, value, lengths, implementation):
+    """With everything whose shape has the batch size in it."""
+    return aj.attention(
+        query, key, value, mask=aj.padding_mask(lengths), dropout_rate=0.5,
+        dropout_rng=jax.random.key(1), implementation=implementation,
+        block_sizes=aj.BlockSizes(3, 4),
+    )  # fmt: skip
+
+
+def inputs_of(examples):
+    tokens = [normal(examples, n, D, seed=i) for i, n in enumerate((T, S, S))]
+    return *tokens, np.arange(examples, dtype=np.int32) % S + 1
+
+
+def results_and_gradients(function, *inputs):
+    def loss(*tokens):
+        output = function(*tokens, inputs[-1])
+        return jnp.sum(output**2), output
+
+    return quick_jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*inputs[:3])
+
+
 def test_one_program_for_every_batch_size():
-    """With everything whose shape has the batch size in it; the direct call has no tiles."""
-
-    def attend(*tokens, implementation):
-        return aj.attention(
-            *tokens, mask=aj.padding_mask(jnp.arange(tokens[0].shape[0]) % S + 1), dropout_rate=0.5,
-            dropout_rng=jax.random.key(1), implementation=implementation,
-            block_sizes=aj.BlockSizes(3, 4),
-        )  # fmt: skip
-
-    tokens = [jnp.asarray(normal(3, n, D, seed=i)) for i, n in enumerate((T, S, S))]
-    got = exported(functools.partial(attend, implementation="tiled"), *tokens)
-    expected = compiled(functools.partial(attend, implementation="reference"), *tokens)
+    """As the direct call, which knows its batch size and has no tiles."""
+    (batch,) = export.symbolic_shape("b")
+    call = functools.partial(attend, implementation="tiled")
+    shapes = [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in inputs_of(2)]
+    program = export.export(jax.jit(call), platforms=["cpu"])(*shapes)
+    program = export.deserialize(program.serialize(vjp_order=1))
+    got = results_and_gradients(program.call, *inputs_of(3))
+    direct = functools.partial(attend, implementation="reference")
+    expected = results_and_gradients(direct, *inputs_of(3))
     chex.assert_trees_all_close(got, expected, rtol=1e-4, atol=1e-5)
 
 
