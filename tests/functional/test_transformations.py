@@ -110,6 +110,8 @@ FAST = [
 @pytest.mark.parametrize(("name", "column"), slow_unless(FAST, CELLS))
 def test_a_cell_of_the_table(name, column):
     """XLA's attention stands in for cuDNN."""
+    if (name, column) == ("disable_jit", "ring") and jax.__version_info__[:2] == (0, 10):
+        pytest.xfail("without jit, JAX 0.10 takes no shard_map over some of a mesh's axes")
     f, formula = functools.partial(ours, column), functools.partial(plain, column)
     runs = runnable("cudnn") if column == "cudnn" else contextlib.nullcontext()
     with jax.enable_x64(True), runs:
