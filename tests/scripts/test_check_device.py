@@ -147,7 +147,8 @@ def test_what_fails_when_it_runs_is_a_row_and_the_others_go_on(
 
 
 COMPILES_FOR_MINUTES = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.path[:0] = {paths}
 import check_device
 from attention_jax.commands.command_line import run_command
