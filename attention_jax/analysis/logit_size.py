@@ -43,8 +43,8 @@ def logit_size(
     query connects, such as packed documents (1 without a mask). A softmax does not see a. The part
     b ranks the keys equally for all queries, and c alone tells queries apart. Each sum of squares
     is divided by its degrees of freedom: the share is 0 for logits that depend on the key alone,
-    and 1 in expectation for independent ones, under every mask. For few pairs the
-    estimate may exceed 1.
+    and 1 in expectation for independent ones, under every mask. The estimate may exceed 1 for few
+    pairs.
 
     Queries with fewer than two allowed keys do not count. The least squares are solved by conjugate
     gradients, in the memory of the logits: about ten steps under causal and random masks, up to S

@@ -87,8 +87,8 @@ def packed_documents(
         size: T, tokens of a row, padding included.
         lengths: int [*B, D], tokens of each document; or None.
         cu_seqlens: int [*B, D + 1], the sums of the lengths before each document and at the end,
-            0, n_1, n_1 + n_2, ...; or None. It may repeat its last entry. Under `jit`, where no
-            value is known, entries behind the last one that are 0 or -1 make padding of all tokens.
+            0, n_1, n_1 + n_2, ...; or None. It may repeat its last entry; 0 or -1 behind it are
+            wrong sums.
 
     Returns:
         `Documents`; their `mask()` and `position_ids` are for attention.

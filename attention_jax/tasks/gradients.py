@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.analysis import capture_gradients, logit_size, logit_variance
+from attention_jax.analysis import CapturedGradients, capture_gradients, logit_size, logit_variance
 from attention_jax.analysis.capture import computation_order
 from attention_jax.analysis.curvature import edges_and_trace
 from attention_jax.analysis.gradients import sweep_of_captured
@@ -124,8 +124,10 @@ def analyze_run(run: Run, analysis: GradientAnalysis, *, progress: Callable[[str
     by_step = _by_step(run)
     drawn = f"weights and gradients of {', '.join(run.labels)}"
     tables = look(drawn, functools.partial(_of_examples, run))
-    sizes = look("sizes of the logits", jax.vmap(functools.partial(_logit_sizes, run)))
-    sweeps = look("scales of the logits", jax.vmap(functools.partial(_scale_sweep, run)))
+    logits = look("sizes and scales of the logits", jax.vmap(functools.partial(_of_logits, run)))
+    sizes, sweeps = (
+        {step: each[name] for step, each in logits.items()} for name in ("sizes", "sweep")
+    )
     attentions = [name.rpartition("/")[0] for name in by_step if name.endswith("/entropy")]
     numbers: JSON = {
         "label": label,
@@ -200,9 +202,14 @@ def _example_tables(run: Run, tables_of: dict[str, Any]) -> JSON:
     }
 
 
-def _logit_sizes(run: Run, params: Params) -> dict[str, dict[str, Array]]:
-    """Of one seed's attentions, over all examples and heads, and the rows that the loss reads."""
+def _of_logits(run: Run, params: Params) -> dict[str, Any]:
+    """The sizes of one seed's logits, and a sweep over their scale."""
     captured = capture_gradients(run.loss, params, run.batch)
+    return {"sizes": _logit_sizes(captured), "sweep": _scale_sweep(captured)}
+
+
+def _logit_sizes(captured: CapturedGradients) -> dict[str, dict[str, Array]]:
+    """Of all attentions, over all examples and heads, and the rows that the loss reads."""
     sizes = {}
     for name, attention in captured.attentions.items():
         if attention.logits is not None:
@@ -215,9 +222,8 @@ def _logit_sizes(run: Run, params: Params) -> dict[str, dict[str, Array]]:
 _SCALES = np.geomspace(1 / 64, 64, 37)
 
 
-def _scale_sweep(run: Run, params: Params) -> dict[str, Array] | None:
-    """Jacobian norm and entropy of one seed's last attention with scaled logits: [scales]."""
-    captured = capture_gradients(run.loss, params, run.batch)
+def _scale_sweep(captured: CapturedGradients) -> dict[str, Array] | None:
+    """Jacobian norm and entropy of the last attention with scaled logits: [scales]."""
     name = last_attention(captured.attentions)
     attention, gradient = captured.attentions[name], captured.gradients[name]
     if attention.logits is None or attention.mask is None:
