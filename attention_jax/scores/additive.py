@@ -32,6 +32,8 @@ class Additive(Score):
 
     Attributes:
         hidden_dim: A, at least 1. None takes A from the given parameters, or Dk in `init`.
+        key_part: False subtracts the logit that a query of zeros gives the same key:
+            e(q, k) = v . (tanh(Wq q + Wk k) - tanh(Wk k)).
 
     Source: Bahdanau, Cho and Bengio 2014, appendix A.1.2 (their W_a, U_a, v_a are Wq, Wk, v).
 
@@ -43,6 +45,7 @@ class Additive(Score):
     tile_cost: ClassVar[TileCost] = "elementwise"
     finite_slopes: ClassVar[bool | None] = True
     hidden_dim: int | None = None
+    key_part: bool = True
 
     def __post_init__(self) -> None:
         if self.hidden_dim is not None:
@@ -74,7 +77,8 @@ class Additive(Score):
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         exceeded = params.get("exceeded")  # no parameter: `tile_params` adds it for the tiles
-        return pairwise_tanh.weighted_tanh(params["v"], q_features, k_features, exceeded)
+        logits = pairwise_tanh.weighted_tanh(params["v"], q_features, k_features, exceeded)
+        return logits if self.key_part else logits - self._of_key(params, k_features)[None, :]
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
@@ -82,9 +86,17 @@ class Additive(Score):
         dv, dq_features, dk_features = pairwise_tanh.weighted_tanh_vjp(
             params["v"], q_features, k_features, dlogits, params.get("exceeded")
         )
+        if not self.key_part:
+            of_key, pull_back = jax.vjp(self._of_key, params, k_features)
+            less, dk_less = pull_back(dlogits.sum(0).astype(of_key.dtype))
+            dv, dk_features = dv - less["v"], dk_features - dk_less
         # `pair` does not use the kernels, only the projections do.
         dparams = jax.tree.map(jnp.zeros_like, params)
         return {**dparams, "v": dv}, dq_features, dk_features
+
+    def _of_key(self, params: Params, k_features: Array) -> Array:
+        """The logits [s] that a query of zeros gives these keys."""
+        return jnp.tanh(k_features) @ params["v"].astype(k_features.dtype)
 
     def tile_params(self, params: Params, q_features: Array) -> Params:
         return {**params, "exceeded": pairwise_tanh.exceeds(q_features)}
@@ -154,4 +166,9 @@ class Neural(Additive):
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         hidden = jax.nn.relu(q_features[:, None, :] + k_features[None, :, :])
-        return jnp.sum(params["v"][None, None, :].astype(hidden.dtype) * hidden, axis=-1)
+        logits = jnp.sum(params["v"][None, None, :].astype(hidden.dtype) * hidden, axis=-1)
+        return logits if self.key_part else logits - self._of_key(params, k_features)[None, :]
+
+    def _of_key(self, params: Params, k_features: Array) -> Array:
+        hidden = jax.nn.relu(k_features + params["bias"][None, :].astype(k_features.dtype))
+        return hidden @ params["v"].astype(k_features.dtype)
