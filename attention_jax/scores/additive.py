@@ -50,6 +50,8 @@ class Additive(Score):
     def __post_init__(self) -> None:
         if self.hidden_dim is not None:
             check_integer("hidden_dim", self.hidden_dim)
+        if not isinstance(self.key_part, bool):
+            raise ValueError(f"key_part must be True or False; got {self.key_part!r}")
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         hidden_dim = key_dim if self.hidden_dim is None else self.hidden_dim

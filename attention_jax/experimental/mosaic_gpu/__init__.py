@@ -50,8 +50,8 @@ def sum_of_tanh(score: Score, params: Params) -> Array | None:
 
 
 @sum_of_tanh.register
-def _(score: Additive, params: Params) -> Array:
-    return params["v"]
+def _(score: Additive, params: Params) -> Array | None:
+    return params["v"] if score.key_part else None
 
 
 def _reason_against(options: Options, inputs: Inputs) -> str | None:

@@ -59,7 +59,7 @@ def _(score: Dot) -> Score:
 
 @on_tpu.register
 def _(score: Additive) -> Score:
-    return AdditiveOnTpu()
+    return AdditiveOnTpu() if score.key_part else score
 
 
 @on_tpu.register
