@@ -72,12 +72,11 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
         "scale_and_dimension",
         "local_attention",
         "coverage",
-        "rollout",
         "length",
     ),
     "costs": ("complexity_ledger", "recurrence"),
     "gradients": ("gradient_analysis",),
-    "translation": ("translation_comparison", "translation_budget", "translation_settings"),
+    "translation": ("translation_comparison",),
 }
 SUBJECT_OF = {name: subject for subject, names in SUBJECTS.items() for name in names}
 

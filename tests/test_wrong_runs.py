@@ -27,7 +27,7 @@ from attention_jax.training.run import TrainedRun, load_run, train_run
 from attention_jax.training.run_results import evaluated_run, results_of
 from attention_jax.training.sharding import MeshShape
 from attention_jax.training.task import Task, TrainConfig
-from experiments.translation import translation_comparison, translation_settings
+from experiments.translation import translation_comparison
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +245,6 @@ CALLS = [
         (task_of("translation"), {"source": "a", "target": Path("b")}), (Search, {"beams": 0}),
         (Text, {"held_out": 1.0, "text": Path("a")}), (translation_comparison.Config, {"seeds": 1}),
         (translation_comparison.Config, {"scores": ("scaled",)}),
-        (translation_settings.Config, {"trials": ("recipe", "magic")}),
         (Search, {"length_penalty": -0.5}), (Search, {"length_penalty": math.nan}))),
     *((lambda folder, call=call: call(Reversal(), None), named)
       for call, named in (

@@ -1,4 +1,4 @@
-"""What the experiments on translators share: texts, trainings, translations and their scores."""
+"""Translators of `translation_comparison`: texts, trainings, translations and their scores."""
 
 from __future__ import annotations
 
@@ -22,8 +22,6 @@ from experiments.lab import Row
 # The test sets of Multi30K from German to English. No setting was chosen on any of them.
 TESTS = ("test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
 SEARCHES = {"greedy": Search(), "4 beams": Search(beams=4)}
-RECIPE = {"schedule": "cosine", "warmup_steps": 1000, "checkpoint_every": 1400, "keep": 2}
-RECIPE |= {"dropout_rate": 0.2, "attention_dropout_rate": 0.0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,21 +71,36 @@ class Texts:
         """A split, in both languages."""
         return read_parallel_text(*self.files(split))
 
-    def training(self, score: str, steps: int, seed: int = 0, **changes: Any) -> Translation:
-        """The settings of a training; `changes` are those of the task, its model or training."""
-        sizes = {"dim": self.dim, "hidden_dim": 4 * self.dim, "encoder_layers": self.layers}
-        sizes |= {"decoder_layers": self.layers, "vocabulary_size": self.vocabulary_size}
-        sizes |= {"steps": steps, "first_seed": seed}
-        settings: Any = {**RECIPE, **sizes, "score": score, **changes}
-        settings["buckets"] = min(settings.get("buckets", Translation.buckets), self.most_buckets)
-        settings["warmup_steps"] = min(settings["warmup_steps"], steps)  # of a first look
-        for part, whole in (("model", MODEL), ("train", TRAIN)):
-            names = {field.name for field in dataclasses.fields(whole)} & {*settings}
-            own = {name: settings.pop(name) for name in names}
-            settings[part] = dataclasses.replace(whole, **own)
+    def training(self, score: str, steps: int, seed: int = 0) -> Translation:
+        """The settings of a training."""
+        model = dataclasses.replace(
+            MODEL,
+            score=score,
+            dim=self.dim,
+            hidden_dim=4 * self.dim,
+            encoder_layers=self.layers,
+            decoder_layers=self.layers,
+            dropout_rate=0.2,
+            attention_dropout_rate=0.0,
+        )
+        train = dataclasses.replace(
+            TRAIN,
+            steps=steps,
+            first_seed=seed,
+            schedule="cosine",
+            warmup_steps=min(1000, steps),  # fewer for a first look
+            checkpoint_every=1400,
+            keep=2,
+        )
         sides = ("source", "target", "validation_source", "validation_target")
         files = [*self.files("train"), *self.files(self.validation)]
-        return Translation(**settings, **dict[str, Any](zip(sides, files, strict=True)))
+        return Translation(
+            model=model,
+            train=train,
+            vocabulary_size=self.vocabulary_size,
+            buckets=min(Translation.buckets, self.most_buckets),
+            **dict[str, Any](zip(sides, files, strict=True)),
+        )
 
 
 # The small text of the tests, for a first look.

@@ -1,4 +1,4 @@
-"""Formulas of local_attention.py, rollout.py and length.py, by hand or by loops."""
+"""Formulas of local_attention.py and length.py, by hand or by loops."""
 
 import dataclasses
 import functools
@@ -16,7 +16,7 @@ from attention_jax.normalizers import Entmax, LogScaled, Sigmoid, Softmax, get_n
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.tasks.sequences import EOS, FIRST, PAD, SOS, TrainConfig
 from attention_jax.training.run import TrainedRun
-from experiments.reversal import length, length_evaluation, local_attention, rollout
+from experiments.reversal import length, length_evaluation, local_attention
 
 
 def test_the_sum_of_a_row_under_the_gaussian():
@@ -64,23 +64,6 @@ def test_arms_have_the_normalizers_of_their_names():
             found.setdefault(labels["normalizer"], []).append(normalizer)
             assert f"{task.min_length}-{task.max_length}" == labels["trained"]
     assert found == expected
-
-
-def test_means_over_the_heads_of_a_rollout():
-    uniform, diagonal = np.full((3, 3), 1 / 3), np.eye(3)
-    means = rollout.means(
-        {
-            "encoder": np.stack([uniform, diagonal])[None, None, None],  # a seed, string and layer
-            "rollouts": (0.5 * np.eye(3) + 0.25 * (uniform + diagonal))[None, None, None],
-            "cross": diagonal[::-1][None, None],
-            "cross_rollout": uniform[None, None],
-        }
-    )
-    np.testing.assert_allclose(means["sharpness"], [[[1 / 3, 1.0]]])
-    np.testing.assert_allclose(means["spread"], [[[1.0, 0.0]]], atol=1e-12)
-    np.testing.assert_allclose(means["own_letter"], [[0.5 + 0.25 + 0.25 / 3]])
-    np.testing.assert_allclose(means["cross_on_letter"], [1.0])
-    np.testing.assert_allclose(means["cross_rollout_on_letter"], [1 / 3])
 
 
 # --- length_evaluation.py ---

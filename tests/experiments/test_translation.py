@@ -1,15 +1,11 @@
 """The experiments on translators: their measures by hand, their settings, and missing data."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
 from attention_jax.training.identity import config_of
 from experiments.lab import conduct
-from experiments.translation import translation_budget as budget
 from experiments.translation import translation_comparison as comparison
-from experiments.translation import translation_settings as settings
 from experiments.translation import translators
 
 LOG_2 = np.log(2)
@@ -49,42 +45,12 @@ def test_arms_differ_in_the_score_alone():
     assert comparison.QUICK.training("scaled", 50, seed=3).train.first_seed == 3
 
 
-def test_the_long_recipes_differ_in_score_and_batches_alone():
-    config = dataclasses.replace(budget.Config(), **translators.SMALL)
-    steps = dict(zip(budget.RECIPES, config.steps, strict=True))
-    scaled, additive = (
-        config.training(score, steps[name], **changes)
-        for name, (score, changes) in budget.RECIPES.items()
-        if name != "short"
-    )
-    train = dataclasses.replace(additive.train, steps=27000, checkpoint_every=3000)
-    model = dataclasses.replace(additive.model, score="scaled")
-    assert dataclasses.replace(additive, train=train, model=model) == scaled
-    assert (scaled.model.dropout_rate, scaled.train.schedule) == (0.2, "cosine")
-
-
-def test_each_trial_changes_the_recipe_and_reads_as_many_subwords():
-    config = dataclasses.replace(settings.Config(), **{**translators.SMALL, "most_buckets": 12})
-    tasks = [settings.task_of(config, trial, seed=0) for trial in settings.TRIALS]
-    assert {task.train.steps * task.batch_tokens for task in tasks} == {3000 * 2560}
-    assert len({*tasks}) == len(settings.TRIALS)  # every change reaches the training
-
-
-@pytest.mark.parametrize("module", [budget, comparison, settings])
-def test_missing_data_is_named(module, tmp_path):
-    config = module.Config(data=tmp_path / "nowhere")
-    assert "--data must be a folder with train.de or train.de.gz" in module.missing(config)
-    assert module.missing(module.QUICK) == ""
+def test_missing_data_is_named(tmp_path):
+    config = comparison.Config(data=tmp_path / "nowhere")
+    assert "--data must be a folder with train.de or train.de.gz" in comparison.missing(config)
+    assert comparison.missing(comparison.QUICK) == ""
     with pytest.raises(ValueError, match="multi30k"):
-        conduct(module, config)
-
-
-def test_only_the_settings_do_without_test_sets(tmp_path):
-    for split in ("train", "val"):
-        for language in ("de", "en"):
-            (tmp_path / f"{split}.{language}").write_text("x\n")
-    assert settings.missing(settings.Config(data=tmp_path)) == ""
-    assert "test_2016_flickr.de" in comparison.missing(comparison.Config(data=tmp_path))
+        conduct(comparison, config)
 
 
 def test_equal_and_different_translations_by_bootstrap():
