@@ -67,6 +67,10 @@ def _cosine(params, q, k):
     return np.exp(params["log_scale"]) * cosine
 
 
+def _without_key_part(pair):
+    return lambda params, q, k: pair(params, q, k) - pair(params, 0 * q, k)
+
+
 def _distance(params, q, k):
     return -((q - k) ** 2).sum(-1) / (8 * k.shape[-1]) ** 0.5
 
@@ -142,7 +146,7 @@ def _neural(params, q, k):
 
 
 def _multiplied(params, q, k):
-    return -0.7 * _neural(params, q, k)
+    return -0.7 * _without_key_part(_neural)(params, q, k)
 
 
 def _ngpt(params, q, k):
@@ -170,6 +174,7 @@ def _yat(params, q, k):
 
 
 CAP = 1.5  # as large as the logits
+NO_KEY_PART = literature.Neural(A, key_part=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,12 +203,13 @@ SCORE_CASES = {
         ScoreCase("scaled", aj.ScaledDot(), _scaled),
         ScoreCase("softcap", SoftCap(aj.General(), CAP), _soft_capped, mask="dense"),
         ScoreCase("own", OwnCosine(), _own_cosine, mask="causal"),
+        ScoreCase("no_key_part", aj.Additive(A, key_part=False), _without_key_part(_additive)),
         ScoreCase("elliptical", literature.Elliptical(), _elliptical),
         ScoreCase("hyperbolic", literature.Hyperbolic(), _hyperbolic, mask="causal"),
         ScoreCase("indexer", literature.Indexer(), _indexer, mask="padding"),
         ScoreCase("l2", literature.L2(), _l2, mask="local"),
         ScoreCase("manhattan", literature.Manhattan(), _manhattan, mask="segment"),
-        ScoreCase("multiplied", aj.Multiplied(literature.Neural(A), -0.7), _multiplied),
+        ScoreCase("multiplied", aj.Multiplied(NO_KEY_PART, -0.7), _multiplied),
         ScoreCase("neural", literature.Neural(A), _neural, mask="dense"),
         ScoreCase("ngpt", literature.NGPT(), _ngpt, mask="padding"),
         ScoreCase("power", literature.Power(), _power, mask="causal"),

@@ -75,30 +75,41 @@ class Additive(Score):
         return matmul(query, params["query_kernel"]).astype(query.dtype)
 
     def project_key(self, params: Params, key: Array) -> Array:
-        return matmul(key, params["key_kernel"]).astype(key.dtype)
+        return self._with_key_part(params, matmul(key, params["key_kernel"]).astype(key.dtype))
+
+    def _with_key_part(self, params: Params, k_features: Array) -> Array:
+        """Key features [S, A], and if `pair` is to subtract it, the key's part as one more."""
+        if self.key_part:
+            return k_features
+        hidden = self._hidden(params, k_features)
+        key_part = jnp.sum(params["v"][None, :].astype(hidden.dtype) * hidden, -1, keepdims=True)
+        return jnp.concatenate([k_features, key_part], axis=-1)
+
+    def _hidden(self, params: Params, features: Array) -> Array:
+        return jnp.tanh(features)
+
+    def _without_key_part(self, k_features: Array) -> Array:
+        return k_features if self.key_part else k_features[:, :-1]
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
         exceeded = params.get("exceeded")  # no parameter: `tile_params` adds it for the tiles
-        logits = pairwise_tanh.weighted_tanh(params["v"], q_features, k_features, exceeded)
-        return logits if self.key_part else logits - self._of_key(params, k_features)[None, :]
+        features = q_features, self._without_key_part(k_features)
+        logits = pairwise_tanh.weighted_tanh(params["v"], *features, exceeded)
+        return logits if self.key_part else logits - k_features[:, -1:].T
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
+        features = q_features, self._without_key_part(k_features)
         dv, dq_features, dk_features = pairwise_tanh.weighted_tanh_vjp(
-            params["v"], q_features, k_features, dlogits, params.get("exceeded")
+            params["v"], *features, dlogits, params.get("exceeded")
         )
         if not self.key_part:
-            of_key, pull_back = jax.vjp(self._of_key, params, k_features)
-            less, dk_less = pull_back(dlogits.sum(0).astype(of_key.dtype))
-            dv, dk_features = dv - less["v"], dk_features - dk_less
+            dkey_part = -dlogits.sum(0).astype(dk_features.dtype)[:, None]
+            dk_features = jnp.concatenate([dk_features, dkey_part], axis=-1)
         # `pair` does not use the kernels, only the projections do.
         dparams = jax.tree.map(jnp.zeros_like, params)
         return {**dparams, "v": dv}, dq_features, dk_features
-
-    def _of_key(self, params: Params, k_features: Array) -> Array:
-        """The logits [s] that a query of zeros gives these keys."""
-        return jnp.tanh(k_features) @ params["v"].astype(k_features.dtype)
 
     def tile_params(self, params: Params, q_features: Array) -> Params:
         return {**params, "exceeded": pairwise_tanh.exceeds(q_features)}
@@ -133,7 +144,8 @@ class Concat(Additive):
         return matmul(query, params["kernel"][: query.shape[-1]]).astype(query.dtype)
 
     def project_key(self, params: Params, key: Array) -> Array:
-        return matmul(key, params["kernel"][-key.shape[-1] :]).astype(key.dtype)
+        k_features = matmul(key, params["kernel"][-key.shape[-1] :]).astype(key.dtype)
+        return self._with_key_part(params, k_features)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,10 +179,10 @@ class Neural(Additive):
         return super().project_query(params, query) + params["bias"][None, :].astype(query.dtype)
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        hidden = jax.nn.relu(q_features[:, None, :] + k_features[None, :, :])
+        pairs = q_features[:, None, :] + self._without_key_part(k_features)[None, :, :]
+        hidden = jax.nn.relu(pairs)
         logits = jnp.sum(params["v"][None, None, :].astype(hidden.dtype) * hidden, axis=-1)
-        return logits if self.key_part else logits - self._of_key(params, k_features)[None, :]
+        return logits if self.key_part else logits - k_features[:, -1:].T
 
-    def _of_key(self, params: Params, k_features: Array) -> Array:
-        hidden = jax.nn.relu(k_features + params["bias"][None, :].astype(k_features.dtype))
-        return hidden @ params["v"].astype(k_features.dtype)
+    def _hidden(self, params: Params, features: Array) -> Array:
+        return jax.nn.relu(features + params["bias"][None, :].astype(features.dtype))

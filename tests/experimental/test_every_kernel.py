@@ -1,5 +1,6 @@
 """What all kernels have in common: shared keys, further derivatives, and what they refuse."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from attention_jax.experimental.score_forms import form_of
 from attention_jax.kernels import preparation
 from attention_jax.parts import known_score
 from attention_jax.scores import Concat
+from attention_jax.scores.literature import Neural
 from attention_jax.tiles import Inputs, Options
 
 
@@ -239,10 +241,13 @@ def test_the_pair_of_additive_has_a_form_of_its_own(score):
     params = {"v": jnp.ones(3)}
     assert form_of(sum_of_tanh, score, params) is params["v"]
     assert form_of(on_tpu, score) == AdditiveOnTpu()
+    score = dataclasses.replace(score, key_part=False)
+    assert form_of(sum_of_tanh, score, params) is None
+    assert form_of(on_tpu, score) == AdditiveOnTpu(key_part=False)
 
 
 def test_a_user_s_pair_keeps_to_itself():
-    for score in (Squared(), aj.Score()):
+    for score in (Squared(), Neural(), aj.Score()):
         assert form_of(sum_of_tanh, score, {"v": jnp.ones(3)}) is None
         assert form_of(on_tpu, score) is score
     params = numpy_params(Squared(3), 2, 2)

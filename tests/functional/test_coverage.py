@@ -10,7 +10,7 @@ from conformance import quick_jit
 from oracles import softmax
 from score_cases import each_score, numpy_params
 
-from attention_jax import SCORES, causal_mask, padding_mask
+from attention_jax import SCORES, causal_mask, get_score, padding_mask
 from attention_jax.functional.coverage import (
     coverage_attention,
     coverage_kernel_size,
@@ -18,11 +18,12 @@ from attention_jax.functional.coverage import (
 )
 
 B, T, S, DQ, DK, DV, A = 2, 5, 7, 3, 11, 13, 17
+NO_KEY_PART = "additive(key_part=False)"
 
 
 def case(name, *batch, target=T, source=S, seed=1, dtype=np.float32):
     """Arguments by name, of any score."""
-    score = SCORES[name]
+    score = get_score(name)
     rng = np.random.default_rng(seed)
     query_dim = DK if score.needs_equal_dims else DQ
     params = numpy_params(score, query_dim, DK, seed)
@@ -35,9 +36,9 @@ def case(name, *batch, target=T, source=S, seed=1, dtype=np.float32):
     return arrays
 
 
-@pytest.mark.parametrize("name", each_score(SCORES, fast=["additive", "l2"]))
+@pytest.mark.parametrize("name", each_score([*SCORES, NO_KEY_PART], fast=[NO_KEY_PART, "l2"]))
 def test_every_score_adds_coverage_to_the_features_of_keys(name):
-    score, arrays, rng = SCORES[name], case(name, B), np.random.default_rng(2)
+    score, arrays, rng = get_score(name), case(name, B), np.random.default_rng(2)
     bias = rng.normal(size=(B, T, S)).astype(np.float32)
     coverage = rng.uniform(0, 2, size=(B, S)).astype(np.float32)
     lengths = np.array([S - 2, S])

@@ -40,15 +40,22 @@ class DotOnTpu(Dot):
 
 @dataclasses.dataclass(frozen=True)
 class AdditiveOnTpu(Score):
-    """The tiles of `Additive`."""
+    """The tiles of `Additive`; without the key's part, this is the last feature of a key."""
+
+    key_part: bool = True
 
     def pair(self, params: Params, q_features: Array, k_features: Array) -> Array:
-        return tanh_tile(params["v"], q_features, k_features)
+        logits = tanh_tile(params["v"], q_features, k_features[:, : q_features.shape[1]])
+        return logits if self.key_part else logits - k_features[:, -1:].T
 
     def pair_vjp(
         self, params: Params, q_features: Array, k_features: Array, dlogits: Array
     ) -> tuple[Params, Array, Array]:
-        dv, dq_features, dk_features = tanh_tile_vjp(params["v"], q_features, k_features, dlogits)
+        features = q_features, k_features[:, : q_features.shape[1]]
+        dv, dq_features, dk_features = tanh_tile_vjp(params["v"], *features, dlogits)
+        if not self.key_part:
+            dkey_part = -dlogits.sum(0, keepdims=True).T
+            dk_features = jnp.concatenate([dk_features, dkey_part], axis=-1)
         return {**params, "v": dv}, dq_features, dk_features
 
 
@@ -59,7 +66,7 @@ def _(score: Dot) -> Score:
 
 @on_tpu.register
 def _(score: Additive) -> Score:
-    return AdditiveOnTpu() if score.key_part else score
+    return AdditiveOnTpu(score.key_part)
 
 
 @on_tpu.register
