@@ -326,7 +326,8 @@ def _outcome(row: Row) -> str:
 
 CAPTIONS = {
     "scale_and_dimension_sizes": "Final loss over the initial deviation of the logits, at the best"
-    " learning rate, a point for each seed: dot, scaled dot, and dot times other constants.",
+    " learning rate, a point for each seed: dot, scaled dot, and dot times other constants. Line:"
+    " mean of additive, whose deviation was not measured.",
     "scale_and_dimension_training": "Dot and scaled dot while they learn, at their best learning"
     " rates: loss, entropy of the cross attention and deviation of its logits within a row. Means"
     " over seeds, and bands of one deviation, of logarithms where the axis is logarithmic.",
@@ -363,18 +364,23 @@ def _sizes(rows: list[Row]) -> Any:
     dims = by_dimension(rows)
     shape: Any = {"columns": len(dims), "sharex": True, "sharey": True}
     figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 3.8, grid=True, **shape)
-    points = {}
+    lines = {}
     for ax, (dim, arms) in zip(axes, dims.items(), strict=True):
         for size, row in arms.items():
+            if size == "additive":
+                look = {"color": plotting.COLORS[plotting.index_of(size)], "lw": 1.5}
+                lines["additive, mean"] = ax.axhline(loss_of(row), **look)
+                continue
             name = {PLAIN: "dot", SCALED: "scaled"}.get(str(size), "dot times a constant")
             at = [size] * len(row["loss"]) if "looks" not in row else row["looks"]["logit_sd"][0]
             look = plotting.style_of(plotting.index_of(name))
-            (points[name],) = ax.plot(at, row["loss"], ls="", alpha=0.7, ms=5, **look)
-        points["guessing letters"] = ax.axhline(GUESSING, color="black", ls="--", lw=1)
-        ax.set(xscale="log", yscale="log", title=f"d = {dim}")
-        ax.set_xlabel("sd of logits, before training")
+            (lines[name],) = ax.plot(at, row["loss"], ls="", alpha=0.7, ms=5, **look)
+        lines["guessing letters"] = ax.axhline(GUESSING, color="black", ls="--", lw=1)
+        others = "" if len(arms) > 3 else ", no other constants"
+        ax.set(xscale="log", yscale="log", title=f"d = {dim}{others}")
+        ax.set_xlabel("deviation of the first logits")
     axes[0].set_ylabel(f"final {LABELS['loss']}")
-    figure.legend(points.values(), points.keys(), loc="outside lower center", ncols=4)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=5)
     return figure
 
 
