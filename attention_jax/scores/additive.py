@@ -101,6 +101,8 @@ class Additive(Score):
             return k_features
         hidden = self._hidden(params, k_features)
         key_part = jnp.sum(params["v"][None, :].astype(hidden.dtype) * hidden, -1, keepdims=True)
+        # Otherwise XLA:CPU computes its gradient, a sum over queries, anew for each feature.
+        key_part = jax.lax.optimization_barrier(key_part)
         return jnp.concatenate([k_features, key_part], axis=-1)
 
     def _hidden(self, params: Params, features: Array) -> Array:
