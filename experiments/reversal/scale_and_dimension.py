@@ -309,7 +309,7 @@ def _sizes(rows: list[Row]) -> Any:
     for ax, (dim, arms) in zip(axes, dims.items(), strict=True):
         for size, row in arms.items():
             if size in ("additive", "general"):
-                look = {"color": plotting.COLORS[plotting.index_of(str(size))], "lw": 1.5}
+                look: Any = {"color": plotting.COLORS[plotting.index_of(str(size))], "lw": 1.5}
                 lines[f"{size}, mean"] = ax.axhline(loss_of(row), **look)
                 continue
             name = {PLAIN: "dot", SCALED: "scaled"}.get(str(size), "dot times a constant")

@@ -34,6 +34,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -226,7 +227,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     for at in (at for at in marks if at <= scales[-1]):
         height = np.interp(at, scales, even["gradient"])
         left.plot(at, height, "o", color=color)
-        beside = {"xytext": (8, 4 if at >= peak else -10), "textcoords": "offset points"}
+        beside: Any = {"xytext": (8, 4 if at >= peak else -10), "textcoords": "offset points"}
         left.annotate(marks[at], (at, height), **beside)
     left.set_title(f"{even['keys']} scores evenly from -1 to 1, times the scale")
     left.set(xlabel="scale c of the scores", ylabel="norm of the gradient in the scores")
@@ -246,7 +247,11 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         of_arm = where(rows, arm=arm)
         colors = colormaps["viridis"](np.linspace(0, 0.88, len(of_arm)))
         for index, row in enumerate(of_arm):
-            look = {"marker": "o", "ms": 11 - 2.5 * index, "label": f"dₖ = {row['dim']}"}  # nested
+            look: Any = {
+                "marker": "o",
+                "ms": 11 - 2.5 * index,
+                "label": f"dₖ = {row['dim']}",
+            }  # nested
             ax.plot(range(1, CURVE_KEYS + 1), row["mean"], color=colors[index], **look)
         ax.set(xlabel="key, by falling weight", title=f"{arm} dot products", ylim=(0, 1.05))
     axes[0].set_ylabel("attention weight")
