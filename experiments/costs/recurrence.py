@@ -19,10 +19,9 @@ which are equal at n = d (without projections: at n = 3 d). The gates and the so
 XLA counts them as well.
 
 A time is that of one call of a compiled program in float32, with JAX's default precision. The two
-programs take turns (a, b, b, a, ...), and a time is the median over turns. Rows of other devices
-are kept: the command adds those of its own. The GRU is a `lax.scan`, as XLA compiles it; fused
-recurrent kernels, as cuDNN has, are not measured. A causal mask, which halves attention's pairs, is
-not either.
+programs take turns (a, b, b, a, ...), and a time is the median over turns. The GRU is a
+`lax.scan`, as XLA compiles it; fused recurrent kernels, as cuDNN has, are not measured. A causal
+mask, which halves attention's pairs, is not either.
 """
 
 from __future__ import annotations
@@ -85,10 +84,8 @@ def attend(kernels: Array, tokens: Array, implementation: str | None = None) -> 
 
 
 def run(config: Config) -> list[Row]:
-    """A row for each d, n and model; those of other devices are the committed ones."""
-    device = jax.devices()[0].device_kind
-    content = lab.content_of("recurrence") if config == Config() else None
-    rows = [row for row in (content or {"rows": []})["rows"] if row["device"] != device]
+    """A row for each d, n and model."""
+    device, rows = jax.devices()[0].device_kind, []
     for dim, length in itertools.product(config.dims, config.lengths):
         labels = {"device": device, "dim": dim, "length": length}
         rows += [labels | row for row in _measured(dim, length, config)]
@@ -145,51 +142,38 @@ def crossing(lengths: np.ndarray, of_gru: np.ndarray, of_attention: np.ndarray) 
     return float(np.exp(np.interp(0, gaps[last : last + 2], np.log(lengths[last : last + 2]))))
 
 
-def devices(rows: list[Row]) -> list[str]:
-    """The devices that were measured."""
-    return [*dict.fromkeys(column(rows, "device"))]
-
-
 def claims(rows: list[Row]) -> list[Claim]:
     """What the source says about operations and about time; bounds are from before the runs."""
-    dims = [*dict.fromkeys(column(rows, "dim"))]
-    counts = [crossing(*of(rows, "operations", device=devices(rows)[0], dim=d)) / d for d in dims]
+    dims, device = [*dict.fromkeys(column(rows, "dim"))], rows[0]["device"]
+    counts = [crossing(*of(rows, "operations", dim=dim)) / dim for dim in dims]
     farthest = max(counts, key=lambda ratio: abs(math.log(ratio)))
+    times = [(dim, of(rows, time, dim=dim)) for dim, time in itertools.product(dims, TIMES)]
+    below = max(float((x[2] / x[1])[x[0] < dim].max()) for dim, x in times)
+    least = min(crossing(*x) / dim for dim, x in times)
+    lengths, of_gru, _ = times[-2][1]  # forward, at the largest d
+    growth = ledger.growth_exponent(lengths[-3:].tolist(), of_gru[-3:].tolist())
     text = "length from which on attention takes more operations, over d, the farthest from 1"
-    found = [Claim(text, farthest, 0.9, 1.1, "O(n d²) and O(n² d)")]
-    wins = "for n < d attention wins on everything"
-    for device in devices(rows):
-        pairs = itertools.product(dims, TIMES)
-        times = [(dim, of(rows, time, device=device, dim=dim)) for dim, time in pairs]
-        below = max(float((x[2] / x[1])[x[0] < dim].max()) for dim, x in times)
-        least = min(crossing(*x) / dim for dim, x in times)
-        lengths, *both = times[-2][1]  # forward, at the largest d
-        growth = ledger.growth_exponent(lengths[-3:].tolist(), both[0][-3:].tolist())
-        low, high = (1, 16) if device == "cpu" else (8, math.inf)
-        text = f"{device}, n < d: time of attention over the GRU's, the largest"
-        found.append(Claim(text, below, 0, 1, wins))
-        text = f"{device}: length from which on attention takes more time, over d, the least"
-        found.append(Claim(text, least, low, high))
-        text = f"{device}: exponent of the GRU's time in n, the three longest"
-        found.append(Claim(text, growth, 0.9, 1.1, "O(n) sequential steps"))
-        if device != "cpu":
-            gru_grew, grew = (float(x[lengths == 256][0] / x[0]) for x in both)
-            text = f"{device}: forward time at 256 tokens of {dims[-1]} features over that at 16"
-            found.append(Claim(f"{text}, GRU", gru_grew, 8, source="O(n) sequential steps"))
-            found.append(Claim(f"{text}, attention", grew, 0, 2, "O(1) sequential steps"))
-    return found
+    ratio = f"{device}, n < d: time of attention over the GRU's, the largest"
+    begins = f"{device}: length from which on attention takes more time, over d, the least"
+    power = f"{device}: exponent of the GRU's time in n, the three longest"
+    return [
+        Claim(text, farthest, 0.9, 1.1, "O(n d²) and O(n² d)"),
+        Claim(ratio, below, 0, 1, "for n < d attention wins on everything"),
+        Claim(begins, least, 1, 16),
+        Claim(power, growth, 0.9, 1.1, "O(n) sequential steps"),
+    ]
 
 
 def table(rows: list[Row]) -> str:
     """Where attention begins to take more than the GRU, and their ratio at three lengths."""
     lines = []
-    for device, dim in dict.fromkeys((row["device"], row["dim"]) for row in rows):
+    for dim in dict.fromkeys(column(rows, "dim")):
         for name in ("operations", *TIMES):
-            lengths, *both = of(rows, name, device=device, dim=dim)
+            lengths, *both = of(rows, name, dim=dim)
             begins, ratios = crossing(lengths, *both), both[1] / both[0]
             cells = [f"{begins:,.0f} ({begins / dim:.2g} d)" if math.isfinite(begins) else "none"]
             cells += [f"{x:.2g}" for x in (ratios[0], *ratios[lengths == dim], ratios[-1])]
-            lines.append((device, dim, name, *cells))
+            lines.append((rows[0]["device"], dim, name, *cells))
     longest, ratio = max(column(rows, "length")), "attention / GRU at n ="
     head = ["device", "d", "of", f"more for attention from n = (none: not up to {longest:,})"]
     head += [f"{ratio} {min(column(rows, 'length'))}", f"{ratio} d", f"{ratio} {longest:,}"]
@@ -197,15 +181,15 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """Time over the length, a panel per device and d."""
-    panels = [*dict.fromkeys((row["device"], row["dim"]) for row in rows)]
-    figure, axes = plotting.new_figure(3.6 * len(panels), 3.7, columns=len(panels), grid=True)
-    for ax, (device, dim) in zip(axes, panels, strict=True):
-        lengths, *both = of(rows, TIMES[1], device=device, dim=dim)
+    """Time over the length, a panel per d."""
+    dims = [*dict.fromkeys(column(rows, "dim"))]
+    figure, axes = plotting.new_figure(3.6 * len(dims), 3.7, columns=len(dims), grid=True)
+    for ax, dim in zip(axes, dims, strict=True):
+        lengths, *both = of(rows, TIMES[1], dim=dim)
         for index, (model, times) in enumerate(zip((GRU, ATTENTION), both, strict=True), start=4):
             ax.loglog(lengths, times, label=model, **plotting.style_of(index))
         ax.axvline(dim, color="black", linestyle=":", linewidth=1.2)
-        ax.set(title=f"{device}, d = {dim}", xlabel="tokens n", ylabel="milliseconds")
+        ax.set(title=f"{rows[0]['device']}, d = {dim}", xlabel="tokens n", ylabel="milliseconds")
     axes[0].legend()
     return {"recurrence": figure}
 

@@ -5,8 +5,9 @@ Answer:   With unscaled dot a few queries receive most of it: at d = 1,024 the m
           the logits. Additive's tanh saturates, while its softmax stays soft. Without a padding
           mask, positions of padding get 4 to 34 % of the gradient in the logits.
 Source:   Vaswani et al. 2017, section 3.2.1: unscaled dot products have "extremely small
-          gradients"; Ghorbani, Krishnan and Xiao 2019 for curvature. The rest is ours.
-Command:  .venv/bin/python -m experiments.gradients.gradient_analysis   # 5 minutes on 2 CPU cores
+          gradients". The rest is ours.
+Command:  .venv/bin/python -m experiments.gradients.gradient_analysis
+          # under 5 minutes on 2 CPU cores
 
 1. Queries: one random query and S keys of unit variance; dweights = doutput value^T has entries of
    variance 1. The gap between the two largest of S standard normal numbers has a density at 0,
@@ -17,7 +18,6 @@ Command:  .venv/bin/python -m experiments.gradients.gradient_analysis   # 5 minu
 3. Positions: the reversal model with score general, whose kernel is the first that the gradient of
    the logits reaches, with a padding mask and without. `bare` is the loss on the shortest strings
    without padding, `padded` the loss on the same strings, padded as in training.
-4. Curvature: the extreme eigenvalues and the trace of the Hessian of the loss on one batch.
 
 softmax_saturation shows the softmax's Jacobian; scale_and_dimension, how dot and scaled dot learn.
 """
@@ -34,7 +34,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from attention_jax import analysis
-from attention_jax.analysis.curvature import edges_and_trace
 from attention_jax.nn.config import ModelConfig
 from attention_jax.reports import plotting
 from attention_jax.scores import Additive
@@ -58,20 +57,12 @@ CAPTIONS = {
 PRODUCTS = {"dot": "dot", "scaled": "scaled dot"}  # the same logits up to the factor 1 / sqrt(d)
 VALUE_DIM = 64  # of random values; no result depends on it
 TANH_BOUND = 0.99  # beyond it a unit's derivative, 1 - tanh², is below 2 %
-# Headings of the two tables by the names of numbers in a row; the first names the arm.
-PADDING_COLUMNS = {
-    "mask": "padding is masked",
+# Headings of the table by the names of numbers in a row.
+PADDING = {
     "cross_gradient": "share of the logits' gradient at padding, cross attention",
     "encoder_gradient": "the same, encoder",
     "padded": "loss on the shortest strings, padded",
     "bare": "the same, not padded",
-}
-CURVATURE_COLUMNS = {
-    "score": "score",
-    "largest": "largest eigenvalue",
-    "smallest": "smallest eigenvalue",
-    "trace": "trace per parameter",
-    "loss": "loss, nats",
 }
 ATTENTIONS = {"cross": "decoder_0/cross_attention", "encoder": "encoder_0/self_attention"}
 
@@ -87,30 +78,22 @@ class Config:
     kernel_scales: tuple[float, ...] = (0.1, 0.2, 0.4, 0.7, 1, 1.5, 2, 3, 5, 7, 10, 17, 30)
     kernel_dim: int = 32  # size of their tokens and of the hidden layer
     kernel_samples: int = 64  # sets of random kernels
-    steps: tuple[int, int] = (300, 500)  # of the trainings of parts 3 and 4
-    scores: lab.ScoreNames = ("additive", "dot", "general", "scaled")  # of part 4
-    iterations: int = 20  # of Lanczos
-    trace_samples: int = 16  # random vectors for the trace
+    steps: int = 300  # of the trainings of part 3
     seeds: int = 3  # trainings of each model
     strings: int = 64  # in the batch that models are measured on
     dim: int = ModelConfig.dim  # size of the models' tokens and layers
 
     def __post_init__(self) -> None:
         lab.check_least(self, dims=1, keys=3, samples=10, kernel_scales=1e-6, kernel_samples=2)
-        lab.check_least(self, kernel_dim=1, iterations=1, trace_samples=2, seeds=2, strings=1)
-
-    def training(self, steps: int, **model: Any) -> Reversal:
-        """The settings of a model for strings of 3 to 8 letters, and its training."""
-        train = TrainConfig(seeds=self.seeds, steps=steps)
-        return Reversal(ModelConfig(dim=self.dim, **model), train, source_start=False)
+        lab.check_least(self, kernel_dim=1, seeds=2, strings=1)
 
 
-QUICK = Config((4, 64), 16, 256, (0.5, 1, 30), 16, 16, (2, 2), ("scaled",), 20, 2, 2, 8)
+QUICK = Config((4, 64), 16, 256, (0.5, 1, 30), 16, 16, 2, 2, 8)
 
 
 def run(config: Config) -> list[Row]:
-    """Rows of the four parts."""
-    return [*_queries(config), *_kernels(config), *_padding(config), *_curvature(config)]
+    """Rows of the three parts."""
+    return [*_queries(config), *_kernels(config), *_padding(config)]
 
 
 def _summary(name: str, values: np.ndarray) -> Row:
@@ -200,13 +183,15 @@ def _of_logits(logits: Array) -> dict[str, Array]:
 
 def _padding(config: Config) -> list[Row]:
     batch_rng, loss_rng = jax.random.split(jax.random.key(0))
-    strings, size = config.training(1), config.strings
-    batch = strings.batch(batch_rng, size=size)
-    bare = dataclasses.replace(strings, max_length=strings.min_length).batch(batch_rng, size=size)
-    padded = widened(bare, strings.max_length)
+    train, size = TrainConfig(seeds=config.seeds, steps=config.steps), config.strings
+    masked = Reversal(ModelConfig(dim=config.dim, score="general"), train, source_start=False)
+    batch = masked.batch(batch_rng, size=size)
+    bare = dataclasses.replace(masked, max_length=masked.min_length).batch(batch_rng, size=size)
+    padded = widened(bare, masked.max_length)
     rows = []
     for mask in (True, False):
-        task = config.training(config.steps[0], score="general", mask_padding=mask)
+        model = dataclasses.replace(masked.model, mask_padding=mask)
+        task = dataclasses.replace(masked, model=model)
 
         def look(params: Any, task: Reversal = task) -> Row:
             gradients = analysis.capture_gradients(task.loss, params, batch, loss_rng).gradients
@@ -238,32 +223,6 @@ def widened(batch: Batch, width: int) -> Batch:
     return Reversal(source_start=False).padded(*pairs)
 
 
-def _curvature(config: Config) -> list[Row]:
-    batch_rng, loss_rng, edges_rng, trace_rng = jax.random.split(jax.random.key(0), 4)
-    batch = config.training(1).batch(batch_rng, size=config.strings)
-    counts = config.iterations, config.trace_samples
-    rows = []
-    for score in config.scores:
-        task = config.training(config.steps[1], score=score)
-
-        def look(params: Any, task: Reversal = task) -> Row:
-            def loss(params: Any) -> Array:
-                return task.loss(params, batch, loss_rng)[0]
-
-            edges, trace = edges_and_trace(loss, params, (edges_rng, trace_rng), *counts)
-            return {
-                "loss": loss(params),
-                "largest": edges.largest,
-                "smallest": edges.smallest,
-                "residual": edges.residuals[-1],
-                "trace": trace.mean / sum(leaf.size for leaf in jax.tree.leaves(params)),
-            }
-
-        for step, found in looks(task, task.train.steps, look):
-            rows.append({"part": "curvature", "score": score, "step": step, **significant(found)})
-    return rows
-
-
 def claims(rows: list[Row]) -> list[Claim]:
     """At the largest d and scale; bounds are 4 standard errors, or 2 over seeds."""
     raw, ours = (where(rows, part="queries", score=score)[-1] for score in PRODUCTS)
@@ -287,9 +246,6 @@ def claims(rows: list[Row]) -> list[Claim]:
     variance = f"variance of additive's logits within a row {at} is that of signs"
     trained = where(rows, part="padding", mask=False)[-1]
     padded = "trained without a mask: loss on the shortest strings, without their padding - with"
-    curved = where(rows, part="curvature")
-    residual = max(np.max(np.divide(row["residual"], row["largest"])) for row in curved)
-    lanczos = "an eigenvalue lies near each largest one of Lanczos: worst residual / eigenvalue"
     return [
         Claim(f"mean gradient into the query {of_both}", mean, 1, source=notebook, denies=True),
         Claim(tenth, share, 0, 1),
@@ -298,7 +254,6 @@ def claims(rows: list[Row]) -> list[Claim]:
         Claim(variance, tanh["variance"], signs - within, signs + within),
         Claim(f"entropy {at}, additive - scaled dot, nats", entropy, 4 * tanh["entropy_error"]),
         Claim(padded, *gain(trained["bare"], trained["padded"])),
-        Claim(lanczos, residual, 0, 0.01),
     ]
 
 
@@ -308,17 +263,13 @@ def saturated(scale: float) -> float:
 
 
 def table(rows: list[Row]) -> str:
-    """Padding by mask, and curvature by score."""
-    parts = []
-    for part, columns in (("padding", PADDING_COLUMNS), ("curvature", CURVATURE_COLUMNS)):
-        (arm, head), *numbers = columns.items()
-        lines = [
-            [row[arm], row["step"], *(spread(row[name]) for name, _ in numbers)]
-            for row in where(rows, part=part)
-        ]
-        heads = head, "steps of training", *(heading for _, heading in numbers)
-        parts.append(markdown(heads, lines))
-    return "\n\n".join((*parts, "± is one standard deviation over seeds."))
+    """Padding by mask."""
+    lines = [
+        [row["mask"], row["step"], *(spread(row[name]) for name in PADDING)]
+        for row in where(rows, part="padding")
+    ]
+    heads = "padding is masked", "steps of training", *PADDING.values()
+    return markdown(heads, lines) + "\n\n± is one standard deviation over seeds."
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
