@@ -12,7 +12,7 @@ The chapter gives formulas and no numbers. The experiment has two parts:
    the score, v . tanh(q + k_j + w cov_tj), a negative w moves attention on. There are four keys of
    one feature each. This part is about additive attention, for which the formula was written.
 2. Reversal with additive attention, or with each of `--scores`: without coverage, with coverage in
-   the score, and with the coverage loss added to the cross entropy. Models are examined throughout
+   the score, and with the coverage loss added to the cross entropy. Models are examined after
    training, on strings as long as those of training and on longer ones, where they break down and
    repeat themselves. The models have the settings for short strings (`SHORT_STRINGS` in `arms.py`).
 
@@ -56,8 +56,6 @@ Array = jax.Array
 QUERY, KEYS, V, STEPS = 0.0, (0.8, 0.4, 0.0, -0.4), 10.0, 4
 PLAIN, IN_SCORE, IN_LOSS = ARMS = "no coverage", "in the score", "in the score and the loss"
 NEAR, FAR = "trained lengths", "longer"
-FLOOR = 1.0  # of the coverage loss per string
-MOST_DRAWN = 0.12  # of the repeated letters, which begin at one half
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +65,6 @@ class Config(TrainingSettings):
     Attributes:
         scores: scores of the cross attention.
         kernels: values of w in the stuck decoder's score, the first 0.
-        steps: optimiser steps, a multiple of `look_every`.
-        look_every: steps between two measurements of a model.
         seeds: trainings per arm, at least 2.
         strings: strings in each of the two batches that models are measured on.
         far_length: length of the strings in the second batch, longer than those of training.
@@ -77,7 +73,6 @@ class Config(TrainingSettings):
     scores: ScoreNames = ("additive",)
     kernels: tuple[float, ...] = (0.0, -0.1, -0.2, -0.35, -0.5, -0.7, -1.0, -1.4, -2.0, -3.0)
     steps: int = 800
-    look_every: int = 50
     strings: int = 256
     far_length: int = 10
 
@@ -85,9 +80,7 @@ class Config(TrainingSettings):
         if len(self.kernels) < 2 or self.kernels[0] != 0 or max(self.kernels) > 0:
             raise ValueError(f"kernels must be 0 and then one or more below it; got {self.kernels}")
         far_length = SHORT_STRINGS.max_length + 1
-        lab.check_least(self, steps=1, look_every=1, seeds=2, strings=1, far_length=far_length)
-        if self.steps % self.look_every:
-            raise ValueError(f"steps must be a multiple of look_every; got {self.steps}")
+        lab.check_least(self, steps=1, seeds=2, strings=1, far_length=far_length)
 
     def task(self, score: str, arm: str) -> Reversal:
         """The settings of one arm."""
@@ -96,11 +89,11 @@ class Config(TrainingSettings):
         return dataclasses.replace(task, coverage_weight=float(arm == IN_LOSS))
 
 
-QUICK = Config(kernels=(0.0, -2.0), steps=4, look_every=2, seeds=2, strings=8)
+QUICK = Config(kernels=(0.0, -2.0), steps=4, seeds=2, strings=8)
 
 
 def run(config: Config) -> list[Row]:
-    """A row per kernel of the stuck decoder, and per look at an arm on both kinds of strings."""
+    """A row per kernel of the stuck decoder, and per arm and kind of strings."""
     rows = [stuck_decoder(kernel) for kernel in config.kernels]
     near_rng, far_rng = jax.random.split(jax.random.key(1))
     longer: Any = {"min_length": config.far_length, "max_length": config.far_length}
@@ -114,10 +107,10 @@ def run(config: Config) -> list[Row]:
         def look(params: Any, task: Reversal = task) -> dict[str, dict[str, Array]]:
             return {name: measure(task, params, batch) for name, batch in batches.items()}
 
-        for step, found in looks(task, config.look_every, look):
-            for strings, measured in found.items():
-                row = {"score": score, "arm": arm, "strings": strings, "step": step}
-                rows.append(row | significant(measured))
+        *_, (_, found) = looks(task, config.steps, look)
+        for strings, measured in found.items():
+            row = {"score": score, "arm": arm, "strings": strings}
+            rows.append(row | significant(measured))
     return rows
 
 
@@ -178,10 +171,10 @@ def repeated_letters(answers: Array, targets: Array) -> Array:
 # --- what came out ---
 
 
-def last(rows: list[Row], score: str, strings: str, name: str) -> dict[str, np.ndarray]:
-    """What the last look at each arm measured: [seeds]."""
-    looks = where(rows, score=score, strings=strings)
-    return {arm: np.array(column(looks, name, arm=arm)[-1]) for arm in ARMS}
+def after(rows: list[Row], score: str, strings: str, name: str) -> dict[str, np.ndarray]:
+    """What was measured of each arm: [seeds]."""
+    tested = where(rows, score=score, strings=strings)
+    return {arm: np.array(column(tested, name, arm=arm)[0]) for arm in ARMS}
 
 
 def claims(rows: list[Row]) -> list[Claim]:
@@ -189,7 +182,7 @@ def claims(rows: list[Row]) -> list[Claim]:
     totals = [sum(row["loss"]) for row in where(rows, "kernel")]
     text = "the stuck decoder: least loss with a kernel / without coverage"
     penalised = "the coverage loss penalises double-attending (§38.8)"
-    near, far = (functools.partial(last, rows, "additive", strings) for strings in (NEAR, FAR))
+    near, far = (functools.partial(after, rows, "additive", strings) for strings in (NEAR, FAR))
     loss, repeated, entropy = near("coverage_loss"), far("repeated"), far("cross_entropy")
     at_end = "additive: coverage loss per string after training, with the coverage loss"
     lowers = "additive: the coverage loss per string is lower than with coverage in the score alone"
@@ -220,7 +213,7 @@ def table(rows: list[Row]) -> str:
     heads = ("score", "coverage", *(head for head, *_ in columns))
     lines = []
     for score, arm in itertools.product(dict.fromkeys(column(rows, "score")), ARMS):
-        means = (form.format(last(rows, score, *of)[arm].mean()) for _, *of, form in columns)
+        means = (form.format(after(rows, score, *of)[arm].mean()) for _, *of, form in columns)
         lines.append((score, arm, *means))
     return lab.markdown(heads, lines)
 
@@ -229,21 +222,12 @@ CAPTIONS = {
     "coverage_stuck": "Attention of a decoder whose query never changes. Without coverage all rows"
     " are the same; with a negative kernel w in the score, attention moves from key to key. The"
     " coverage loss is least at w = -2, and rises again where tanh saturates.",
-    "coverage": "Training without coverage, with coverage in the score, and with the coverage loss"
-    " as well: the loss falls to its floor, and longer strings have fewer letters repeated wrongly"
-    " but a higher cross entropy. Bands: one standard deviation over seeds.",
 }
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """The stuck decoder, and what models do throughout training."""
-    return {
-        "coverage_stuck": _stuck(where(rows, "kernel")),
-        "coverage": _learning(where(rows, "score")),
-    }
-
-
-def _stuck(rows: list[Row]) -> Any:
+    """The stuck decoder."""
+    rows = where(rows, "kernel")
     ratios = (1, 1, 1.5)
     figure, (plain, moving, losses) = plotting.new_figure(10.5, 4.2, columns=3, width_ratios=ratios)
     least = min(rows, key=lambda row: sum(row["loss"]))
@@ -271,32 +255,7 @@ def _stuck(rows: list[Row]) -> Any:
     losses.invert_xaxis()
     losses.grid(alpha=0.3)
     losses.legend(loc="upper right", fontsize=9)
-    return figure
-
-
-def _learning(rows: list[Row]) -> Any:
-    scores = [*dict.fromkeys(column(rows, "score"))]
-    panels = (
-        (NEAR, "coverage_loss", "coverage loss per string", (FLOOR, np.inf)),
-        (FAR, "repeated", f"share of letters repeated wrongly\n(cut off at {MOST_DRAWN})", (0, 1)),
-        (FAR, "cross_entropy", "cross entropy (nats per token)", (0, np.inf)),
-    )
-    size = 9.6, 3.1 * len(scores) + 0.6
-    shape: Any = {"rows": len(scores), "columns": len(panels), "sharex": True}
-    figure, axes = plotting.new_figure(*size, grid=True, **shape)
-    for ax, (score, panel) in zip(axes, itertools.product(scores, panels), strict=True):
-        strings, name, label, limits = panel
-        for arm in ARMS:
-            looks = where(rows, score=score, strings=strings, arm=arm)
-            values, steps = np.array(column(looks, name)), column(looks, "step")
-            index = plotting.index_of(arm, ARMS)
-            plotting.draw_band(ax, steps, values, index=index, label=arm, limits=limits)
-        if name == "coverage_loss":
-            ax.axhline(FLOOR, color="black", linestyle="--", linewidth=1, label="floor")
-        ax.set_title(f"{score}, {'longer strings' if strings == FAR else strings}", fontsize=10)
-        ax.set(xlabel="step", ylabel=label, ylim=(0, MOST_DRAWN if name == "repeated" else None))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure
+    return {"coverage_stuck": figure}
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
-"""What do masks let through, which tiles do they skip, and what does a query without keys get?
+"""What do masks let through, and what does a query without keys get?
 
-Answer:   A causal mask skips 496 of 1,024 tiles. A masked logit has gradient 0, although topic 7
-          says that it keeps one. A query whose keys are all masked by -1e9 attends uniformly to
-          what it must not see; this library gives it an output and gradients of 0.
+Answer:   A masked logit has gradient 0, although topic 7 says that it keeps one. A query whose keys
+          are all masked by -1e9 attends uniformly to what it must not see; this library gives it an
+          output and gradients of 0.
 Source:   day 11 ("Scaled Dot-Product Attention"), §11.7-11.8: a causal mask, 1 = attend; the
           notebook's attention, True = masked, and its `nan_to_num`; topic 7: masked logits get
-          weight 0 and send gradient 0 to their values, and "-1e9 at forbidden entries"; chapter 38,
-          §38.7: the figure of three masks of 16 queries and 20 keys.
+          weight 0 and send gradient 0 to their values, and "-1e9 at forbidden entries".
 Command:  .venv/bin/python -m experiments.scores.attention_masks   # 20 seconds on 2 CPU cores
 
 Here a mask is a function of positions, True = may attend; masks combine with &, | and ~.
-`materialize` makes a table of a mask. At full length `tile_status` tells for each tile whether it
-is empty (and skipped), full (and not masked), or partial (and masked pair by pair).
+`materialize` makes a table of a mask.
 
 A mask read the wrong way round is a legal mask: no error, no NaN, the wrong pairs. A causal mask
 then lets each query see only the future, and the last query sees nothing.
@@ -37,7 +35,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,12 +49,8 @@ from experiments.lab import Claim, Row, column, main, markdown, significant, whe
 
 Array = jax.Array
 
-LENGTH, TILE = 24, 4  # of the drawn tables
-CAPTIONS = {
-    "attention_masks": "Nine masks of 24 tokens in tiles of 4 x 4; allowed pairs are blue.",
-    "attention_masks_windows": "All keys, a window around the diagonal, and one around centers with"
-    " noise of deviation 2, which stand for predicted ones: the figure of §38.7.",
-}
+LENGTH = 24
+CAPTIONS = {"attention_masks": "Nine masks of 24 tokens; allowed pairs are blue."}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,34 +58,22 @@ class Config:
     """Settings.
 
     Attributes:
-        length: T = S of the tile counts; a multiple of `tile`.
-        tile: rows and columns of a tile.
         samples: random queries, keys and values on which gradients are measured.
-        seed: seed of the samples.
     """
 
-    length: int = 4096
-    tile: int = 128
     samples: int = 256
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.tile < 1 or self.length < 16 or self.length % self.tile:
-            raise ValueError(f"length must be 16 or more, a multiple of tile; got {self.length}")
 
 
-QUICK = Config(length=64, tile=16, samples=8)
+QUICK = Config(samples=8)
 
 
-def masks(length: int) -> dict[str, Mask]:
-    """Returns the masks by name; their windows and segments grow with the length."""
-    causal, window = causal_mask(), local_mask(length // 8, 0)
-    padding = padding_mask(jnp.array(length * 2 // 3))
-    ends = jnp.array([length // 4, length * 7 // 12])
+def masks() -> dict[str, Mask]:
+    """Returns the masks by name."""
+    causal, window, padding = causal_mask(), local_mask(3, 0), padding_mask(jnp.array(16))
     # Three sequences packed into one.
-    segments = jnp.searchsorted(ends, jnp.arange(length), side="right")
+    segments = jnp.searchsorted(jnp.array([6, 14]), jnp.arange(LENGTH), side="right")
     packed = segment_mask(segments, segments)
-    first_keys = padding_mask(jnp.array(length // 12))
+    first_keys = padding_mask(jnp.array(2))
     return {
         "causal": causal,
         "local, to the left": window,
@@ -100,7 +81,7 @@ def masks(length: int) -> dict[str, Mask]:
         "segments": packed,
         "causal & padding": causal & padding,
         "causal & segments": causal & packed,
-        "window & padding": local_mask(length // 8, length // 8) & padding,
+        "window & padding": local_mask(3, 3) & padding,
         "window | first keys, causal": (window | first_keys) & causal,
         "~causal": ~causal,
     }
@@ -126,41 +107,18 @@ WAYS: dict[str, Callable[[Array, Array], Array]] = {
 def run(config: Config) -> list[Row]:
     """A row for each mask, and for each way to mask a query without keys."""
     rows: list[Row] = []
-    arrays = jax.random.normal(jax.random.key(config.seed), (4, config.samples, LENGTH, 8))
+    arrays = jax.random.normal(jax.random.key(0), (4, config.samples, LENGTH, 8))
 
     @jax.jit  # takes a mask's table, so that one compilation serves all masks
     def largest(table: Array) -> Array:
         dlogits = attention_gradients(*arrays, mask=table).dlogits
         return jnp.abs(jnp.where(table, 0, dlogits)).max()
 
-    drawn = masks(LENGTH)
-    for name, mask in masks(config.length).items():
-        table = drawn[name].materialize(LENGTH, LENGTH)
+    for name, mask in masks().items():
+        table = mask.materialize(LENGTH, LENGTH)
         row = {"mask": name, "table": np.asarray(table).astype(int).tolist()}
-        row["masked_dlogit"] = float(largest(table))
-        rows.append(row | tile_counts(mask, config.length, config.tile))
-    rows += [{"window": name, "table": table.tolist()} for name, table in windows().items()]
+        rows.append(row | {"masked_dlogit": float(largest(table))})
     return rows + [{"way": name, **without_keys(weigh)} for name, weigh in WAYS.items()]
-
-
-def windows() -> dict[str, np.ndarray]:
-    """The masks of §38.7: 16 queries, 20 keys, windows of 3 keys on either side of a center."""
-    diagonal = np.arange(16) * 20 / 16
-    noisy = np.clip(diagonal + np.random.default_rng(2).normal(0, 2, 16), 0, 19)
-    masks = {"global": np.ones((16, 20), int)}
-    for name, centers in (("local-m", diagonal), ("local-p, noisy centers", noisy)):
-        masks[name] = (abs(np.arange(20) - centers.astype(int)[:, None]) <= 3).astype(int)
-    return masks
-
-
-def tile_counts(mask: Mask, length: int, tile: int) -> dict[str, int]:
-    """Counts empty, full and partial tiles."""
-    starts = np.arange(0, length, tile, dtype=np.int32)
-    positions = starts[:, None] + np.arange(tile, dtype=np.int32)[None]
-    of_row = jax.vmap(mask.tile_status, in_axes=(None, 0))
-    status = jax.jit(jax.vmap(of_row, in_axes=(0, None)))(positions, positions)
-    empty, full = int(status.empty.sum()), int((status.full & ~status.empty).sum())
-    return {"empty": empty, "full": full, "partial": len(starts) ** 2 - empty - full}
 
 
 def without_keys(weigh: Callable[[Array, Array], Array]) -> Row:
@@ -204,14 +162,7 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def table(rows: list[Row]) -> str:
-    """Tiles by mask, and a query without keys by the way it is masked."""
-    statuses = ("empty", "full", "partial")
-    lines = [
-        (row["mask"].replace("|", "or"), *(row[each] for each in statuses))
-        for row in where(rows, "mask")
-    ]
-    head = ("mask", "tiles empty: skipped", "full: not masked", "partial: masked pair by pair")
-    tiles = markdown(head, lines)
+    """A query without keys by the way it is masked."""
     measured = ("weights", "dlogits", "dvalues")
     lines = [
         (row["way"], *("NaN" if row[f"nan {what}"] else f"{row[what]:.4g}" for what in measured))
@@ -219,29 +170,20 @@ def table(rows: list[Row]) -> str:
     ]
     gradients = "largest gradient of a logit", "of a value"
     of_ways = ("a query without keys, masked by", "largest weight", *gradients)
-    return f"{tiles}\n\n{markdown(of_ways, lines)}"
+    return markdown(of_ways, lines)
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
     """The masks' tables."""
     figure, axes = plotting.new_figure(9.6, 10.4, rows=3, columns=3, sharex=True, sharey=True)
     for ax, row in zip(axes, where(rows, "mask"), strict=True):
-        edges = np.arange(0, LENGTH + 1, TILE) - 0.5
-        ax.vlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)
-        ax.hlines(edges, -0.5, LENGTH - 0.5, color="gray", lw=0.6)
-        _draw(ax, row["mask"], row["table"])
-    figure.suptitle(f"Who may attend to whom (blue), in tiles of {TILE} × {TILE}")
-    local, axes = plotting.new_figure(9.6, 3.4, columns=3, sharey=True)
-    for ax, row in zip(axes, where(rows, "window"), strict=True):
-        _draw(ax, row["window"], row["table"])
-    return {"attention_masks": figure, "attention_masks_windows": local}
-
-
-def _draw(ax: Any, name: str, table: list[list[int]]) -> None:
-    ax.imshow(table, cmap=ListedColormap(["white", plotting.COLORS[5]]), vmin=0, vmax=1)
-    ax.set_title(f"{name}\n{100 * np.mean(table):.0f} % of the pairs", fontsize=11)
-    ax.set(xlabel="key position", ylabel="query position")
-    ax.label_outer()
+        ax.imshow(row["table"], cmap=ListedColormap(["white", plotting.COLORS[5]]), vmin=0, vmax=1)
+        share = 100 * np.mean(row["table"])
+        ax.set_title(f"{row['mask']}\n{share:.0f} % of the pairs", fontsize=11)
+        ax.set(xlabel="key position", ylabel="query position")
+        ax.label_outer()
+    figure.suptitle("Who may attend to whom (blue)")
+    return {"attention_masks": figure}
 
 
 if __name__ == "__main__":

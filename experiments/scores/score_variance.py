@@ -59,11 +59,8 @@ NORMALISATIONS: dict[str, Callable[[Array], Array]] = {
     "LayerNorm": functools.partial(jax.nn.standardize, axis=-1),
 }
 PRODUCTS = {name: functools.partial(SCORES[name], {}) for name in ("dot", "scaled")}
-COLORS = (*plotting.COLORS[4:6], "#999999")  # of no score
 CAPTIONS = {
     "score_variance_heatmaps": "Logits and weights of 12 tokens, before and after scaling.",
-    "score_variance_means": "Variance of scaled logits where queries or keys have a mean: over all"
-    " pairs both raise it; within a row, which the softmax sees, a mean of the keys does not.",
 }
 
 
@@ -254,11 +251,7 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
-    """Heat maps, and variances by means."""
-    return {"score_variance_heatmaps": _maps(rows), "score_variance_means": _means(rows)}
-
-
-def _maps(rows: list[Row]) -> Figure:
+    """Heat maps before and after scaling."""
     figure, axes = plotting.new_figure(8.4, 7.6, rows=2, columns=2)
     limit = np.abs(where(rows, map="dot")[0]["logits"]).max()
     for place, (name, when) in enumerate({"dot": "before", "scaled": "after"}.items()):
@@ -275,27 +268,7 @@ def _maps(rows: list[Row]) -> Figure:
     figure.colorbar(image, ax=axes[:2], label="logit", shrink=0.9)
     figure.colorbar(weight_image, ax=axes[2:], label="attention weight", shrink=0.9)
     figure.suptitle("Unit-variance queries and keys of 64 features")
-    return figure
-
-
-def _means(rows: list[Row]) -> Figure:
-    """Of the two cases that tell the means of queries and keys apart; the table has all."""
-    names = ["query mean 1", "key mean 1"]
-    figure, axes = plotting.new_figure(8.4, 3.8, columns=2, sharey=True)
-    for place, (ax, title) in enumerate(zip(axes, ("over all pairs", "within a row"), strict=True)):
-        for index, (tokens, color) in enumerate(zip(NORMALISATIONS, COLORS, strict=True)):
-            cases = [where(rows, tokens=tokens, means=name)[0] for name in names]
-            x = np.arange(len(cases)) + 0.26 * (index - 1)
-            heights = [np.mean(row["pairs, row"][place]) for row in cases]
-            ax.bar(x, heights, 0.24, color=color, label=tokens)
-            label = "formula" if index == 2 else None
-            ax.plot(x, [row["formula"][place] for row in cases], "k_", ms=13, mew=2, label=label)
-        ax.axhline(1, color="black", linestyle=":", zorder=0, label="no means")
-        ax.set(title=f"variance of the logits {title}", xticks=range(len(names)))
-        ax.set_xticklabels(names)
-        ax.grid(alpha=0.3, axis="y")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    return figure
+    return {"score_variance_heatmaps": figure}
 
 
 if __name__ == "__main__":

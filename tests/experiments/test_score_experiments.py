@@ -9,10 +9,9 @@ import pytest
 from flax import nnx
 from oracles import softmax
 
-from attention_jax import SCORES, causal_mask, nn
+from attention_jax import SCORES, attention, attention_weights, nn
 from experiments import entropy_limits as limits
 from experiments.scores import (
-    attention_masks,
     entropy_vs_dimension,
     geometry,
     qkv_walkthrough,
@@ -58,10 +57,20 @@ def test_steps_of_the_pair_in_numpy():
 
 def test_three_tokens_by_hand():
     """E11.1: e^(1/sqrt 2) = 2.0281 and e^(1/(2 sqrt 2)) = 1.4241, so a row sums to 4.4522."""
-    weights, output = worked_example.by_hand()
+    query, key = worked_example.THREE_QUERIES, worked_example.THREE_KEYS
     by_calculator = [[0.4555, 0.2246, 0.3199], [0.2246, 0.4555, 0.3199], [0.3333, 0.3333, 0.3333]]
-    np.testing.assert_allclose(weights, by_calculator, atol=6e-5)
-    np.testing.assert_allclose(output, [[0.6155, 0.3845], [0.3845, 0.6155], [0.5, 0.5]], atol=6e-5)
+    np.testing.assert_allclose(attention_weights(query, key), by_calculator, atol=6e-5)
+    output = [[0.6155, 0.3845], [0.3845, 0.6155], [0.5, 0.5]]
+    np.testing.assert_allclose(attention(query, key, key), output, atol=6e-5)
+    saturated = jax.nn.softmax(jnp.array([10.0, 0.0, 0.0]))  # §11.4
+    np.testing.assert_allclose(saturated, [0.99991, 0.0000454, 0.0000454], rtol=1e-4)
+
+
+def test_the_matrix_form_is_the_loop_form():
+    random = TorchRandom(3)  # §38.9
+    query, key, value = (random.randn(5, 8) for _ in range(3))
+    loop = [softmax([sum(s * h) / math.sqrt(8) for h in key.astype(float)]) @ value for s in query]
+    np.testing.assert_allclose(attention(query, key, value), loop, atol=1e-6)
 
 
 # --- score_variance ---
@@ -195,25 +204,7 @@ def test_orthogonal_keys_follow_the_formula():
         assert norm == pytest.approx(np.linalg.norm(jacobian), rel=1e-4)
 
 
-# --- attention_masks and qkv_walkthrough ---
-
-
-def test_windows_are_those_of_the_chapter():
-    noise = np.random.default_rng(2)
-    centers = [int(i * 20 / 16) for i in range(16)]
-    noisy = [int(np.clip(i * 20 / 16 + noise.normal(0, 2), 0, 19)) for i in range(16)]
-    for table, of_row in zip(
-        [*attention_masks.windows().values()][1:], (centers, noisy), strict=True
-    ):
-        assert [np.flatnonzero(row)[[0, -1]].tolist() for row in table] == [
-            [max(0, p - 3), min(19, p + 3)] for p in of_row
-        ]
-
-
-def test_tiles_of_a_causal_mask():
-    # 5 tiles in a row: 5 on the diagonal are partial, 10 below full, 10 above empty.
-    counts = {"empty": 10, "full": 10, "partial": 5}
-    assert attention_masks.tile_counts(causal_mask(), 35, 7) == counts
+# --- qkv_walkthrough ---
 
 
 def test_the_sources_softmax_in_numpy():
@@ -224,6 +215,8 @@ def test_the_sources_softmax_in_numpy():
     assert sums.max() == pytest.approx(5, abs=0.01)
     assert np.sum(sums < 0.01) == 7  # queries that get nothing
     np.testing.assert_array_equal(logits[3], logits[6])  # token 9 occurs twice
+    ids = list(qkv_walkthrough.TOKEN_IDS)
+    np.testing.assert_array_equal(tokens, projections[0][ids])  # of one seed
 
 
 # --- what topic 7 says of shapes and products ---
