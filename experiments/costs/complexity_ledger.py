@@ -6,8 +6,8 @@ Answer:   If each token is projected once, additive needs 1.5 times dot's operat
           token, two arrays [T, 64]). Fitted from 256 tokens on, its exponent is up to 1.38, where
           at most 1.1 was expected: shorter sequences share buffers.
 Source:   chapter 38, §38.6, "A complexity ledger for the four variants" and the cell that counts
-          parameters; the notebook's complexity analysis of scaled dot-product attention: O(n² d)
-          time and O(n²) memory.
+          parameters; the notebook's complexity analysis of scaled dot-product attention: O(n²)
+          memory.
 Command:  .venv/bin/python -m experiments.costs.complexity_ledger   # 2 minutes on 2 CPU cores
 
 Parameters are counted from the shapes that `init` makes. XLA counts the operations of the traced
@@ -35,13 +35,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax import BlockSizes, attention, get_score
+from attention_jax import BlockSizes, get_score
 from attention_jax.analysis import ledger
 from attention_jax.reports import plotting
 from experiments import lab
 from experiments.lab import Claim, Row, column, main, markdown, where
-from experiments.reversal.arms import SHORT_STRINGS, changed
-from experiments.reversal.gru_model import GRUReversal
 
 Array = jax.Array
 CAPTIONS = {
@@ -51,7 +49,6 @@ CAPTIONS = {
 }
 FORMS = ("naive", "reference", "tiled")
 PARAMETERS = {"additive": 8256, "general": 4096, "dot": 0, "scaled": 0}  # the chapter, d = 64
-MODELS = {"additive": 63773, "general": 59613, "dot": 55517, "scaled": 55517}  # with a GRU
 # At some sizes XLA:CPU replaces the whole of a naive attention by one kernel of YNNPACK, whose
 # allocations it does not count: 0 bytes for dot at T = S = 4096. This option turns that off.
 _COUNT_ALL = {"xla_cpu_experimental_ynn_fusion_type": ""}
@@ -114,7 +111,7 @@ def naive_attention(score: str) -> Callable[..., Array]:
 
 
 def run(config: Config) -> list[Row]:
-    """A row per score, one of the chapter's additive, and one per size of a whole attention."""
+    """A row per score, and one of the chapter's additive."""
     dim, lengths, longest, rows = config.dim, config.lengths, config.lengths[-1], []
     for score in config.scores:
         cost = ledger.score_cost(score, dim, dim)
@@ -124,17 +121,9 @@ def run(config: Config) -> list[Row]:
         for form in FORMS if score in NAIVE else FORMS[1:]:
             row[form] = [temporary(score, form, length, config) for length in lengths]
         rows.append(row)
-    for score in MODELS:
-        model = changed(GRUReversal(**vars(SHORT_STRINGS), hidden_dim=64), {}, score=score)
-        leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0)))
-        rows.append({"model": score, "parameters": sum(leaf.size for leaf in leaves)})
     params = get_score("concat").param_shapes({}, dim, dim)
     chapter = ledger.operation_count(_concat, params, _token(1, dim), _token(longest, dim)).flops
     rows.append({"chapter": "additive", "operations": chapter})
-    attend = functools.partial(attention, score="scaled", implementation="reference")
-    for n, d in [*((n, dim) for n in lengths), *((longest, dim * 2**i) for i in range(1, 5))]:
-        operations = ledger.operation_count(attend, *[_token(n, d)] * 3).flops
-        rows.append({"attention": "scaled", "length": n, "dim": d, "operations": operations})
     return rows
 
 
@@ -182,28 +171,17 @@ def claims(rows: list[Row]) -> list[Claim]:
     scaled, shared = 2 * n * d + d, 4 * d**2 + 3 * d * n
     at, source = f"operations for one query, T = {n:,}", "T (2d² + d), T d, d² + T d"
     counts = [scores[score]["parameters"] - count for score, count in PARAMETERS.items()]
-    models = where(rows, "model")
-    wrong_models = max(abs(row["parameters"] - MODELS[row["model"]]) for row in models)
     text = "parameters at d = 64: largest difference"
     found = [
         Claim(f"{at}: largest difference", max(map(abs, wrong)), 0, 0, source),
         Claim(f"{at}, scaled: T d + d / 2", operations["scaled"], scaled, scaled, "T d + T", True),
         Claim(f"{at}, additive, each token projected once", operations["additive"], shared, shared),
         Claim(text, max(map(abs, counts)), 0, 0, "8256, 4096, 0, 0"),
-        Claim(f"the chapter's models: {text}", wrong_models, 0, 0, "63773, 59613, 55517, 55517"),
     ]
-    by_length = where(rows, attention="scaled", dim=d)
-    by_dim = where(rows, attention="scaled", length=n)
-    for line, axis, power, within in ((by_length, "length", 2, 0.02), (by_dim, "dim", 1, 0.1)):
-        growth = ledger.growth_exponent(column(line, axis), column(line, "operations"))
-        text = f"exponent of scaled dot attention's operations in the {axis}"
-        found.append(Claim(text, growth, power - within, power + within, "O(n² d)"))
     text = "exponent of memory where all pairs are stored, the farthest from 2"
     others = [row for score, row in scores.items() if score != "scaled"]
-    for of, of_scores, source in (
-        ("scaled", [scores["scaled"]], "O(n²)"),
-        ("other scores", others, ""),
-    ):
+    kinds = ("scaled", [scores["scaled"]], "O(n²)"), ("other scores", others, "")
+    for of, of_scores, source in kinds:
         stored = [exponent(row, form) for form in FORMS[:2] for row in where(of_scores, form)]
         farthest = max(stored, key=lambda power: abs(power - 2))
         found.append(Claim(f"{text}, {of}", farthest, 1.9, 2.1, source))

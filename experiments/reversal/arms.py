@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 import optax
 
 from attention_jax.nn.config import ModelConfig
 from attention_jax.scores import score_folder
-from attention_jax.tasks.pages import cross_attention
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.run import TrainedRun, train_run
 from attention_jax.training.step import initial_state, train_steps
@@ -111,19 +109,6 @@ def looks(task: Reversal, every: int, look: Callable[[Any], Any]) -> Iterator[tu
         yield step, look(state.params)
         if step < task.train.steps:
             state = advance(state)[0]
-
-
-def attention_on(word: str, trained: TrainedRun) -> tuple[Any, list[str], list[str]]:
-    """The first seed's cross attention while it writes a word backwards, and its answer.
-
-    Returns:
-        Weights [T][S], three digits; the tokens written and those read.
-    """
-    params = trained.params_of(0)
-    answers = trained.task.answers(params, [word])
-    panels = cross_attention(trained.task, params, answers.batch, answers.labels)
-    weights, written, read = next(iter(panels.values()))
-    return np.float64(weights).round(3).tolist(), written, read
 
 
 def name_of(labels: Row) -> str:

@@ -29,14 +29,12 @@ import numpy as np
 
 from attention_jax.reports import plotting
 from attention_jax.tasks.evaluation import accuracies
-from attention_jax.tasks.pages import AXES
 from attention_jax.tasks.reversal import Reversal
 from experiments import lab
 from experiments.lab import Claim, Row, column, where
-from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings, attention_on, trained_arms
+from experiments.reversal.arms import SHORT_STRINGS, TrainingSettings, trained_arms
 
 LENGTHS = range(SHORT_STRINGS.min_length, SHORT_STRINGS.max_length + 1)
-WORD = "reversal"  # drawn
 SCORES = ("cosine", "distance", "concat", "softcap")
 # By kind of attention: settings of the model.
 LOCAL: dict[str, dict[str, Any]] = {
@@ -124,8 +122,6 @@ def run(config: Config) -> list[Row]:
         by_length = accuracies(trained.task, trained.params, LENGTHS, strings=config.strings)
         exact = [measured.free_running_exact for measured in by_length.values()]
         row = {**labels, "strings": config.strings, "exact": lab.significant(exact)}
-        if labels.get("kind") in set(KINDS) - set(SCORES):
-            row["weights"], row["answer"], _ = attention_on(WORD, trained)
         rows.append(row)
     return rows
 
@@ -224,27 +220,11 @@ CAPTIONS = {
     "local_attention": "Exact match against the radius of the window, after 1,000 steps: without an"
     " encoder, where a window around the diagonal cannot get above the dashed line, and with an"
     " encoder. Bands: one deviation over seeds.",
-    "local_attention_kinds": "Attention weights of each kind of attention while it writes a word"
-    " backwards. Windows around the diagonal and monotonic attention look where the encoder has"
-    " moved the letters.",
 }
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """Accuracy, and the weights of each kind."""
-    panels = {}
-    for row in where(rows, "weights"):
-        title = row["kind"].replace("encoder, ", "encoder,\n")
-        panels[title] = np.array(row["weights"]), row["answer"], list(WORD)
-    figures = {"local_attention": _accuracy(rows)}
-    if panels:
-        weights = plotting.weight_heatmaps(panels, columns=5, size=2.5, **AXES)
-        figures["local_attention_kinds"] = weights
-    return figures
-
-
-def _accuracy(rows: list[Row]) -> Any:
-    """Of the first score."""
+    """Accuracy with the first score."""
     score = column(rows, "score")[0]
     arms = where(rows, score=score)
     figure, axes = plotting.new_figure(8, 4.1, columns=2, sharey=True, grid=True)
@@ -265,7 +245,7 @@ def _accuracy(rows: list[Row]) -> Any:
         ax.set_xlabel("radius D of the window (keys)")
     axes[0].set(ylabel=f"exact match ({score})", ylim=(-0.03, 1.03))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
+    return {"local_attention": figure}
 
 
 if __name__ == "__main__":

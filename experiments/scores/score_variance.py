@@ -4,7 +4,7 @@ Answer:   Dot products of D features have the standard deviation √D (32.06 at 
           ones 1. Means of the features raise the variance as exercise 38.2 says, but a mean of the
           keys changes nothing that the softmax sees.
 Source:   chapter 38 ("Attention Variants"), §38.3 and exercise 38.2; day 11, §11.4; the
-          walkthrough, step 2 (heat maps before and after scaling).
+          walkthrough, step 2.
 Command:  .venv/bin/python -m experiments.scores.score_variance   # 1 minute on 2 CPU cores
 
 With means ms, mh and variances ss, sh of the features of query and key, logits s . h / sqrt(D) have
@@ -32,9 +32,8 @@ import jax.numpy as jnp
 import numpy as np
 from matplotlib.figure import Figure
 
-from attention_jax import SCORES, attention_weights
+from attention_jax import SCORES
 from attention_jax.analysis import logit_variance
-from attention_jax.reports import plotting
 from experiments.lab import Claim, Row, column, main, markdown, significant, spread, where
 from experiments.torch_random import TorchRandom
 
@@ -59,9 +58,7 @@ NORMALISATIONS: dict[str, Callable[[Array], Array]] = {
     "LayerNorm": functools.partial(jax.nn.standardize, axis=-1),
 }
 PRODUCTS = {name: functools.partial(SCORES[name], {}) for name in ("dot", "scaled")}
-CAPTIONS = {
-    "score_variance_heatmaps": "Logits and weights of 12 tokens, before and after scaling.",
-}
+CAPTIONS: dict[str, str] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +86,6 @@ def run(config: Config) -> list[Row]:
         rngs = jax.random.split(jax.random.key(dim), config.draws)
         for name, drawn in _deviations(config.samples, dim, rngs).items():
             rows.append({"product": name, "dim": dim, "deviations": significant(drawn)})
-    query, key = jax.random.normal(jax.random.key(7), (2, 12, 64))
-    for name, product in PRODUCTS.items():
-        tables = {"logits": product(query, key)}
-        tables["weights"] = attention_weights(query, key, score=name)
-        rows.append({"map": name, **significant(tables)})
     for index, name in enumerate(CASES):
         rows += _case(config, jax.random.key(index), name)
     return rows
@@ -251,24 +243,8 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
-    """Heat maps before and after scaling."""
-    figure, axes = plotting.new_figure(8.4, 7.6, rows=2, columns=2)
-    limit = np.abs(where(rows, map="dot")[0]["logits"]).max()
-    for place, (name, when) in enumerate({"dot": "before", "scaled": "after"}.items()):
-        (row,) = where(rows, map=name)
-        logits, weights = np.array(row["logits"]), np.array(row["weights"])
-        top, bottom = axes[place], axes[2 + place]
-        image = top.imshow(logits, cmap="RdBu_r", vmin=-limit, vmax=limit)
-        weight_image = bottom.imshow(weights, cmap="viridis", vmin=0, vmax=1)
-        top.set_title(f"logits {when} scaling\nvariance {logits.var():.2f}")
-        largest = weights.max(axis=1).mean()
-        bottom.set_title(f"weights {when} scaling\nlargest of a row: {largest:.2f} on average")
-    for ax in axes:
-        ax.set(xlabel="key", ylabel="query", xticks=range(0, 12, 2), yticks=range(0, 12, 2))
-    figure.colorbar(image, ax=axes[:2], label="logit", shrink=0.9)
-    figure.colorbar(weight_image, ax=axes[2:], label="attention weight", shrink=0.9)
-    figure.suptitle("Unit-variance queries and keys of 64 features")
-    return {"score_variance_heatmaps": figure}
+    """No figure: the tables say it."""
+    return {}
 
 
 if __name__ == "__main__":

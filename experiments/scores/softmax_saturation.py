@@ -240,12 +240,8 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         of_arm = where(rows, arm=arm)
         colors = colormaps["viridis"](np.linspace(0, 0.88, len(of_arm)))
         for index, row in enumerate(of_arm):
-            look: Any = {
-                "marker": "o",
-                "ms": 11 - 2.5 * index,
-                "label": f"dₖ = {row['dim']}",
-            }  # nested
-            ax.plot(range(1, CURVE_KEYS + 1), row["mean"], color=colors[index], **look)
+            look: Any = {"color": colors[index], "ms": 11 - 2.5 * index}  # nested
+            ax.plot(range(1, CURVE_KEYS + 1), row["mean"], "o-", label=f"dₖ = {row['dim']}", **look)
         ax.set(xlabel="key, by falling weight", title=f"{arm} dot products", ylim=(0, 1.05))
     axes[0].set_ylabel("attention weight")
     curves.suptitle(f"Attention over {CURVE_KEYS} random keys, means over the queries")

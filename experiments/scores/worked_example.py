@@ -134,17 +134,13 @@ def claims(rows: list[Row]) -> list[Claim]:
         for name, printed in PRINTED_STEPS.items()
     )
     transposed = where(rows, number="s . W^T h")[0]["is"] - general["logit"]
+    text = "share of pairs of keys that general puts in the order of s . h"
+    only = "1: only additive can fall where s . h rises"
     return [
         Claim("largest difference from the printed scores", logit, 0, 5.1e-5, "four scores"),
         Claim("largest difference from the printed steps", step, 0, 5.1e-4, "s W, tanh(...)"),
         Claim("s . W^T h - general, absolute", abs(transposed), 1e-3, source="0", denies=True),
-        Claim(
-            "share of pairs of keys that general puts in the order of s . h",
-            general["same_order"],
-            high=0.9,
-            source="1: only additive can fall where s . h rises",
-            denies=True,
-        ),
+        Claim(text, general["same_order"], high=0.9, source=only, denies=True),
     ]
 
 

@@ -27,6 +27,16 @@ SCORES = ("additive", "general")  # those with parameters
 # --- gru_padding ---
 
 
+MODELS = {"additive": 63773, "general": 59613, "dot": 55517, "scaled": 55517}  # as printed
+
+
+@pytest.mark.parametrize("score", MODELS)
+def test_parameters_of_the_chapters_models(score):
+    task = gru_padding.Config().task(gru_padding.GRU, score, mask=True)
+    shapes = jax.eval_shape(dataclasses.replace(task, hidden_dim=64).init, jax.random.key(0))
+    assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == MODELS[score]
+
+
 @pytest.mark.parametrize("score", SCORES)
 def test_the_gru_is_that_of_the_chapter(score):
     rng = np.random.default_rng(3)
