@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments import lab
-from experiments.bench.prediction import rank_correlation
-from experiments.bench.significance import differ, holm, p_value, share_interval
+from experiments.bench.significance import differ, holm, p_value, rank_sum
 from experiments.lab import Row
 
 
@@ -91,36 +90,54 @@ def pairs_that_differ(
     return own, at_best
 
 
-def cells_between(rows: Sequence[Row], twin: str, score: str) -> list[bool]:
-    """Whether each cell of a twin lies between the intervals of the score's cells beside it.
+def times_of(row: Row) -> np.ndarray:
+    """Steps until solved of each fresh seed of a row, infinite for never."""
+    return infinite(row["solved"])[0]
 
-    The score may have been measured again, from other seeds; maps of other gains do not count.
+
+def steps_differ(
+    rows: Sequence[Row], kind: str, scores: Sequence[str], corrected: bool = False
+) -> dict[tuple[str, str], bool]:
+    """Whether the steps of two scores differ: the rank-sum test of fresh seeds, p < 0.05.
+
+    Never comes after all steps. `corrected` is with Holm's correction over all pairs.
     """
-    cells = shares([row for row in rows if row["kind"] in ("map", "again")])
-    inside = []
-    for (name, rate, deviation), solved in cells.items():
-        if name == twin and deviation:
-            beside = [
-                share_interval(of)
-                for (other, at, x), of in cells.items()
-                if other == score and at == rate and 0.6 < x / deviation < 1.6
-            ]
-            low, high = min(x for x, _ in beside), max(x for _, x in beside)
-            inside.append(low <= np.mean(solved) <= high)
-    return inside
+    times = {row["score"]: times_of(row) for row in lab.where(rows, "solved", kind=kind)}
+    pairs = itertools.combinations(scores, 2)
+    p_values = {(a, b): rank_sum(times[a], times[b]) for a, b in pairs}
+    p_values = holm(p_values) if corrected else p_values
+    return {pair: p < 0.05 for pair, p in p_values.items()}
 
 
-def correlation(rows: Sequence[Row], number: str, scores: Sequence[str]) -> float:
-    """Spearman's correlation of a number at initialisation with the share of a map that is solved.
+def right_edges(
+    rows: Sequence[Row], scores: Sequence[str], of_pairs: bool = False
+) -> dict[str, float]:
+    """The largest deviation at which half of the seeds solve the task, at the better of two rates.
 
-    It is over the scores; the share is over deviations, seeds and the rates that all of them have.
+    It is interpolated on a logarithmic axis between the cells; the last cell is an edge where half
+    of its seeds solve it. Scores without such a cell are left out. `of_pairs`: of the part of the
+    logits that depends on the query, the root of its share of the variance times the deviation.
     """
-    predicted = {row["score"]: row[number] for row in lab.where(rows, kind="prediction")}
-    solved: dict[str, dict[float, float]] = {score: {} for score in scores}
-    for row in lab.where(rows, kind="map"):
-        if row["score"] in solved:
-            of_rate = float(np.isfinite(infinite(row["solved"][:-1])).mean())
-            solved[row["score"]][row["rate"]] = of_rate
-    rates = set.intersection(*map(set, solved.values()))
-    area = [float(np.mean([of_rate[rate] for rate in rates])) for of_rate in solved.values()]
-    return rank_correlation([predicted[score] for score in solved], area)
+    found = {}
+    share_of = {row["score"]: row["query_share"] for row in lab.where(rows, kind="size")}
+    for score in scores:
+        maps = [
+            row for row in lab.where(rows, kind="map", score=score) if row["rate"] in (3e-3, 1e-3)
+        ]
+        deviations = maps[0]["deviations"][:-1]
+        solved = np.isfinite([infinite(row["solved"])[:-1] for row in maps]).mean(-1).max(0)
+        half = np.flatnonzero(solved >= 0.5)
+        if not half.size:
+            continue
+        last = half[-1]
+        edge = np.log2(deviations[last])
+        if last + 1 < len(deviations):
+            part = (solved[last] - 0.5) / (solved[last] - solved[last + 1])
+            edge += part * np.log2(deviations[last + 1] / deviations[last])
+        found[score] = float(2**edge) * (share_of[score] ** 0.5 if of_pairs else 1.0)
+    return found
+
+
+def edge_ratio(edges: dict[str, float]) -> float:
+    """The largest of the edges over the smallest."""
+    return max(edges.values()) / min(edges.values())

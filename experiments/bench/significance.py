@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,6 +40,40 @@ def p_value(first: np.ndarray, second: np.ndarray) -> float:
         chances = np.convolve(chances, signs)
     sums = np.abs(np.arange(len(chances)) - sum(ranks))
     return float(chances[sums >= abs(np.sign(difference) @ ranks)].sum())
+
+
+def rank_sum(first: np.ndarray, second: np.ndarray) -> float:
+    """Wilcoxon's rank-sum test, two-sided, exact: over all ways to draw the first numbers.
+
+    Equal numbers, infinite ones among them, share their mean rank.
+    """
+    both = np.concatenate([first, second])
+    ranks = [int(np.sum(both < x) + np.sum(both <= x) + 1) for x in both]  # times 2
+    ways = np.zeros((len(first) + 1, sum(ranks) + 1))  # of k numbers with each sum of ranks
+    ways[0, 0] = 1
+    for rank in ranks:
+        ways[1:, rank:] += ways[:-1, : ways.shape[1] - rank].copy()
+    chances = ways[-1] / ways[-1].sum()
+    middle = len(first) * (len(both) + 1)  # times 2
+    distances = np.abs(np.arange(len(chances)) - middle)
+    return float(chances[distances >= abs(sum(ranks[: len(first)]) - middle)].sum())
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation: that of the ranks, where equal numbers share their mean rank.
+
+    It is NaN if all numbers of a sequence are equal.
+    """
+    a, b = (ranks - ranks.mean() for ranks in map(_ranks, (first, second)))
+    squares = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / squares if squares else float("nan")
+
+
+def _ranks(numbers: Sequence[float]) -> np.ndarray:
+    """The rank of each number, from 1; equal numbers have the mean of their ranks."""
+    array = np.asarray(numbers, np.float64)
+    below = (array[:, None] > array).sum(1)
+    return below + ((array[:, None] == array).sum(1) + 1) / 2
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:
