@@ -117,14 +117,8 @@ def _maps(scores: tuple[str, ...], tasks: tuple[str, ...], workdir: Path, quick:
     few: Any = {"rates": maps.Config().rates[:1], "deviations": (1 / 16, 1 / 4, 1, 4)}
     few |= {"at_fast": (), "seeds": 2, "tests": 0, "budget": 0.4}
     many: Any = {"at_fast": scores, "seeds": 4}
-    of_others: Any = {
-        "extra": (),
-        "others": (),
-        "gains": (),
-        "again": (),
-        "predicted": (),
-        "workdir": workdir,
-    }
+    of_others: Any = {**dict.fromkeys(("extra", "others", "slow", "widths", "fresh"), ())}
+    of_others["workdir"] = workdir
     return maps.Config(scores, tasks=tasks, **of_others, **(few if quick else many))
 
 

@@ -38,8 +38,7 @@ from attention_jax.scores import score_folder
 from experiments import lab
 from experiments.bench import ngrams
 from experiments.bench.characters import SMALL, DrawnText, bits_of
-from experiments.bench.map_rows import tests_of, times_of
-from experiments.bench.maps import DIFFERENT, WITHOUT_KEY
+from experiments.bench.map_rows import DIFFERENT, WITHOUT_KEY, tests_of, times_of
 from experiments.bench.significance import rank_correlation
 from experiments.bench.training import deviation_of, with_score
 from experiments.lab import Claim, Row, ScoreNames, markdown, significant, spread

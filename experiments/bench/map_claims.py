@@ -1,23 +1,25 @@
 """What the maps were expected to say: the claims of `maps`, whose bounds precede the runs."""
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
 
 from experiments import lab
 from experiments.bench.map_rows import (
+    DIFFERENT,
+    WITHOUT_KEY,
     best_cell,
+    compared,
     edge_ratio,
     infinite,
-    pairs_that_differ,
     right_edges,
     share,
-    shares,
-    steps_differ,
+    steps_at,
     tests_of,
     times_of,
 )
-from experiments.bench.significance import differ
+from experiments.bench.significance import fisher
 from experiments.lab import Claim, Row
 
 NAMES = {
@@ -30,21 +32,20 @@ NAMES = {
 LEAST = {"additive": 0.5, "manhattan": 0.9, "experiments.bench.controls:Features": 0.9}
 
 
-def claims(
-    rows: Sequence[Row], scores: Sequence[str], others: Sequence[str], without_key: dict[str, str]
-) -> list[Claim]:
-    """The claims; see `maps`."""
+def claims(rows: Sequence[Row], others: Sequence[str]) -> list[Claim]:
+    """The claims; see `maps`. `others` are the scores of the second task."""
+    scores = DIFFERENT
     first, found = "recall", []
     of_first, pairs = lab.where(rows, task=first), len(scores) * (len(scores) - 1) // 2
-    tests, cells = tests_of(rows, first), shares(of_first, kind="map")
+    tests = tests_of(rows, first)
 
     # Steps come first: of fresh seeds, all on one device.
     for kind, low in {"own": 30, "test": 50}.items():
         text = "their papers' constants" if kind == "own" else "their best cells"
-        number = sum(steps_differ(of_first, kind, scores, corrected=True).values())
+        number = compared(steps_at(of_first, kind, scores)).steps_corrected
         text = f"steps until solved: of {pairs} pairs of scores, those that differ at {text} (Holm)"
         found.append(Claim(text, number, low))
-    number = sum(steps_differ(of_first, "normalized", scores).values())
+    number = compared(steps_at(of_first, "normalized", scores)).steps
     text = f"queries and keys normalised, papers' constants: of {pairs} pairs, those that differ"
     found.append(Claim(f"{text} (p < 0.05 each)", number, high=20))
     most, half = lab.where(of_first, kind="warm-up"), []
@@ -55,7 +56,7 @@ def claims(
                 half.append(bool(share(row) <= 0.5))
     text = "warm-up: of the scores that half of the seeds or fewer solve at the papers' constants,"
     found.append(Claim(f"{text} share of which it stays so", float(np.mean(half)), 0.75))
-    for base, score in without_key.items():
+    for base, score in WITHOUT_KEY.items():
         name = f"{base} without its key-only part"
         found.append(Claim(f"{name}: share of fresh seeds that solve", share(tests[score]), 0.9))
         median = float(np.median(times_of(tests[score])))
@@ -74,18 +75,24 @@ def claims(
 
     # Shares of seeds.
     for task, those in {first: scores, "selective_copy": others}.items():
-        own, best = pairs_that_differ(rows, task, those, 3e-3)
+        of_task = lab.where(rows, task=task)
+        own, best = (
+            [fisher(*map(np.isfinite, pair)) < 0.05 for pair in itertools.combinations(at, 2)]
+            for at in (
+                [*steps_at(of_task, where, those).values()] for where in ("constants", "best cells")
+            )
+        )
         vanish = [not b for a, b in zip(own, best, strict=True) if a]
         text = f"{task}: of {len(vanish)} pairs of scores that differ at their papers' constants,"
         measured = float(np.mean(vanish)) if vanish else np.nan  # a miss, as nothing was compared
         text += " share that do not differ at their best cells (share of seeds)"
         found.append(Claim(text, measured, 0.5))
-    three = [
-        differ(solved, cells[other, rate, deviation])
-        for (score, rate, deviation), solved in cells.items()
-        for other in ("l2", "hyperbolic")
-        if score == "scaled" and deviation and (other, rate, deviation) in cells
-    ]
+    three = []
+    for other, rate in itertools.product(("l2", "hyperbolic"), (1e-2, 3e-3, 1e-3)):
+        both = [lab.where(of_first, kind="map", score=s, rate=rate) for s in ("scaled", other)]
+        if all(both):
+            solved = (np.isfinite(infinite(row["solved"]))[:-1] for (row,) in both)
+            three += [fisher(a, b) < 0.05 for a, b in zip(*solved, strict=True)]
     text = "scaled dot beside l2 and hyperbolic at equal deviation: share of cells that differ"
     found.append(Claim(text, float(np.mean(three)), high=0.15))
     for score, name in NAMES.items():

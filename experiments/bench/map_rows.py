@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from experiments import lab
-from experiments.bench.significance import differ, holm, p_value, rank_sum
+from experiments.bench.significance import fisher, holm, p_value, rank_sum
 from experiments.lab import Row
+
+DIFFERENT = (
+    *("scaled", "general", "softcap", "softplus", "cosine", "ngpt", "l2", "elliptical"),
+    *("hyperbolic", "manhattan", "tropical", "yat", "power", "indexer", "neural", "additive"),
+)
+WITHOUT_KEY = {"additive": "additive(key_part=False)", "neural": "neural(key_part=False)"}
+SAME = {"dot": "scaled", "distance": "l2"}  # one function up to a constant: a map, two stars
+_CONTROLS = "experiments.bench.controls"
+CONTROLS = (f"{_CONTROLS}:Projected", f"{_CONTROLS}:Features", f"{_CONTROLS}:WithLength")
+# Trainings from fresh seeds: at the constant of the paper, with 300 steps of warm-up there, and
+# with layer normalisation of queries and keys there; see `maps.Config.task`.
+OWN, WARM_UP, NORMALIZED = "own", "warm-up", "normalized"
 
 
 def infinite(solved: Sequence[Sequence[int | None]]) -> np.ndarray:
@@ -30,20 +42,6 @@ def best_cell(maps: Sequence[Row]) -> tuple[float, float]:
     return deviation, rate
 
 
-def shares(rows: Sequence[Row], **values: Any) -> dict[tuple[str, float, float], np.ndarray]:
-    """Whether each seed has solved the task, by (score, rate, deviation); sets of seeds joined.
-
-    The deviation is 0 for the constant of the score's paper.
-    """
-    found: dict[tuple[str, float, float], np.ndarray] = {}
-    for row in lab.where(rows, "solved", **values):
-        deviations = [*row["deviations"][:-1], 0.0]
-        for deviation, solved in zip(deviations, infinite(row["solved"]), strict=True):
-            cell = row["score"], row["rate"], deviation
-            found[cell] = np.append(found.get(cell, []), np.isfinite(solved))
-    return found
-
-
 def tests_of(rows: Sequence[Row], task: str) -> dict[str, Row]:
     """The row of the test seeds of each score."""
     return {row["score"]: row for row in lab.where(rows, kind="test", task=task)}
@@ -54,59 +52,75 @@ def share(row: Row) -> float:
     return float(np.mean(np.isfinite(infinite(row["solved"]))))
 
 
-def censored(row: Row) -> np.ndarray:
-    """Steps until solved of the test seeds; never is twice the limit, beyond all others."""
-    return np.minimum(infinite(row["solved"])[0], 2.0 * row["steps"])
-
-
-def against_scaled(rows: Sequence[Row], task: str) -> dict[str, float]:
-    """By score: the corrected p-value of its steps until solved minus scaled dot's, by seed.
-
-    It is empty without a test of scaled dot.
-    """
-    tests = tests_of(rows, task)
-    others = [score for score in tests if score != "scaled" and "scaled" in tests]
-    return holm(
-        {name: p_value(censored(tests[name]), censored(tests["scaled"])) for name in others}
-    )
-
-
-def pairs_that_differ(
-    rows: Sequence[Row], task: str, scores: Sequence[str], rate: float
-) -> tuple[list[bool], list[bool]]:
-    """For each pair of scores: whether they differ at their own constants; and at their best cells.
-
-    The own constants of their papers are compared at one rate.
-    """
-    cells = shares(rows, task=task, kind="map")
-    best = {}
-    for score in scores:
-        deviation, best_rate = best_cell(lab.where(rows, kind="map", task=task, score=score))
-        best[score] = cells[score, best_rate, deviation]
-    own, at_best = [], []
-    for a, b in itertools.combinations(scores, 2):
-        own.append(differ(cells[a, rate, 0.0], cells[b, rate, 0.0]))
-        at_best.append(differ(best[a], best[b]))
-    return own, at_best
-
-
 def times_of(row: Row) -> np.ndarray:
     """Steps until solved of each fresh seed of a row, infinite for never."""
     return infinite(row["solved"])[0]
 
 
-def steps_differ(
-    rows: Sequence[Row], kind: str, scores: Sequence[str], corrected: bool = False
-) -> dict[tuple[str, str], bool]:
-    """Whether the steps of two scores differ: the rank-sum test of fresh seeds, p < 0.05.
+def against_scaled(rows: Sequence[Row], task: str) -> dict[str, float]:
+    """By score: the corrected p-value of its steps until solved minus scaled dot's, by seed.
 
-    Never comes after all steps. `corrected` is with Holm's correction over all pairs.
+    Never is twice the limit, beyond all others. It is empty without a test of scaled dot.
     """
-    times = {row["score"]: times_of(row) for row in lab.where(rows, "solved", kind=kind)}
-    pairs = itertools.combinations(scores, 2)
-    p_values = {(a, b): rank_sum(times[a], times[b]) for a, b in pairs}
-    p_values = holm(p_values) if corrected else p_values
-    return {pair: p < 0.05 for pair, p in p_values.items()}
+    tests = tests_of(rows, task)
+    times = {name: np.minimum(times_of(row), 2.0 * row["steps"]) for name, row in tests.items()}
+    others = [score for score in tests if score != "scaled" and "scaled" in tests]
+    return holm({name: p_value(times[name], times["scaled"]) for name in others})
+
+
+class Compared(NamedTuple):
+    """Of all pairs of scores, how many differ: p < 0.05 for each pair, and corrected over all."""
+
+    seeds: int  # the share of seeds that solve the task: Fisher's exact test
+    seeds_corrected: int
+    steps: int  # steps until solved, never after all others: the rank-sum test
+    steps_corrected: int
+
+
+def compared(steps: Mapping[str, np.ndarray]) -> Compared:
+    """Compares the steps until solved [seeds] of all pairs of scores."""
+    counts = []
+    for test in (lambda a, b: fisher(np.isfinite(a), np.isfinite(b)), rank_sum):
+        pairs = itertools.combinations(steps, 2)
+        p_values = {(a, b): test(steps[a], steps[b]) for a, b in pairs}
+        for each in (p_values, holm(p_values)):
+            counts.append(sum(p < 0.05 for p in each.values()))
+    return Compared(*counts)
+
+
+def steps_at(rows: Sequence[Row], where: str, scores: Sequence[str]) -> dict[str, np.ndarray]:
+    """Steps until solved [seeds] of each score in one cell of its map.
+
+    Args:
+        rows: of one task.
+        where: "constants", that of its paper at rate 0.003; "best cells"; "deviation", the logits
+            have the deviation 1/4; "query part", the part of them that depends on the query has it;
+            or a kind of rows of fresh seeds. "deviation" and "query part" take the nearest
+            deviation of the grid, and the better of the rates 0.003 and 0.001.
+        scores: the scores.
+    """
+    shares = {row["score"]: row["query_share"] for row in lab.where(rows, kind="size")}
+    found = {}
+    for score in scores:
+        maps = lab.where(rows, kind="map", score=score)
+        if where == "constants":
+            found[score] = infinite(lab.where(maps, rate=3e-3)[0]["solved"])[-1]
+        elif where == "best cells":
+            found[score] = _cell(maps, *best_cell(maps))
+        elif where in ("deviation", "query part"):
+            size = 0.25 / (shares[score] ** 0.5 if where == "query part" else 1)
+            near = min(maps[0]["deviations"][:-1], key=lambda x: abs(np.log(x / size)))
+            cells = [_cell(maps, near, rate) for rate in (3e-3, 1e-3) if lab.where(maps, rate=rate)]
+            found[score] = min(cells, key=lambda steps: (np.median(steps), steps.mean()))
+        else:
+            found[score] = times_of(lab.where(rows, "solved", kind=where, score=score)[0])
+    return found
+
+
+def _cell(maps: Sequence[Row], deviation: float, rate: float) -> np.ndarray:
+    (of_rate,) = lab.where(maps, rate=rate)
+    steps: np.ndarray = infinite(of_rate["solved"])[of_rate["deviations"].index(deviation)]
+    return steps
 
 
 def right_edges(

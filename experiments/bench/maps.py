@@ -44,15 +44,21 @@ from attention_jax.training.task import Task, TrainConfig
 from experiments import lab
 from experiments.bench import map_claims, map_figure
 from experiments.bench.map_rows import (
-    against_scaled,
+    CONTROLS,
+    DIFFERENT,
+    NORMALIZED,
+    OWN,
+    SAME,
+    WARM_UP,
+    WITHOUT_KEY,
     best_cell,
-    censored,
-    infinite,
-    share,
-    tests_of,
 )
+from experiments.bench.map_tables import constants as constants  # of README.md, as the next three
+from experiments.bench.map_tables import headline as headline
+from experiments.bench.map_tables import label as label
+from experiments.bench.map_tables import table as table
+from experiments.bench.map_tables import widths as widths
 from experiments.bench.summary import four_scores as four_scores  # of README.md
-from experiments.bench.summary import steps_in_words
 from experiments.bench.training import (
     LOOK,
     Start,
@@ -72,16 +78,7 @@ TASKS: dict[str, Task] = {
     ),
 }
 FULL = ("recall",)  # the others, and the controls, have coarse maps: see `_sizes`
-DIFFERENT = (
-    *("scaled", "general", "softcap", "softplus", "cosine", "ngpt", "l2", "elliptical"),
-    *("hyperbolic", "manhattan", "tropical", "yat", "power", "indexer", "neural", "additive"),
-)
-WITHOUT_KEY = {"additive": "additive(key_part=False)", "neural": "neural(key_part=False)"}
-_CONTROLS = "experiments.bench.controls"
-CONTROLS = (f"{_CONTROLS}:Projected", f"{_CONTROLS}:Features", f"{_CONTROLS}:WithLength")
-# Trainings from fresh seeds: at the constant of the paper, with 300 steps of warm-up there, and
-# with layer normalisation of queries and keys there; see `Config.task`.
-OWN, WARM_UP, NORMALIZED = "own", "warm-up", "normalized"
+FRONT = ("scaled", "general", "additive", WITHOUT_KEY["additive"])
 
 
 class Cells(NamedTuple):
@@ -146,7 +143,7 @@ class Config:
     of_widths: ScoreNames = ("scaled", "l2")
     of_width: tuple[float, ...] = tuple(2.0**k for k in range(-4, 1))
     seeds: int = 8
-    constants: ScoreNames = ("dot", "distance")
+    constants: ScoreNames = tuple(SAME)
     fresh: tuple[str, ...] = (OWN, NORMALIZED, WARM_UP)
     tests: int = 10
     budget: float = 1.0
@@ -297,53 +294,29 @@ def _measured(config: Config, cells: Cells, maps: Sequence[Row]) -> list[Row]:
 
 def claims(rows: list[Row]) -> list[Claim]:
     """What the maps say; all bounds were written before the run."""
-    return map_claims.claims(rows, DIFFERENT, Config().others, WITHOUT_KEY)
+    return map_claims.claims(rows, Config().others)
 
 
 CAPTIONS = {
-    "maps": "Share of seeds that solve the task, recall by default (black: all), over deviation and"
-    " learning rate, and median steps. The star is the constant of the score's paper."
+    "maps": "Share of seeds that solve the task, recall by default, over deviation and learning"
+    " rate, and median steps. Hatched: not run. Scaled and l2 have two stars, those of dot and"
+    " distance, which are the same functions with another constant, among them.",
+    "maps_front": "The same for four scores.",
 }
 
 
-def table(rows: list[Row]) -> str:
-    """The tests at the best cells, of each task that has them."""
-    parts = []
-    for task in dict.fromkeys(row["task"] for row in lab.where(rows, kind="test")):
-        tests, p_values = tests_of(rows, task), against_scaled(rows, task)
-        head = [f"{task.replace('_', ' ')}: score", "solved", "median steps (least to most)"]
-        head += ["p (Holm)", "deviation; rate", "own deviation", "parameters"]
-        order = sorted(tests, key=lambda score: (np.median(censored(tests[score])), score))
-        lines = []
-        for score in order:
-            row = tests[score]
-            p = f"{p_values[score]:.2g}" if score in p_values else "-"
-            chosen = f"{row['deviations'][0]:.3g}; {row['rate']:g}"
-            number = len(row["solved"][0])
-            solved = f"{round(share(row) * number)} of {number}"
-            cells = [label(score), solved, _steps(infinite(row["solved"])[0])]
-            lines.append([*cells, p, chosen, f"{row['own']:.2g}", f"{row['parameters']:,}"])
-        parts.append(lab.markdown(head, lines))
-    return "\n\n".join(parts)
-
-
-def label(score: str) -> str:
-    """A score's name in tables and figures."""
-    return score.replace(f"{_CONTROLS}:", "control: ")
-
-
-def _steps(solved: np.ndarray) -> str:
-    """The median and the range of steps until solved, e.g. "400 (250 to never)"."""
-    middle, low, high = map(steps_in_words, (np.median(solved), solved.min(), solved.max()))
-    return f"{middle} ({low} to {high})"
-
-
 def plot(rows: list[Row]) -> dict[str, Any]:
-    """A panel for each map of the first task, except those of controls, which are coarse."""
+    """The maps of the first task, without the controls; four of them in a figure of their own."""
     maps = lab.where(rows, task=rows[0]["task"], kind="map")
     scores = dict.fromkeys(row["score"] for row in maps if row["score"] not in CONTROLS)
     panels = {label(score): lab.where(maps, score=score) for score in scores}
-    return {"maps": map_figure.draw(panels)}
+    stars = {title: [of_score[0]["own"]] for title, of_score in panels.items()}
+    for other, score in SAME.items():
+        if score in stars:
+            stars[score] += lab.column(rows, "own", kind=OWN, score=other)
+    figures = {"maps": map_figure.draw(panels, stars, columns=4)}
+    few = {title: panels[title] for title in FRONT if title in panels}
+    return {"maps_front": map_figure.draw(few, stars, columns=2), **figures} if few else figures
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from attention_jax.runs.run_folder import make_folder
 from attention_jax.scores import score_folder
 from experiments import lab
 from experiments.bench.expression import EXPRESSION
-from experiments.bench.maps import WITHOUT_KEY
+from experiments.bench.map_rows import WITHOUT_KEY
 from experiments.bench.one_attention import RELATIONS as RELATIONS
 from experiments.bench.one_attention import init, measure, samples
 from experiments.lab import Claim, Row, main, markdown, significant, spread_and_worst

@@ -10,18 +10,11 @@ import numpy as np
 LEAST = 6  # numbers, for a 95 % interval of their median
 
 
-def differ(first: np.ndarray, second: np.ndarray) -> bool:
-    """Whether two shares of seeds differ: Fisher's exact test, two-sided, p < 0.05."""
+def fisher(first: np.ndarray, second: np.ndarray) -> float:
+    """Fisher's exact test of two shares of seeds, two-sided."""
     (a, n), (b, m) = ((int(each.sum()), len(each)) for each in (first, second))
     ways = [math.comb(n, k) * math.comb(m, a + b - k) for k in range(a + b + 1)]
-    return sum(way for way in ways if way <= ways[a]) < 0.05 * math.comb(n + m, a + b)
-
-
-def share_interval(solved: np.ndarray) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
-    n, share, z = len(solved), float(np.mean(solved)), 1.96
-    middle, half = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + (z / 2 / n) ** 2)
-    return (middle - half) / (1 + z**2 / n), (middle + half) / (1 + z**2 / n)
+    return sum(way for way in ways if way <= ways[a]) / math.comb(n + m, a + b)
 
 
 def p_value(first: np.ndarray, second: np.ndarray) -> float:
@@ -83,6 +76,23 @@ def holm(p_values: dict[str, float]) -> dict[str, float]:
         least = max(least, min(1.0, (len(p_values) - index) * p))
         corrected[name] = least
     return corrected
+
+
+def ratio_interval(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float]:
+    """The ratio of two medians between the ends of its 95 % interval, by resampled seeds.
+
+    The numbers of a seed are drawn together, 10,000 times. Infinite numbers, never, stay infinite;
+    a ratio of two infinite medians has no value and is left out.
+    """
+    drawn = np.random.default_rng(0).integers(0, len(first), (10_000, len(first)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios = np.median(first[drawn], axis=1) / np.median(second[drawn], axis=1)
+        ratio = float(np.median(first) / np.median(second))
+    ordered = np.sort(ratios[~np.isnan(ratios)])
+    if not ordered.size:
+        return math.nan, math.nan, math.nan
+    low, high = (float(ordered[int(len(ordered) * q)]) for q in (0.025, 0.975))
+    return low, ratio, high
 
 
 def median_interval(numbers: np.ndarray) -> tuple[float, float]:
