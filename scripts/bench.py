@@ -187,7 +187,7 @@ def _others(name: str, measured: list[lab.Row]) -> list[lab.Row]:
         if row["score"] in SCORES
         and row["score"] not in scores
         and row.get("task") in tasks
-        and row.get("kind") in kinds | {"test"}
+        and row.get("kind") in kinds | {"long", "test", "own"}
     ]
 
 

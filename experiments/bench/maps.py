@@ -86,8 +86,8 @@ class Cells(NamedTuple):
 
     Attributes:
         kind: "map"; "long", with four times the steps; "width", of another size of the model;
-            "test", fresh seeds at the best cell; one of `Config.fresh`; or "size", the share of the
-            variance of the logits that depends on the query, without any training.
+            "test", fresh seeds at the best cell; one of `Config.fresh`, and with these "size", the
+            share of the variance of the logits that depends on the query, without any training.
         dim: of the model; 0 for that of the task.
     """
 
@@ -211,7 +211,7 @@ def groups_of(config: Config) -> Iterator[tuple[Cells, ...]]:
         yield tuple(Cells("width", first, score, rate, dim) for rate in config.rates)
     for task, score in itertools.product(others, config.others or config.scores):
         yield (Cells("map", task, score, config.rates[0]),)
-    for score in config.scores:
+    for score in config.scores if config.fresh else ():
         yield (Cells("size", first, score),)
 
 
@@ -315,8 +315,10 @@ def plot(rows: list[Row]) -> dict[str, Any]:
         if score in stars:
             stars[score] += lab.column(rows, "own", kind=OWN, score=other)
     figures = {"maps": map_figure.draw(panels, stars, columns=4)}
-    few = {title: panels[title] for title in FRONT if title in panels}
-    return {"maps_front": map_figure.draw(few, stars, columns=2), **figures} if few else figures
+    if panels.keys() >= {*FRONT}:
+        few = {title: panels[title] for title in FRONT}
+        figures["maps_front"] = map_figure.draw(few, stars, columns=2)
+    return figures
 
 
 if __name__ == "__main__":
