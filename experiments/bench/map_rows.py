@@ -111,7 +111,9 @@ def steps_at(rows: Sequence[Row], where: str, scores: Sequence[str]) -> dict[str
             size = 0.25 / (shares[score] ** 0.5 if where == "query part" else 1)
             near = min(maps[0]["deviations"][:-1], key=lambda x: abs(np.log(x / size)))
             cells = [_cell(maps, near, rate) for rate in (3e-3, 1e-3) if lab.where(maps, rate=rate)]
-            found[score] = min(cells, key=lambda steps: (np.median(steps), steps.mean()))
+            found[score] = min(
+                cells, key=lambda steps: (np.median(steps), -np.isfinite(steps).sum())
+            )
         else:
             found[score] = times_of(lab.where(rows, "solved", kind=where, score=score)[0])
     return found
