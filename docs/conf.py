@@ -35,10 +35,12 @@ napoleon_custom_sections = [("Class variables", "params_style")]
 html_theme = "furo"
 html_title = project
 html_copy_source = False
+html_show_copyright = False
 html_math_renderer = "mathml"
 
 # The pages below the front page. Below another README are the pages of its folder that it links.
 FRONT = {
+    "experiments/bench/FINDINGS": "What comes out",
     "docs/guide/README": "Guide",
     "attention_jax/runs/README": "Runs",
     "scripts/README": "Command lines",

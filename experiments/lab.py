@@ -68,7 +68,6 @@ SUBJECTS: dict[str, tuple[str, ...]] = {
     "bench": ("maps", "relations", "language", "cost"),
     "reversal": (
         "gru_padding",
-        "reversal_comparison",
         "scale_and_dimension",
         "local_attention",
         "coverage",

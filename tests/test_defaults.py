@@ -71,6 +71,7 @@ DEFAULTS = {  # public names -> what inspect finds
     "t5_bias": dict(bidirectional=True, max_distance=128),
     "relative_position_bucket": dict(buckets=32, max_distance=128, bidirectional=True),
     # scores and normalisers
+    "Additive Concat": dict(key_part=True),
     "Multiplied": dict(score=aj.ScaledDot(), factor=1.0),
     "SoftCap": dict(score=aj.ScaledDot(), cap=50.0),
     "Softmax": dict(sink=False),

@@ -83,7 +83,8 @@ WRONG = [  # (function, a right call, {argument: wrong values})
     (aj.ring_attention, TOKENS, {"mesh": one_of(None, 1, "context", jax.devices())}),
     *((score, {}, {"scale": one_of("1", np.inf, np.nan)})
       for score in (aj.ScaledDot, scores.Cosine, scores.NegativeSquaredDistance)),
-    *((score, {}, {"hidden_dim": no.size}) for score in (aj.Additive, scores.Concat)),
+    *((score, {}, {"hidden_dim": no.size, "key_part": one_of(0, 1, "False", None)})
+      for score in (aj.Additive, scores.Concat)),
     (literature.Indexer, {}, {"num_heads": no.size_or_none}),
     (literature.Power, {}, {"degree": one_of("2", np.inf, np.nan), "score": one_of("dot", 2.0)}),
     (literature.Yat, {}, {"epsilon": one_of(0.0, -1, np.inf, np.nan, "1")}),

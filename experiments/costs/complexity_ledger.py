@@ -39,7 +39,7 @@ from attention_jax import BlockSizes, attention, get_score
 from attention_jax.analysis import ledger
 from attention_jax.reports import plotting
 from experiments import lab
-from experiments.lab import Claim, Row, column, content_of, main, markdown, spread, where
+from experiments.lab import Claim, Row, column, main, markdown, where
 from experiments.reversal.arms import SHORT_STRINGS, changed
 from experiments.reversal.gru_model import GRUReversal
 
@@ -232,26 +232,6 @@ def table(rows: list[Row]) -> str:
     (row, *_), memory = _by_score(rows).values(), [f"MiB, {form}" for form in FORMS]
     note = f"{row['lengths'][-1]:,} tokens of {row['dim']} features; memory with all gradients."
     return f"{note} Empty: not measured.\n\n{markdown((*head, *memory), lines)}"
-
-
-def price_of_additive(rows: list[Row]) -> str:
-    """Additive beside scaled dot, from the rows of this experiment and of others."""
-    pair = [_by_score(rows)[score] for score in ("additive", "scaled")]
-    lines = [["parameters", *(f"{row['parameters']:,}" for row in pair)]]
-    for form in ("naive", "tiled"):
-        mib = (f"{row[form][-1] / 2**20:,.1f}" for row in pair)
-        lines.append([f"MiB with all gradients, {form}", *mib])
-    test = {"part": "seeds", "test": "test_2016_flickr", "search": "4 beams"}
-    for text, name, number, chosen in (
-        ("minutes to train a translator", "translation_comparison", "minutes", test),
-        ("its BLEU on the test set of 2016, 4 beams", "translation_comparison", "bleu", test),
-        ("loss of a reversal model, nats", "gradient_analysis", "loss", {"step": 500}),
-        ("entropy, nats, kernels 30 times as large", "gradient_analysis", "entropy", {"scale": 30}),
-    ):
-        found = where((content_of(name) or {"rows": []})["rows"], **chosen)
-        numbers = (np.ravel(column(found, number, score=row["score"])).tolist() for row in pair)
-        lines.append([text, *(spread(x) if x[1:] else f"{x[0]:.3g}" for x in numbers if x)])
-    return markdown(("measured", "additive", "scaled dot"), lines)
 
 
 def plot(rows: list[Row]) -> dict[str, Any]:

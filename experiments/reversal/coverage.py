@@ -57,6 +57,7 @@ QUERY, KEYS, V, STEPS = 0.0, (0.8, 0.4, 0.0, -0.4), 10.0, 4
 PLAIN, IN_SCORE, IN_LOSS = ARMS = "no coverage", "in the score", "in the score and the loss"
 NEAR, FAR = "trained lengths", "longer"
 FLOOR = 1.0  # of the coverage loss per string
+MOST_DRAWN = 0.12  # of the repeated letters, which begin at one half
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,14 +278,14 @@ def _learning(rows: list[Row]) -> Any:
     scores = [*dict.fromkeys(column(rows, "score"))]
     panels = (
         (NEAR, "coverage_loss", "coverage loss per string", (FLOOR, np.inf)),
-        (FAR, "repeated", "longer strings:\nshare of letters repeated wrongly", (0, 1)),
-        (FAR, "cross_entropy", "longer strings:\ncross entropy (nats)", (0, np.inf)),
+        (FAR, "repeated", f"share of letters repeated wrongly\n(cut off at {MOST_DRAWN})", (0, 1)),
+        (FAR, "cross_entropy", "cross entropy (nats per token)", (0, np.inf)),
     )
     size = 9.6, 3.1 * len(scores) + 0.6
     shape: Any = {"rows": len(scores), "columns": len(panels), "sharex": True}
     figure, axes = plotting.new_figure(*size, grid=True, **shape)
     for ax, (score, panel) in zip(axes, itertools.product(scores, panels), strict=True):
-        strings, name, title, limits = panel
+        strings, name, label, limits = panel
         for arm in ARMS:
             looks = where(rows, score=score, strings=strings, arm=arm)
             values, steps = np.array(column(looks, name)), column(looks, "step")
@@ -292,9 +293,8 @@ def _learning(rows: list[Row]) -> Any:
             plotting.draw_band(ax, steps, values, index=index, label=arm, limits=limits)
         if name == "coverage_loss":
             ax.axhline(FLOOR, color="black", linestyle="--", linewidth=1, label="floor")
-            ax.set_ylabel(f"{score} attention")
-        ax.set_title(title, fontsize=10)
-        ax.set(xlabel="step", ylim=(0, 0.12 if name == "repeated" else None))  # from one half
+        ax.set_title(f"{score}, {'longer strings' if strings == FAR else strings}", fontsize=10)
+        ax.set(xlabel="step", ylabel=label, ylim=(0, MOST_DRAWN if name == "repeated" else None))
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 

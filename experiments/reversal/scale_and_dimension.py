@@ -6,7 +6,7 @@ Answer: Its scale. At d = 256 dot ends with a loss of 0.21 nats per token, and s
 Source: chapter 38 ("Attention Variants"), exercise 38.4: train unscaled dot and scaled dot on the
     reversal task with d = 256, compare their final losses, and plot the entropy of attention across
     training. The walkthrough, step 2: dot and additive perform alike where d is modest, and for
-    larger d unscaled dot is worse. The comparisons at equal logits and equal parameters are ours.
+    larger d unscaled dot is worse. The comparison at equal logits is ours.
 Command: .venv/bin/python -m experiments.reversal.scale_and_dimension  # 35 minutes on 2 CPU cores
 
 All models are the reversal model for short strings (`SHORT_STRINGS` in `arms.py`) with padding
@@ -18,19 +18,16 @@ rates, and compared at the rate with its lowest mean final loss.
    d = 256.
 2. Size of logits: dot times a constant, chosen for each seed so that its logits begin with a given
    deviation within a row. Scaled dot is the same function: at equal logits both are one model.
-3. The four scores at one d: as they are; with logits that begin with equal deviations; with equally
-   many parameters; and with both equal. General has d^2 parameters; additive gets as many with a
-   hidden layer of d / 2, dot and scaled dot with projections of query and key to d / 2 each.
+3. The four scores at one d, as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +35,7 @@ import numpy as np
 
 from attention_jax.analysis import learning_statistics
 from attention_jax.reports import plotting
-from attention_jax.scores import Additive, Dot, General, Params
+from attention_jax.scores import Additive, Dot, General
 from attention_jax.tasks.reversal import Reversal
 from attention_jax.training.metrics import exact_match
 from attention_jax.training.step import TrainState, initial_state, train_steps
@@ -47,7 +44,7 @@ from experiments.lab import Claim, Row, column, gain, markdown, plus_minus, sign
 from experiments.reversal.arms import SHORT_STRINGS, AtRate, changed
 from experiments.reversal.multiplied_scores import Times
 
-PLAIN, SCALED, EQUAL = "as it is", "scaled", 1.0  # sizes of logits; a number is their deviation
+PLAIN, SCALED = "as it is", "scaled"  # sizes of logits; a number is their deviation
 LABELS = {
     "loss": "loss (nats per token)",
     "entropy": "entropy (nats)",
@@ -57,42 +54,7 @@ CROSS = ("entropy", "logit_sd")  # of the cross attention
 GUESSING = 5.5 / 6.5 * math.log(26)  # loss of guessing the letters, but not EOS: 5.5 on average
 
 
-# --- scores with equally many parameters, and with a factor on their logits ---
-
-
-@dataclasses.dataclass(frozen=True)
-class HalfAdditive(Additive):
-    """`Additive` with A = Dk / 2: for tokens of size d, d^2 + d / 2 parameters."""
-
-    def init(self, rng: jax.Array, query_dim: int, key_dim: int) -> Params:
-        return Additive(key_dim // 2).init(rng, query_dim, key_dim)
-
-
-@dataclasses.dataclass(frozen=True)
-class ProjectedDot(Dot):
-    """e(q, k) = (q Wq) . (k Wk), with A = Dk / 2: for tokens of size d, d^2 parameters
-
-    Params: {"query_kernel": Wq, [Dq, A]; "key_kernel": Wk, [Dk, A]}, which keep unit variance.
-    """
-
-    needs_equal_dims: ClassVar[bool] = False
-
-    def init(self, rng: jax.Array, query_dim: int, key_dim: int) -> Params:
-        rngs, width = jax.random.split(rng), key_dim // 2
-        return {
-            "query_kernel": jax.random.normal(rngs[0], (query_dim, width)) * query_dim**-0.5,
-            "key_kernel": jax.random.normal(rngs[1], (key_dim, width)) * key_dim**-0.5,
-        }
-
-    def project_query(self, params: Params, query: jax.Array) -> jax.Array:
-        return query @ params["query_kernel"]
-
-    def project_key(self, params: Params, key: jax.Array) -> jax.Array:
-        return key @ params["key_kernel"]
-
-
 ADDITIVE, DOT, GENERAL = Times(Additive()), Times(Dot()), Times(General())
-HALF_ADDITIVE, PROJECTED_DOT = Times(HalfAdditive()), Times(ProjectedDot())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,9 +116,7 @@ def run(config: Config) -> list[Row]:
         arms: dict[str, tuple[str | float, ...]] = {"dot": (PLAIN, SCALED, *sizes)}
         arms["additive"] = (PLAIN,)
         if dim == config.score_dim:
-            arms["dot"] = (PLAIN, SCALED, EQUAL, *(size for size in sizes if size != EQUAL))
-            arms |= dict.fromkeys(("additive", "general", "half_additive"), (PLAIN, EQUAL))
-            arms["projected_dot"] = (PLAIN, SCALED, EQUAL)
+            arms["general"] = (PLAIN,)
         for score, of_score in arms.items():
             rows += _trained(config, score, dim, of_score)
     return rows
@@ -188,7 +148,7 @@ def _trained(config: Config, score: str, dim: int, sizes: Sequence[str | float])
     seeds = initial_state(AtRate(task, 1.0))
     state = jax.tree.map(lambda leaf: jnp.stack([leaf] * len(runs)), seeds)
     of_factor_1 = np.asarray(look_at_all(state.params)["logit_sd"])
-    fixed = {PLAIN: 1.0, SCALED: (dim // 2 if score == "projected_dot" else dim) ** -0.5}
+    fixed = {PLAIN: 1.0, SCALED: dim**-0.5}
     factors = [
         np.full_like(sd, fixed[size]) if isinstance(size, str) else size / sd
         for (size, _), sd in zip(runs, of_factor_1, strict=True)
@@ -231,31 +191,16 @@ def best(rows: list[Row], **arm: Any) -> Row:
 
 
 def by_dimension(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
-    """Parts 1 and 2: by d, dot by size of its logits, and additive, each at its best rate."""
+    """By d, dot by size of its logits, and other scores, each at its best rate."""
     found: dict[int, dict[str | float, Row]] = {}
     for dim in column(rows, "dim", score="dot"):
-        dot = where(rows, score="dot", dim=dim)
-        found[dim] = {size: best(dot, size=size) for size in column(dot, "size")}
-        found[dim]["additive"] = best(rows, score="additive", size=PLAIN, dim=dim)
-    return found
-
-
-def comparisons(rows: list[Row]) -> dict[str, dict[str, Row]]:
-    """Part 3: by comparison and score, each at its best rate."""
-    found: dict[str, dict[str, Row]] = {}
-    if not (dims := column(rows, "dim", score="general")):
-        return found
-    at = functools.partial(best, rows, dim=dims[0])
-    own = {"additive": "additive", "dot": "dot", "general": "general"}
-    fewer = {"additive": "half_additive", "dot": "projected_dot", "general": "general"}
-    for scores, plain, equal in (
-        (own, "as they are", "equal logits"),
-        (fewer, "equal parameters", "equal logits and parameters"),
-    ):
-        found[plain] = {name: at(score=score, size=PLAIN) for name, score in scores.items()}
-        found[plain]["scaled"] = at(score=scores["dot"], size=SCALED)
-        found[equal] = {name: at(score=score, size=EQUAL) for name, score in scores.items()}
-        found[equal]["dot = scaled"] = found[equal].pop("dot")
+        at = where(rows, dim=dim)
+        found[dim] = {
+            size: best(at, score="dot", size=size) for size in column(at, "size", score="dot")
+        }
+        for other in ("additive", "general"):
+            if where(at, score=other):
+                found[dim][other] = best(at, score=other)
     return found
 
 
@@ -278,7 +223,8 @@ def claims(rows: list[Row]) -> list[Claim]:
         Claim(begins, max(entropies[0]) - min(entropies[1]), high=0, source=falls),
         Claim(harms, harm, high=0, source=least, denies=True),
     ]
-    four = comparisons(rows)["as they are"]
+    (four,) = (arms for arms in by_dimension(rows).values() if "general" in arms)
+    four = {"dot" if x == PLAIN else x: four[x] for x in ("additive", PLAIN, "general", SCALED)}
     worst = max(four, key=lambda score: loss_of(four[score]))
     gap, of_chance = gain(four["scaled"]["loss"], four[worst]["loss"])
     most = -of_chance if worst != "scaled" else -math.inf
@@ -296,9 +242,10 @@ def claims(rows: list[Row]) -> list[Claim]:
 
 
 def table(rows: list[Row]) -> str:
-    """Dot by size of its logits; the four scores in each comparison: losses, strings reversed."""
-    lines, scores = [], []
-    names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot", "additive": "additive"}
+    """Dot by size of its logits, and other scores: losses, strings reversed."""
+    lines = []
+    names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot"}
+    names |= {score: score for score in ("additive", "general")}
     for dim, arms in by_dimension(rows).items():
         least = min(arms.values(), key=loss_of)
         for size, row in arms.items():
@@ -307,17 +254,11 @@ def table(rows: list[Row]) -> str:
             name = names.get(size, f"times a constant: deviation {size}")
             gap = "least" if row is least else plus_minus(*gain(row["loss"], least["loss"]))
             lines.append((dim, name, f"{row['rate']:g}", _outcome(row), gap, *ends))
-    for what, arms_of in comparisons(rows).items():
-        order = sorted(arms_of, key=lambda score: loss_of(arms_of[score]))
-        losses = "; ".join(f"{score} {_outcome(arms_of[score])}" for score in order)
-        first, second = (arms_of[score]["loss"] for score in order[:2])
-        scores.append((what, losses, plus_minus(*gain(second, first))))
     outcome, error = "nats ± deviation over seeds (strings reversed)", "± 2 standard errors"
     heads = ["d", "score", "best rate", f"final loss, {outcome}"]
     heads += [f"minus the least of this d, {error}", "entropy of attention, before → after"]
     heads += ["deviation of logits, before → after"]
-    of_scores = ("comparison", f"final losses, {outcome}", f"second minus first, {error}")
-    return f"{markdown(heads, lines)}\n\n{markdown(of_scores, scores)}"
+    return markdown(heads, lines)
 
 
 def _outcome(row: Row) -> str:
@@ -326,7 +267,8 @@ def _outcome(row: Row) -> str:
 
 CAPTIONS = {
     "scale_and_dimension_sizes": "Final loss over the initial deviation of the logits, at the best"
-    " learning rate, a point for each seed: dot, scaled dot, and dot times other constants.",
+    " learning rate, a point for each seed: dot, scaled dot, and dot times other constants. Lines:"
+    " means of additive and general, whose deviations were not measured.",
     "scale_and_dimension_training": "Dot and scaled dot while they learn, at their best learning"
     " rates: loss, entropy of the cross attention and deviation of its logits within a row. Means"
     " over seeds, and bands of one deviation, of logarithms where the axis is logarithmic.",
@@ -363,18 +305,23 @@ def _sizes(rows: list[Row]) -> Any:
     dims = by_dimension(rows)
     shape: Any = {"columns": len(dims), "sharex": True, "sharey": True}
     figure, axes = plotting.new_figure(0.6 + 2.8 * len(dims), 3.8, grid=True, **shape)
-    points = {}
+    lines = {}
     for ax, (dim, arms) in zip(axes, dims.items(), strict=True):
         for size, row in arms.items():
+            if size in ("additive", "general"):
+                look = {"color": plotting.COLORS[plotting.index_of(str(size))], "lw": 1.5}
+                lines[f"{size}, mean"] = ax.axhline(loss_of(row), **look)
+                continue
             name = {PLAIN: "dot", SCALED: "scaled"}.get(str(size), "dot times a constant")
             at = [size] * len(row["loss"]) if "looks" not in row else row["looks"]["logit_sd"][0]
             look = plotting.style_of(plotting.index_of(name))
-            (points[name],) = ax.plot(at, row["loss"], ls="", alpha=0.7, ms=5, **look)
-        points["guessing letters"] = ax.axhline(GUESSING, color="black", ls="--", lw=1)
-        ax.set(xscale="log", yscale="log", title=f"d = {dim}")
-        ax.set_xlabel("sd of logits, before training")
+            (lines[name],) = ax.plot(at, row["loss"], ls="", alpha=0.7, ms=5, **look)
+        lines["guessing letters"] = ax.axhline(GUESSING, color="black", ls="--", lw=1)
+        others = "" if len(arms) > 3 else ", no other constants"
+        ax.set(xscale="log", yscale="log", title=f"d = {dim}{others}")
+        ax.set_xlabel("deviation of the first logits")
     axes[0].set_ylabel(f"final {LABELS['loss']}")
-    figure.legend(points.values(), points.keys(), loc="outside lower center", ncols=4)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=3)
     return figure
 
 

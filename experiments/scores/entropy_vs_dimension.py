@@ -33,9 +33,6 @@ most keys and the fewest.
 
 `--scores` measures other scores, with fresh parameters for each query; the claims are about dot
 ("raw") and scaled.
-
-The heat maps show what the notebook's cell announces; the cell itself divides by sqrt(d_k) in each
-of its panels. All panels use one draw of 512 components, of which each takes the first d_k.
 """
 
 from __future__ import annotations
@@ -59,11 +56,9 @@ from experiments import entropy_limits as limits
 from experiments.lab import Claim, Row, ScoreNames, column, main, markdown, where
 
 DAY_11_KEYS, DAY_11_DIM = 10, 512
-DRAWN = (1, 16, 64, 256, 512)  # d_k of the notebook's heat maps
 GROUPS = 10  # independent groups of queries, for the error of a slope
 CAPTIONS = {
     "entropy_vs_dimension": "Entropy over d_k and over the number of keys, raw and scaled.",
-    "entropy_vs_dimension_heatmaps": "Weights of four queries, raw and scaled, at five d_k.",
 }
 
 
@@ -92,7 +87,7 @@ QUICK = Config(dims=(4, 256), samples=200, more_keys=(256,))
 
 
 def run(config: Config) -> list[Row]:
-    """A row for each score, number of keys and dimension, and for each heat map."""
+    """A row for each score, number of keys and dimension."""
     rngs = iter(jax.random.split(jax.random.key(config.seed), 1000))
     points = [("sweep", *point) for point in itertools.product(config.keys, config.dims)]
     points += [("keys", keys, 64) for keys in config.more_keys]
@@ -107,12 +102,6 @@ def run(config: Config) -> list[Row]:
             row |= {"largest": largest.mean(), "nan_in_day_11": np.isnan(day_11).mean()}
             row = jax.tree.map(lambda number: round(float(number), 6), row)
             rows.append({"part": part, "score": score, "keys": keys, "dim": dim, **row})
-    rng = next(rngs)
-    drawn = jax.random.normal(rng, (2, 4, max(DRAWN)))
-    for score, dim in itertools.product(config.scores, DRAWN):
-        params = get_score(score).init(jax.random.fold_in(rng, dim), dim, dim)
-        weights = attention_weights(*drawn[..., :dim], score=score, params=params)
-        rows.append({"map": dim, "score": score, "weights": np.float64(weights).round(3).tolist()})
     return rows
 
 
@@ -207,7 +196,7 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
-    """Entropy against d_k, its distance from uniform against T, and heat maps."""
+    """Entropy against d_k, its and its distance from uniform against T."""
     counts = sorted(set(column(rows, "keys", part="sweep")))
     scores = list(dict.fromkeys(column(rows, "score")))
     panels = len(counts) + 1
@@ -238,12 +227,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         ax.set_xscale("log", base=2)
         ax.legend(fontsize=9, loc="lower right" if ax is axes[-1] else "center right")
     figure.suptitle("Entropy of attention over random keys (bands: 10 to 90 % of the queries)")
-    maps = {
-        f"{row['score']}, dₖ = {row['map']}": (np.array(row["weights"]), "1234", "1234")
-        for row in where(rows, "map")
-    }
-    drawn = plotting.weight_heatmaps(maps, columns=len(DRAWN), size=2.0)
-    return {"entropy_vs_dimension": figure, "entropy_vs_dimension_heatmaps": drawn}
+    return {"entropy_vs_dimension": figure}
 
 
 if __name__ == "__main__":

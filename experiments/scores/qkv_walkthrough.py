@@ -12,7 +12,7 @@ experiment reproduces the source's numbers, which show three of its choices:
 
 - Its softmax is over dim 0. Then columns sum to 1, that is, the weights of all queries on one key,
   and a context is not a weighted mean of values: rows sum to anything from 0 to 5, and 7 of the 11
-  queries get nothing. The source's text says "for each row", which is right, and is drawn here.
+  queries get nothing. The source's text says "for each row", which is right.
 - Its projections have entries of variance 1, so that Q and K have variance D and not 1. Dividing by
   sqrt(D) then leaves a variance of D^2, 1024 on average over draws, and rows of weights are nearly
   one-hot. The factor 1 / sqrt(D) is meant for queries and keys of unit variance, whose logits it
@@ -59,7 +59,6 @@ TITLES = {
 }
 CAPTIONS = {
     "qkv_walkthrough": "Eight steps, projections of variance 1/D: weights are soft.",
-    "qkv_walkthrough_axis": "The source's softmax over columns, and a softmax over rows.",
 }
 
 
@@ -184,11 +183,7 @@ def table(rows: list[Row]) -> str:
 
 
 def plot(rows: list[Row]) -> dict[str, Figure]:
-    """The steps of our recipe, and both axes of the source's softmax."""
-    return dict(zip(CAPTIONS, (_steps(rows), _axis(rows)), strict=True))
-
-
-def _steps(rows: list[Row]) -> Figure:
+    """The steps of our recipe."""
     figure, axes = plotting.new_figure(10, 5.8, rows=2, columns=4)
     for ax, row in zip(axes, where(rows, recipe="ours"), strict=True):
         values = np.array(row["values"])
@@ -211,18 +206,7 @@ def _steps(rows: list[Row]) -> Figure:
     largest = np.max(where(rows, recipe="ours", step="weights")[0]["values"], axis=1).mean()
     title = "From token ids to context; projections with entries of variance 1 / D"
     figure.suptitle(f"{title}\nlargest weight of a row: {largest:.2f} on average")
-    return figure
-
-
-def _axis(rows: list[Row]) -> Figure:
-    weights = np.array(where(rows, recipe="source", step="weights")[0]["values"])
-    columns = np.array(where(rows, "columns")[0]["columns"])
-    sums = columns.sum(axis=1)
-    span = f"{sums.min():.2f} to {sums.max():.2f}"
-    title = f"softmax over dim 0, as the source's code:\nrows sum to {span}"
-    panels = {title: columns, "softmax over rows,\nas its text": weights}
-    labelled = {name: (panel, TOKENS, TOKENS) for name, panel in panels.items()}
-    return plotting.weight_heatmaps(labelled, size=4.2)
+    return {"qkv_walkthrough": figure}
 
 
 if __name__ == "__main__":

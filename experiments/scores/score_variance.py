@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +62,8 @@ PRODUCTS = {name: functools.partial(SCORES[name], {}) for name in ("dot", "scale
 COLORS = (*plotting.COLORS[4:6], "#999999")  # of no score
 CAPTIONS = {
     "score_variance_heatmaps": "Logits and weights of 12 tokens, before and after scaling.",
-    "score_variance_means": "Variance of scaled logits for six choices of means; black: formula.",
+    "score_variance_means": "Variance of scaled logits where queries or keys have a mean: over all"
+    " pairs both raise it; within a row, which the softmax sees, a mean of the keys does not.",
 }
 
 
@@ -279,22 +279,22 @@ def _maps(rows: list[Row]) -> Figure:
 
 
 def _means(rows: list[Row]) -> Figure:
-    figure, axes = plotting.new_figure(9.5, 6.6, rows=2, sharex=True, sharey=True)
-    titles = ("over all pairs", "within a row, which is what the softmax sees")
-    for place, (ax, title) in enumerate(zip(axes, titles, strict=True)):
+    """Of the two cases that tell the means of queries and keys apart; the table has all."""
+    names = ["query mean 1", "key mean 1"]
+    figure, axes = plotting.new_figure(8.4, 3.8, columns=2, sharey=True)
+    for place, (ax, title) in enumerate(zip(axes, ("over all pairs", "within a row"), strict=True)):
         for index, (tokens, color) in enumerate(zip(NORMALISATIONS, COLORS, strict=True)):
-            cases = where(rows, tokens=tokens)
+            cases = [where(rows, tokens=tokens, means=name)[0] for name in names]
             x = np.arange(len(cases)) + 0.26 * (index - 1)
             heights = [np.mean(row["pairs, row"][place]) for row in cases]
             ax.bar(x, heights, 0.24, color=color, label=tokens)
             label = "formula" if index == 2 else None
             ax.plot(x, [row["formula"][place] for row in cases], "k_", ms=13, mew=2, label=label)
-        ax.axhline(1, color="gray", linestyle=":", zorder=0)
-        ax.set(ylabel="variance of the logits", title=title, ylim=(0, 4.6))
+        ax.axhline(1, color="black", linestyle=":", zorder=0, label="no means")
+        ax.set(title=f"variance of the logits {title}", xticks=range(len(names)))
+        ax.set_xticklabels(names)
         ax.grid(alpha=0.3, axis="y")
-    axes[1].set_xticks(range(len(CASES)), [textwrap.fill(name, 14) for name in CASES])
-    axes[0].legend(ncols=4, loc="upper left")
-    figure.suptitle(f"Scaled dot products of tokens whose features have means (D = {CASE_DIM})")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     return figure
 
 

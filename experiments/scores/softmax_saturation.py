@@ -54,7 +54,8 @@ NO_GRADIENT = 0.01 * math.sqrt(2) / 4  # 1 % of the largest possible norm
 QUANTILES = (0.1, 0.5, 0.9)
 CAPTIONS = {
     "softmax_saturation": "Gradient of the largest weight against scale: even and random scores.",
-    "softmax_saturation_curves": "Ten weights in falling order: raw, one-hot as d_k grows.",
+    "softmax_saturation_curves": "Ten weights in falling order: raw ones become one-hot as d_k"
+    " grows, scaled ones coincide.",
 }
 
 
@@ -221,11 +222,12 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     figure, (left, right) = plotting.new_figure(11, 4.5, columns=2, grid=True, sharey=True)
     left.plot(scales, even["gradient"], color=color, label="norm for the largest weight")
     left.plot(scales, even["jacobian"], "--", color=other_color, label="norm of the whole Jacobian")
-    if peak <= scales[-1]:
-        left.axvline(peak, color=color, lw=1, alpha=0.6)
-        left.text(peak + 0.2, 0.02, f"peak at {peak:.1f}", color=color)
-    left.axvline(1, color="gray", ls=":", label="scale 1: the chapter's peak")
-    left.axvline(10, ymax=0.75, color="gray", ls="-.", label='scale 10: its "near zero"')
+    marks = {peak: f"{peak:.1f}: peak", 1: "1: the chapter's peak", 10: '10: its "near zero"'}
+    for at in (at for at in marks if at <= scales[-1]):
+        height = np.interp(at, scales, even["gradient"])
+        left.plot(at, height, "o", color=color)
+        beside = {"xytext": (8, 4 if at >= peak else -10), "textcoords": "offset points"}
+        left.annotate(marks[at], (at, height), **beside)
     left.set_title(f"{even['keys']} scores evenly from -1 to 1, times the scale")
     left.set(xlabel="scale c of the scores", ylabel="norm of the gradient in the scores")
     low, median, high = random["quantiles"]
@@ -236,7 +238,7 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
     limit = expected_maximum(random["keys"]) / math.sqrt(2)
     tail = [scale for scale in scales if limit / scale < 0.3]
     label = "limit of the mean, m_T / (√2 c)"
-    right.plot(tail, [limit / c for c in tail], ":", color="gray", lw=2.5, label=label)
+    right.plot(tail, [limit / c for c in tail], ":", color=other_color, lw=2.5, label=label)
     right.set_title(f"random queries, {random['keys']} keys each")
     right.set_xlabel("scale c, the scores' standard deviation: √dₖ of raw dot products")
     curves, axes = plotting.new_figure(10, 4.2, columns=2, grid=True, sharey=True)
@@ -244,15 +246,11 @@ def plot(rows: list[Row]) -> dict[str, Figure]:
         of_arm = where(rows, arm=arm)
         colors = colormaps["viridis"](np.linspace(0, 0.88, len(of_arm)))
         for index, row in enumerate(of_arm):
-            # Side by side, so that curves that coincide are seen.
-            x = np.arange(1, CURVE_KEYS + 1) + 0.1 * (index - (len(of_arm) - 1) / 2)
-            marker, label = plotting.MARKERS[index % 7], f"dₖ = {row['dim']}"
-            ax.plot(x, row["mean"], color=colors[index], marker=marker, ms=5, label=label)
-            bounds = row["quantiles"][::2]
-            ax.fill_between(x, *bounds, color=colors[index], alpha=0.1, linewidth=0)
+            look = {"marker": "o", "ms": 11 - 2.5 * index, "label": f"dₖ = {row['dim']}"}  # nested
+            ax.plot(range(1, CURVE_KEYS + 1), row["mean"], color=colors[index], **look)
         ax.set(xlabel="key, by falling weight", title=f"{arm} dot products", ylim=(0, 1.05))
     axes[0].set_ylabel("attention weight")
-    curves.suptitle(f"Attention over {CURVE_KEYS} random keys (bands: 10 to 90 % of the queries)")
+    curves.suptitle(f"Attention over {CURVE_KEYS} random keys, means over the queries")
     for ax in (left, right, *axes):
         ax.legend(fontsize=9, loc="upper right")
     left.set_ylim(0, 0.6)

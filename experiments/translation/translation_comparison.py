@@ -14,10 +14,9 @@ FOLDER holds Multi30K's raw files, train.de.gz, train.en.gz, val.*, test_2016_fl
 data/task1/raw of github.com/multi30k/dataset; they are not part of this project. `--tests
 test_2016_flickr` does without the later test sets. Encoder, decoder, self attention (scaled dot),
 subwords and batches are the same: only the score between decoder and encoder differs. The first
-part has one seed of every score; the second score is also trained on fewer batches, as many as it
-takes in the minutes of the first. The second part has several seeds of the first two scores. Give
-every training the same number of cores. A run that is finished is not trained again, if FOLDER is
-spelt the same way.
+part has one seed of every score, and the second several seeds of the first two. Give every training
+the same number of cores. A run that is finished is not trained again, if FOLDER is spelt the same
+way.
 
 Weights are means over layers and heads, while the model reads the right translation. Every number
 is a mean over rows: the target's subwords and its EOS, each with its weights over the source's
@@ -41,7 +40,7 @@ from attention_jax.analysis import capture
 from attention_jax.reports import plotting
 from attention_jax.scores import score_folder
 from attention_jax.tasks.translation.batches import Batches, encode_pairs
-from attention_jax.tasks.translation.task import TRAIN, Translation
+from attention_jax.tasks.translation.task import Translation
 from attention_jax.tasks.translation.text import ParallelText
 from attention_jax.tasks.translation.translate import Translator, translated_ids
 from attention_jax.tasks.vocabulary import EOS, Batch, padded_batch
@@ -59,7 +58,6 @@ CAPTIONS = {
 LEAST = {"scaled": {"greedy": 37, "4 beams": 38}, "additive": {"greedy": 35, "4 beams": 36}}
 MOST_LOWER = {"test_2017_flickr": 10, "test_2017_mscoco": 13, "test_2018_flickr": 13}
 TOPIC_7 = "topic 7: some heads align, some spread"
-EQUAL_MINUTES = ", equal minutes"
 ALIGNS, SPREADS = 0.5, 0.9  # of a head: see above
 
 
@@ -98,8 +96,12 @@ def run(config: Config) -> list[Row]:
     weights: dict[str, list[np.ndarray]] = {}
     maps: list[Row] = []
 
-    def measure(arm: str, folder: Path, task: Translation) -> None:
-        translator, training = trained(folder, task)
+    def folder_of(score: str, seed: int) -> Path:
+        return config.workdir / score_folder(score) / f"seed_{seed}"
+
+    for arm in config.scores:
+        task = config.training(arm, config.steps)
+        translator, training = trained(folder_of(arm, 0), task)
         subwords = encode_pairs(config.text("train"), translator.subwords, task.max_tokens)
         batches = Batches(subwords, tokens=task.batch_tokens, buckets=task.buckets)
         arms[arm] = {"part": "arm", "score": arm, **training, "epoch": batches.steps_per_epoch}
@@ -110,21 +112,10 @@ def run(config: Config) -> list[Row]:
         for index in config.drawn if arm in config.scores[:2] else ():
             row = heat_map(translator, text.source[index])
             maps.append({"part": "map", "score": arm, **row})
-
-    def folder_of(score: str, seed: int) -> Path:
-        return config.workdir / score_folder(score) / f"seed_{seed}"
-
-    for score in config.scores:
-        measure(score, folder_of(score, 0), config.training(score, config.steps))
     first, second = config.scores[:2]
-    share = arms[first]["minutes"] / arms[second]["minutes"]
-    steps = max(int(config.steps * share) // TRAIN.log_every, 1) * TRAIN.log_every
-    shorter = config.training(second, steps)
-    measure(f"{second}{EQUAL_MINUTES}", config.workdir / "equal_minutes", shorter)
     for arm, interval in bootstrapped(answers, text.target).items():
         arms[arm] |= interval
-        if arm in config.scores:
-            arms[arm] |= agreement(weights[first], weights[arm])
+        arms[arm] |= agreement(weights[first], weights[arm])
     rows = [*arms.values(), *maps]
     for score, seed in itertools.product((first, second), range(config.seeds)):
         task = config.training(score, config.steps, seed)
