@@ -117,15 +117,10 @@ def _maps(scores: tuple[str, ...], tasks: tuple[str, ...], workdir: Path, quick:
     few: Any = {"rates": maps.Config().rates[:1], "deviations": (1 / 16, 1 / 4, 1, 4)}
     few |= {"at_fast": (), "seeds": 2, "tests": 0, "budget": 0.4}
     many: Any = {"at_fast": scores, "seeds": 4}
-    of_others: Any = {
-        "extra": (),
-        "others": (),
-        "gains": (),
-        "again": (),
-        "predicted": (),
-        "workdir": workdir,
-    }
-    return maps.Config(scores, tasks=tasks, **of_others, **(few if quick else many))
+    of_others: Any = {**dict.fromkeys(("extra", "others", "slow", "widths", "fresh"), ())}
+    of_others |= {"constants": (), "workdir": workdir}
+    many["fresh"] = (maps.OWN,)
+    return maps.Config(scores, tasks=tasks, **(of_others | (few if quick else many)))
 
 
 def main(arguments: Arguments) -> int:
@@ -193,7 +188,7 @@ def _others(name: str, measured: list[lab.Row]) -> list[lab.Row]:
         if row["score"] in SCORES
         and row["score"] not in scores
         and row.get("task") in tasks
-        and row.get("kind") in kinds | {"test"}
+        and row.get("kind") in kinds | {"long", "test", "own"}
     ]
 
 

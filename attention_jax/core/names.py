@@ -156,8 +156,8 @@ def nested_parts(part: Any) -> list[Any]:
     return [part, *(each for value in values if callable(value) for each in nested_parts(value))]
 
 
-def is_of_this_package(cls: type) -> bool:
-    """Whether a class is defined in this library."""
+def is_of_this_package(cls: Any) -> bool:
+    """Whether a class or a function is defined in this library."""
     return cls.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 

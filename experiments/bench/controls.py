@@ -1,7 +1,5 @@
 """Scores between dot products and additive attention: which part of a score makes a difference?"""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import ClassVar
 

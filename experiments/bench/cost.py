@@ -15,8 +15,6 @@ besides the score decides the time, and the interval of the score may be too nar
 The interval of a median is distribution-free: it reaches from one order statistic to another.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable

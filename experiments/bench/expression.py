@@ -28,8 +28,6 @@ monotone functions of logits change nothing):
     only if b = 0, and then the logit falls with the distance.
 """
 
-from __future__ import annotations
-
 # Of each relation, in this order: "+" weights are known, exact or in a limit; "-" there are none
 # (the docstring says why); "." neither is known, or more features than D come nearer.
 EXPRESSION = {

@@ -1,17 +1,26 @@
 """What the rows of `maps` say: shares of seeds, best cells, paired steps."""
 
-from __future__ import annotations
-
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from experiments import lab
-from experiments.bench.prediction import rank_correlation
-from experiments.bench.significance import differ, holm, p_value, share_interval
+from experiments.bench.significance import fisher, holm, p_value, rank_sum
 from experiments.lab import Row
+
+DIFFERENT = (
+    *("scaled", "general", "softcap", "softplus", "cosine", "ngpt", "l2", "elliptical"),
+    *("hyperbolic", "manhattan", "tropical", "yat", "power", "indexer", "neural", "additive"),
+)
+WITHOUT_KEY = {"additive": "additive(key_part=False)", "neural": "neural(key_part=False)"}
+SAME = {"dot": "scaled", "distance": "l2"}  # one function up to a constant: a map, two stars
+_CONTROLS = "experiments.bench.controls"
+CONTROLS = (f"{_CONTROLS}:Projected", f"{_CONTROLS}:Features", f"{_CONTROLS}:WithLength")
+# Trainings from fresh seeds: at the constant of the paper, with 300 steps of warm-up there, and
+# with layer normalisation of queries and keys there; see `maps.Config.task`.
+OWN, WARM_UP, NORMALIZED = "own", "warm-up", "normalized"
 
 
 def infinite(solved: Sequence[Sequence[int | None]]) -> np.ndarray:
@@ -25,24 +34,10 @@ def best_cell(maps: Sequence[Row]) -> tuple[float, float]:
     for row in maps:
         solved = infinite(row["solved"])
         for index, deviation in enumerate(row["deviations"][:-1]):
-            rank = np.median(solved[index]), -np.isfinite(solved[index]).sum()
+            rank = np.median(solved[index]), -np.isfinite(solved[index]).mean()
             cells.append((*rank, -row["accuracy"][index], deviation, row["rate"]))
     *_, deviation, rate = min(cells)
     return deviation, rate
-
-
-def shares(rows: Sequence[Row], **values: Any) -> dict[tuple[str, float, float], np.ndarray]:
-    """Whether each seed has solved the task, by (score, rate, deviation); sets of seeds joined.
-
-    The deviation is 0 for the constant of the score's paper.
-    """
-    found: dict[tuple[str, float, float], np.ndarray] = {}
-    for row in lab.where(rows, "solved", **values):
-        deviations = [*row["deviations"][:-1], 0.0]
-        for deviation, solved in zip(deviations, infinite(row["solved"]), strict=True):
-            cell = row["score"], row["rate"], deviation
-            found[cell] = np.append(found.get(cell, []), np.isfinite(solved))
-    return found
 
 
 def tests_of(rows: Sequence[Row], task: str) -> dict[str, Row]:
@@ -55,72 +50,108 @@ def share(row: Row) -> float:
     return float(np.mean(np.isfinite(infinite(row["solved"]))))
 
 
-def censored(row: Row) -> np.ndarray:
-    """Steps until solved of the test seeds; never is twice the limit, beyond all others."""
-    return np.minimum(infinite(row["solved"])[0], 2.0 * row["steps"])
+def times_of(row: Row) -> np.ndarray:
+    """Steps until solved of each fresh seed of a row, infinite for never."""
+    return infinite(row["solved"])[0]
 
 
 def against_scaled(rows: Sequence[Row], task: str) -> dict[str, float]:
     """By score: the corrected p-value of its steps until solved minus scaled dot's, by seed.
 
-    It is empty without a test of scaled dot.
+    Never is twice the limit, beyond all others. It is empty without a test of scaled dot.
     """
     tests = tests_of(rows, task)
+    times = {name: np.minimum(times_of(row), 2.0 * row["steps"]) for name, row in tests.items()}
     others = [score for score in tests if score != "scaled" and "scaled" in tests]
-    return holm(
-        {name: p_value(censored(tests[name]), censored(tests["scaled"])) for name in others}
-    )
+    return holm({name: p_value(times[name], times["scaled"]) for name in others})
 
 
-def pairs_that_differ(
-    rows: Sequence[Row], task: str, scores: Sequence[str], rate: float
-) -> tuple[list[bool], list[bool]]:
-    """For each pair of scores: whether they differ at their own constants; and at their best cells.
+class Compared(NamedTuple):
+    """Of all pairs of scores, how many differ: p < 0.05 for each pair, and corrected over all."""
 
-    The own constants of their papers are compared at one rate.
+    seeds: int  # the share of seeds that solve the task: Fisher's exact test
+    seeds_corrected: int
+    steps: int  # steps until solved, never after all others: the rank-sum test
+    steps_corrected: int
+
+
+def compared(steps: Mapping[str, np.ndarray]) -> Compared:
+    """Compares the steps until solved [seeds] of all pairs of scores."""
+    counts = []
+    for test in (lambda a, b: fisher(np.isfinite(a), np.isfinite(b)), rank_sum):
+        pairs = itertools.combinations(steps, 2)
+        p_values = {f"{a}, {b}": test(steps[a], steps[b]) for a, b in pairs}
+        for each in (p_values, holm(p_values)):
+            counts.append(sum(p < 0.05 for p in each.values()))
+    return Compared(*counts)
+
+
+def steps_at(rows: Sequence[Row], where: str, scores: Sequence[str]) -> dict[str, np.ndarray]:
+    """Steps until solved [seeds] of each score in one cell of its map.
+
+    Args:
+        rows: of one task.
+        where: "constants", that of its paper at rate 0.003; "best cells"; "deviation", the logits
+            have the deviation 1/4; "query part", the part of them that depends on the query has it;
+            or a kind of rows of fresh seeds. "deviation" and "query part" take the nearest
+            deviation of the grid, and the better of the rates 0.003 and 0.001.
+        scores: the scores.
     """
-    cells = shares(rows, task=task, kind="map")
-    best = {}
+    shares = {row["score"]: row["query_share"] for row in lab.where(rows, kind="size")}
+    found = {}
     for score in scores:
-        deviation, best_rate = best_cell(lab.where(rows, kind="map", task=task, score=score))
-        best[score] = cells[score, best_rate, deviation]
-    own, at_best = [], []
-    for a, b in itertools.combinations(scores, 2):
-        own.append(differ(cells[a, rate, 0.0], cells[b, rate, 0.0]))
-        at_best.append(differ(best[a], best[b]))
-    return own, at_best
+        maps = lab.where(rows, kind="map", score=score)
+        if where == "constants":
+            found[score] = infinite(lab.where(maps, rate=3e-3)[0]["solved"])[-1]
+        elif where == "best cells":
+            found[score] = _cell(maps, *best_cell(maps))
+        elif where in ("deviation", "query part"):
+            size = 0.25 / (shares[score] ** 0.5 if where == "query part" else 1)
+            near = min(maps[0]["deviations"][:-1], key=lambda x: abs(np.log(x / size)))
+            cells = [_cell(maps, near, rate) for rate in (3e-3, 1e-3) if lab.where(maps, rate=rate)]
+            found[score] = min(
+                cells, key=lambda steps: (np.median(steps), -np.isfinite(steps).sum())
+            )
+        else:
+            found[score] = times_of(lab.where(rows, "solved", kind=where, score=score)[0])
+    return found
 
 
-def cells_between(rows: Sequence[Row], twin: str, score: str) -> list[bool]:
-    """Whether each cell of a twin lies between the intervals of the score's cells beside it.
+def _cell(maps: Sequence[Row], deviation: float, rate: float) -> np.ndarray:
+    (of_rate,) = lab.where(maps, rate=rate)
+    steps: np.ndarray = infinite(of_rate["solved"])[of_rate["deviations"].index(deviation)]
+    return steps
 
-    The score may have been measured again, from other seeds; maps of other gains do not count.
+
+def right_edges(
+    rows: Sequence[Row], scores: Sequence[str], of_pairs: bool = False
+) -> dict[str, float]:
+    """The largest deviation at which half of the seeds solve the task, at the better of two rates.
+
+    It is interpolated on a logarithmic axis between the cells; the last cell is an edge where half
+    of its seeds solve it. Scores without such a cell are left out. `of_pairs`: of the part of the
+    logits that depends on the query, the root of its share of the variance times the deviation.
     """
-    cells = shares([row for row in rows if row["kind"] in ("map", "again")])
-    inside = []
-    for (name, rate, deviation), solved in cells.items():
-        if name == twin and deviation:
-            beside = [
-                share_interval(of)
-                for (other, at, x), of in cells.items()
-                if other == score and at == rate and 0.6 < x / deviation < 1.6
-            ]
-            low, high = min(x for x, _ in beside), max(x for _, x in beside)
-            inside.append(low <= np.mean(solved) <= high)
-    return inside
+    found = {}
+    share_of = {row["score"]: row["query_share"] for row in lab.where(rows, kind="size")}
+    for score in scores:
+        maps = [
+            row for row in lab.where(rows, kind="map", score=score) if row["rate"] in (3e-3, 1e-3)
+        ]
+        deviations = maps[0]["deviations"][:-1]
+        solved = np.isfinite([infinite(row["solved"])[:-1] for row in maps]).mean(-1).max(0)
+        half = np.flatnonzero(solved >= 0.5)
+        if not half.size:
+            continue
+        last = half[-1]
+        edge = np.log2(deviations[last])
+        if last + 1 < len(deviations):
+            part = (solved[last] - 0.5) / (solved[last] - solved[last + 1])
+            edge += part * np.log2(deviations[last + 1] / deviations[last])
+        found[score] = float(2**edge) * (share_of[score] ** 0.5 if of_pairs else 1.0)
+    return found
 
 
-def correlation(rows: Sequence[Row], number: str, scores: Sequence[str]) -> float:
-    """Spearman's correlation of a number at initialisation with the share of a map that is solved.
-
-    It is over the scores; the share is over deviations, seeds and the rates that all of them have.
-    """
-    predicted = {row["score"]: row[number] for row in lab.where(rows, kind="prediction")}
-    solved: dict[str, dict[float, float]] = {score: {} for score in scores}
-    for row in lab.where(rows, kind="map"):
-        if row["score"] in solved:
-            of_rate = float(np.isfinite(infinite(row["solved"][:-1])).mean())
-            solved[row["score"]][row["rate"]] = of_rate
-    rates = set.intersection(*map(set, solved.values()))
-    area = [float(np.mean([of_rate[rate] for rate in rates])) for of_rate in solved.values()]
-    return rank_correlation([predicted[score] for score in solved], area)
+def edge_ratio(edges: dict[str, float]) -> float:
+    """The largest of the edges over the smallest."""
+    return max(edges.values()) / min(edges.values())

@@ -13,8 +13,6 @@ Source: Chen and Goodman 1999, "An empirical study of smoothing techniques for l
 section 2.7; there D is estimated from the counts.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 A sample is a query in R^4, S keys, and the index of the right one; `relations.py` trains.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

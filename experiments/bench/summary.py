@@ -1,13 +1,19 @@
 """The table of the leaderboard: a line for each score, of the rows of several experiments."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 
 from experiments import lab
-from experiments.bench.map_rows import best_cell, infinite, tests_of
+from experiments.bench.map_rows import (
+    OWN,
+    SAME,
+    WITHOUT_KEY,
+    best_cell,
+    infinite,
+    tests_of,
+    times_of,
+)
 from experiments.lab import FOUR_SCORES, Row
 
 OWN_RATE = 3e-3  # at which the scores are compared with the constants of their papers
@@ -20,9 +26,9 @@ def summary(
 ) -> tuple[list[str], list[list[str]]]:
     """The head of the table and its lines; what has not been measured is "-".
 
-    A score has solved a task at its own constant in so many of the seeds of the map, at the rate
-    `OWN_RATE`. The steps until solved are those of the test seeds; without a test, those of the
-    seeds by which the best cell was chosen.
+    The steps until solved are medians of fresh seeds; without such, of the seeds of the map, by
+    which the best cell was chosen. At its own constant a score trains at the rate `OWN_RATE`. Dot
+    and distance share map and test with the score that they are a multiple of.
     """
     of_relations = [row for row in of_relations if row["base"] == of_relations[0]["base"]]
     tasks = [*dict.fromkeys(row["task"] for row in of_maps)]
@@ -31,21 +37,23 @@ def summary(
     head = ["score", *([f"relations of {number} learned (90 %)"] if number else [])]
     for task in tasks:
         name = task.replace("_", " ")
-        head += [f"{name}: solved at its own constant (rate {OWN_RATE:g})"]
-        head += ["best deviation; rate", "median steps there until solved (seeds)"]
+        head += [f"{name}: median steps at its own constant, rate {OWN_RATE:g} (seeds)"]
+        head += ["best deviation; rate", "median steps there (seeds)"]
     head += ["time of a step / scaled dot's (95 % interval)"] if costs else []
     head += ["parameters"] if tasks else []
     head += ["device"] if tasks or costs else []
     lines = []
     for score in dict.fromkeys(row["score"] for row in (*of_maps, *of_relations, *of_cost)):
         mine = lab.where(of_maps, score=score)
+        same = [row for row in lab.where(of_maps, score=SAME.get(score, "")) if row["kind"] != OWN]
+        mine += [] if lab.where(mine, kind="map") else same
         line = [score]
         if number:
             right = lab.column(of_relations, "right", score=score)
             learned = sum(float(np.mean(each)) >= LEARNED for each in right)
             line.append(f"{learned}" if right else _NONE)
         for task in tasks:
-            line += _of_task(lab.where(mine, task=task), task)
+            line += _of_task(lab.where(mine, task=task), task, score)
         if costs:
             line.append(time_of_step(costs[score]) if score in costs else _NONE)
         if tasks:
@@ -57,24 +65,27 @@ def summary(
     return head, lines
 
 
-def _of_task(rows: list[Row], task: str) -> list[str]:
-    """Seeds that solve it at the score's own constant; the best cell; the steps there."""
-    maps = lab.where(rows, kind="map")
+def _of_task(rows: list[Row], task: str, score: str) -> list[str]:
+    """Steps at the score's own constant; the best cell; the steps there."""
+    maps = [row for row in rows if row["kind"] in ("map", "long")]
     if not maps:
         return [_NONE] * 3
-    own = [infinite(row["solved"])[-1] for row in lab.where(maps, rate=OWN_RATE)]
+    own = [times_of(row) for row in lab.where(rows, kind=OWN)]
+    of_maps = lab.where(maps, kind="map", rate=OWN_RATE, score=score)
+    own += [infinite(row["solved"])[-1] for row in of_maps]
     deviation, rate = best_cell(maps)
     if tests := [*tests_of(rows, task).values()]:
-        steps = infinite(tests[0]["solved"])[0]
+        steps = times_of(tests[0])
     else:
-        (of_rate,) = lab.where(maps, rate=rate)
+        of_rate = next(r for r in lab.where(maps, rate=rate) if deviation in r["deviations"][:-1])
         steps = infinite(of_rate["solved"])[of_rate["deviations"].index(deviation)]
-    solved, median = np.isfinite(steps).sum(), np.median(steps)
-    return [
-        f"{np.isfinite(own[0]).sum()} of {len(own[0])}" if own else _NONE,
-        f"{deviation:.3g}; {rate:g}" if solved else "none",  # the best cell of no map
-        f"{steps_in_words(median)} ({solved} of {len(steps)})",
-    ]
+    cell = f"{deviation:.3g}; {rate:g}" if np.isfinite(steps).any() else "none"
+    return [_in_seeds(own[0]) if own else _NONE, cell, _in_seeds(steps)]
+
+
+def _in_seeds(steps: np.ndarray) -> str:
+    """The median steps, and how many of the seeds solve the task: "250 (10 of 10)"."""
+    return f"{steps_in_words(np.median(steps))} ({np.isfinite(steps).sum()} of {len(steps)})"
 
 
 def steps_in_words(steps: float) -> str:
@@ -94,9 +105,11 @@ def in_words(interval: Sequence[float]) -> str:
 
 
 def four_scores(rows: list[Row]) -> str:
-    """The table of the four scores of the chapter on the first task, with the other rows."""
+    """The table of the chapter's four scores, and of additive without its key-only part."""
     others = [(lab.content_of(name) or {"rows": []})["rows"] for name in ("relations", "cost")]
     first = lab.where(rows, task=rows[0]["task"])
-    head, lines = summary(others[0], [r for r in first if r["kind"] in ("map", "test")], others[1])
+    kinds = "map", "long", "test", OWN
+    head, lines = summary(others[0], [r for r in first if r["kind"] in kinds], others[1])
     by_score = {line[0]: line for line in lines}
-    return lab.markdown(head, [by_score[score] for score in FOUR_SCORES if score in by_score])
+    shown = *FOUR_SCORES, WITHOUT_KEY["additive"]
+    return lab.markdown(head, [by_score[score] for score in shown if score in by_score])

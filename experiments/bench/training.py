@@ -1,7 +1,5 @@
 """Small models learn a task together: deviations, rates and seeds are one axis of one program."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Sequence
@@ -11,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attention_jax.analysis import capture
+from attention_jax.analysis import capture, logit_size
 from attention_jax.training.step import TrainState, initial_state, train_steps
 from experiments.reversal.arms import AtRate
 
@@ -29,13 +27,11 @@ class Start(NamedTuple):
         factor: constant factor of the logits.
         rate: Adam's learning rate, which stays constant.
         seed: of the initial parameters and the batches.
-        gain: what the score's own kernels are multiplied by at the start.
     """
 
     factor: float
     rate: float
     seed: int
-    gain: float = 1.0
 
 
 def with_score(task: Any, score: str) -> Any:
@@ -44,7 +40,7 @@ def with_score(task: Any, score: str) -> Any:
     return dataclasses.replace(task, model=dataclasses.replace(task.model, **attends))
 
 
-def deviation_of(task: Any, gain: float = 1.0) -> float:
+def deviation_of(task: Any) -> float:
     """The deviation of the logits within a row, in the initial model with factor 1.
 
     It is the root of the mean square of e_ij - mean_j e_ij over all attentions, 4 seeds and a batch
@@ -55,25 +51,49 @@ def deviation_of(task: Any, gain: float = 1.0) -> float:
         ValueError: the logits of a row are all equal, or not finite; no factor gives them another
             deviation.
     """
-    params = changed(states(task, range(_SEEDS)).params, 1.0, gain)
-    batch = task.batch(jax.random.key(0), size=_EXAMPLES)
-
-    @jax.jit
-    @jax.vmap
-    def squares(params: Any) -> list[Array]:
-        attentions = capture(task.bind(params), *batch.inputs).attentions
-        return [_square_within_rows(each.logits) for each in attentions.values()]
-
-    deviation = float(np.sqrt(np.mean(squares(params))))
+    deviation = float(np.sqrt(np.mean(_of_blocks(task, _square_within_rows))))
     if not 0 < deviation < np.inf:  # also NaN
         text = f"score {task.model.score} must give the keys different, finite logits at the start"
         raise ValueError(f"{text}; got a deviation of {deviation}")
     return deviation
 
 
-def _square_within_rows(logits: Any) -> Array:
+def query_share_of(task: Any) -> float:
+    """The share of the variance of the same logits that depends on the query; see `logit_size`.
+
+    It is a mean over the attentions and seeds, weighted by the variance.
+    """
+
+    def size(block: Array) -> tuple[Array, Array]:
+        found = logit_size(block, axis=(*range(block.ndim - 2),))
+        return found.deviation**2, found.deviation**2 * found.query_share
+
+    every, of_query = (
+        np.asarray(_of_blocks(task, size), np.float64).reshape(-1, 2, _SEEDS).sum((0, 2))
+    )
+    return float(of_query / every)
+
+
+def _of_blocks(task: Any, measure: Any) -> list[Any]:
+    """What `measure` says of the logits of each attention, [seeds]; see `deviation_of`."""
+    batch = task.batch(jax.random.key(0), size=_EXAMPLES)
+
+    @jax.jit
+    @jax.vmap
+    def of_each(params: Any) -> list[Any]:
+        attentions = capture(task.bind(params), *batch.inputs).attentions
+        return [measure(_block(each.logits)) for each in attentions.values()]
+
+    return of_each(states(task, range(_SEEDS)).params)
+
+
+def _block(logits: Any) -> Array:
     queries, keys = logits.shape[-2:]
-    block = logits[..., queries // 2 :, : keys // 2]
+    block: Array = logits[..., queries // 2 :, : keys // 2]
+    return block
+
+
+def _square_within_rows(block: Array) -> Array:
     return jnp.mean(jnp.square(block - block.mean(-1, keepdims=True)))
 
 
@@ -83,24 +103,20 @@ def states(task: Any, seeds: Sequence[int]) -> TrainState:
     return initial_state(AtRate(dataclasses.replace(task, train=train), 1.0))
 
 
-def changed(params: Any, factor: Any, gain: Any = 1.0) -> Any:
-    """Parameters in which each score's factor is `factor`, and its own kernels times `gain`."""
+def started(task: Any, seeds: Any, factors: Any) -> TrainState:
+    """The initial states of these seeds, in any order, each with its score's factor."""
 
-    def change(path: Any, leaf: Array) -> Array:
+    def with_factor(path: Any, leaf: Array) -> Array:
         names = [getattr(entry, "key", None) for entry in path]
-        if names[-2:] == ["params_of_score", "factor"]:
-            return jnp.broadcast_to(jnp.asarray(factor, leaf.dtype), leaf.shape)
-        is_kernel = names[-2:-1] == ["score"] and "kernel" in str(names[-1])
-        return leaf * jnp.asarray(gain, leaf.dtype) if is_kernel else leaf
+        if names[-2:] != ["params_of_score", "factor"]:
+            return leaf
+        of_seed = jnp.asarray(factors, leaf.dtype).reshape(-1, *[1] * (leaf.ndim - 1))
+        return jnp.broadcast_to(of_seed, leaf.shape)
 
-    return jax.tree_util.tree_map_with_path(change, params)
-
-
-def started(task: Any, seeds: Any, factors: Any, gains: Any) -> TrainState:
-    """The initial states of these seeds, in any order, `changed` by a factor and a gain each."""
     found = states(task, range(min(seeds), max(seeds) + 1))
     state = jax.tree.map(lambda leaf: leaf[np.array(seeds) - min(seeds)], found)
-    return state._replace(params=jax.vmap(changed)(state.params, factors, gains))
+    params = jax.tree_util.tree_map_with_path(with_factor, state.params)
+    return state._replace(params=params)
 
 
 @functools.cache
@@ -111,22 +127,49 @@ def _look(task: Any) -> Any:
 
 
 def steps_until_solved(
-    task: Any, starts: Sequence[Start], steps: int
+    task: Any, starts: Sequence[Start], steps: int, together: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Trains all of `starts` at once, until all have solved the task or `steps` are done.
+    """Trains all of `starts`, each until it has solved the task or `steps` are done.
+
+    Args:
+        task: the task, with its score.
+        starts: how each training begins.
+        steps: the most steps of a training, a multiple of `LOOK`.
+        together: how many train at once; the next one takes the place of one that has ended. None:
+            two on a CPU, where more are no faster, and all elsewhere.
 
     Returns:
         the steps after which each had first solved it, [n], infinite for never; and the accuracy
-        of each in the last look, [n], 0 for NaN.
+        of each in its last look, [n], 0 for NaN.
     """
-    factors, gains = (np.array([getattr(s, name) for s in starts]) for name in ("factor", "gain"))
-    state = started(task, [start.seed for start in starts], factors, gains)
+    at_once = 2 if jax.default_backend() == "cpu" else len(starts)
+    waiting = [*range(len(starts))]
+    places = [waiting.pop(0) for _ in range(min(together or at_once, len(starts)))]
+    first = started(task, [start.seed for start in starts], [start.factor for start in starts])
     rates, advance = jnp.array([start.rate for start in starts]), _look(task)
     solved, accuracy = np.full(len(starts), np.inf), np.zeros(len(starts))
-    for step in range(LOOK, steps + 1, LOOK):
-        state, metrics = advance(state, rates)
-        accuracy = np.nan_to_num(np.asarray(metrics["accuracy"], np.float64))
-        solved = np.where((accuracy >= SOLVED) & np.isinf(solved), step, solved)
-        if np.isfinite(solved).all():
-            break
+    done, training = np.zeros(len(starts), int), {*places}
+    state = jax.tree.map(lambda leaf: leaf[np.array(places)], first)
+    while training:
+        state, metrics = advance(state, rates[np.array(places)])
+        right = np.nan_to_num(np.asarray(metrics["accuracy"], np.float64))
+        for place, index in enumerate(places):
+            if index not in training:
+                continue
+            done[index] += LOOK
+            accuracy[index] = right[place]
+            if right[place] >= SOLVED:
+                solved[index] = done[index]
+            elif done[index] < steps:
+                continue
+            training.remove(index)
+            if waiting:
+                places[place] = waiting.pop(0)
+                training.add(places[place])
+                put = functools.partial(_put, place, places[place])
+                state = jax.tree.map(put, state, first)
     return solved, accuracy
+
+
+def _put(place: int, index: int, leaf: Array, first: Array) -> Array:
+    return leaf.at[place].set(first[index])

@@ -55,6 +55,13 @@ GUESSING = 5.5 / 6.5 * math.log(26)  # loss of guessing the letters, but not EOS
 
 
 ADDITIVE, DOT, GENERAL = Times(Additive()), Times(Dot()), Times(General())
+WITHOUT_KEY = Times(Additive(key_part=False))
+# Scores of the rows beside dot, and what a table calls them.
+NAMES = {
+    "additive": "additive",
+    "general": "general",
+    "without_key": "additive without its key-only part",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +123,7 @@ def run(config: Config) -> list[Row]:
         arms: dict[str, tuple[str | float, ...]] = {"dot": (PLAIN, SCALED, *sizes)}
         arms["additive"] = (PLAIN,)
         if dim == config.score_dim:
-            arms["general"] = (PLAIN,)
+            arms |= {"general": (PLAIN,), "without_key": (PLAIN,)}
         for score, of_score in arms.items():
             rows += _trained(config, score, dim, of_score)
     return rows
@@ -198,7 +205,7 @@ def by_dimension(rows: list[Row]) -> dict[int, dict[str | float, Row]]:
         found[dim] = {
             size: best(at, score="dot", size=size) for size in column(at, "size", score="dot")
         }
-        for other in ("additive", "general"):
+        for other in NAMES:
             if where(at, score=other):
                 found[dim][other] = best(at, score=other)
     return found
@@ -234,6 +241,10 @@ def claims(rows: list[Row]) -> list[Claim]:
     exact = [np.mean(small[arm]["exact"]) for arm in ("additive", PLAIN)]
     text = f"at d = {few}: strings that additive reverses minus those of unscaled dot"
     found.append(Claim(text, float(exact[0] - exact[1]), -0.02, 0.02, "alike where d is modest"))
+    at_64 = where(rows, dim=four["dot"]["dim"])
+    exact = [np.mean(best(at_64, score=score)["exact"]) for score in ("without_key", "additive")]
+    text = "strings that additive without its key-only part reverses minus those of additive"
+    found.append(Claim(text, float(exact[0] - exact[1]), -0.05, 0.05))
     more, bound = gain(arms[PLAIN]["loss"], arms["additive"]["loss"])
     text = f"at d = {dim} unscaled dot's loss ends above additive's, nats"
     found.append(Claim(text, more, bound, source="unscaled dot is worse for larger d"))
@@ -245,7 +256,7 @@ def table(rows: list[Row]) -> str:
     """Dot by size of its logits, and other scores: losses, strings reversed."""
     lines = []
     names: dict[Any, str] = {PLAIN: "dot", SCALED: "scaled dot"}
-    names |= {score: score for score in ("additive", "general")}
+    names |= NAMES
     for dim, arms in by_dimension(rows).items():
         least = min(arms.values(), key=loss_of)
         for size, row in arms.items():

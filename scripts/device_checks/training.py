@@ -116,7 +116,8 @@ def _trained_line(line: JSON) -> JSON:
 
 def _solved(record: Record, config: maps.Config, name: str) -> JSON:
     """The row of a map at the first rate: steps per second, and the seeds that solve the task."""
-    task, rate = config.task(name, "scaled"), config.rates[0]
+    cells = maps.Cells("map", name, "scaled", rate := config.rates[0])
+    task, steps = config.task(cells), config.steps(cells)
     own = deviation_of(task)
     starts = [
         Start(deviation / own, rate, seed)
@@ -127,12 +128,12 @@ def _solved(record: Record, config: maps.Config, name: str) -> JSON:
     if record.left() <= 0:
         return NOT_MEASURED
     start = time.monotonic()
-    solved, _ = steps_until_solved(task, starts, config.steps(name))
+    solved, _ = steps_until_solved(task, starts, steps)
     seconds = time.monotonic() - start
-    steps = min(solved.max(), config.steps(name))  # it ends when all have solved the task
+    trained = np.minimum(solved, steps).sum()
     share = np.isfinite(solved).reshape(-1, config.seeds).mean(1)
     return {
-        "steps_per_second": significant(len(starts) * steps / seconds),
+        "steps_per_second": significant(trained / seconds),
         "solved_percent": significant(100 * share.max()),
         "deviation": config.deviations[int(share.argmax())],
         "rate": rate,

@@ -67,6 +67,22 @@ def test_dot_and_scaled_dot_are_twins_and_a_training_that_diverges_guesses(confi
     assert bits["dot"][3] == WORST
 
 
+@pytest.mark.parametrize(
+    ("costs", "first", "least", "tried"),
+    [
+        ([9, 3, 1, 2, 9, 9], range(1, 5), 2, {1, 2, 3, 4}),
+        ([9, 3, 2, 2, 1, 0], range(1, 5), 5, {1, 2, 3, 4, 5}),
+        ([1, 2, 3, 4, 5, 6], range(2, 4), 0, {0, 1, 2, 3}),
+        ([1], range(1), 0, {0}),
+    ],
+)
+def test_a_sweep_goes_on_where_the_last_value_is_the_best(costs, first, least, tried):
+    asked = []
+    found = language.least_of(lambda i: asked.append(i) or costs[i], first, len(costs))
+    assert (found, {*asked}) == (least, tried)
+    assert len(asked) == len(tried)
+
+
 def test_the_parts_are_tenths_and_in_order(config):
     parts = config.task("scaled").tenths()
     text = config.text.read_text()

@@ -11,12 +11,24 @@ from oracles import softmax
 
 import attention_jax as aj
 from attention_jax.analysis import capture
-from attention_jax.scores import get_score
 from attention_jax.tasks.recall import Recall
 from attention_jax.training.task import TrainConfig
-from experiments.bench import controls, cost, prediction, significance, training
-from experiments.bench.map_rows import against_scaled, best_cell, cells_between, censored, shares
-from experiments.bench.training import Start, deviation_of, states, steps_until_solved, with_score
+from experiments.bench import controls, cost, significance, training
+from experiments.bench.map_rows import (
+    against_scaled,
+    best_cell,
+    compared,
+    right_edges,
+    steps_at,
+)
+from experiments.bench.training import (
+    Start,
+    deviation_of,
+    query_share_of,
+    states,
+    steps_until_solved,
+    with_score,
+)
 
 SMALL = dataclasses.replace(
     Recall.model, decoder_layers=1, dim=8, hidden_dim=8, num_heads=1, position_limit=8
@@ -31,22 +43,54 @@ def seeds(solved, of):
     return np.arange(of) < solved
 
 
-def test_fishers_exact_test():
-    # Of 16 seeds 11 solve it in C(16, 11) = 4368 ways, 56 of them as 8 and 3: p = 112 / 4368.
-    assert significance.differ(seeds(8, 8), seeds(3, 8))
-    assert significance.differ(seeds(3, 8), seeds(8, 8))
-    assert not significance.differ(seeds(8, 8), seeds(4, 8))  # p = 140 / 1820 = 0.077
-    assert not significance.differ(seeds(4, 4), seeds(1, 4))  # p = 8 / 56
-    assert significance.differ(seeds(4, 4), seeds(0, 4))  # p = 2 / 70
-    assert not significance.differ(seeds(0, 8), seeds(0, 8))
+@pytest.mark.parametrize(
+    ("first", "second", "p"),
+    [
+        # Of 16 seeds 11 solve it in C(16, 11) = 4368 ways, 56 of them as 8 and 3.
+        (seeds(8, 8), seeds(3, 8), 112 / 4368),
+        (seeds(3, 8), seeds(8, 8), 112 / 4368),
+        (seeds(8, 8), seeds(4, 8), 140 / 1820),
+        (seeds(4, 4), seeds(0, 4), 2 / 70),
+        (seeds(0, 8), seeds(0, 8), 1.0),
+    ],
+)
+def test_fishers_exact_test(first, second, p):
+    assert significance.fisher(first, second) == pytest.approx(p)
 
 
-def test_wilsons_interval():
-    np.testing.assert_allclose(
-        significance.share_interval(seeds(4, 8)), (0.2152, 0.7848), atol=1e-4
-    )
-    np.testing.assert_allclose(significance.share_interval(seeds(8, 8)), (0.6756, 1.0), atol=1e-4)
-    np.testing.assert_allclose(significance.share_interval(seeds(0, 8)), (0.0, 0.3244), atol=1e-4)
+@pytest.mark.parametrize(
+    ("first", "second", "p"),
+    [
+        ([1, 2, 3], [4, 5, 6], 2 / 20),  # the least and the largest of C(6, 3) sums of ranks
+        ([1, 2, 4], [3, 5, 6], 4 / 20),  # sums 6, 7, 14, 15
+        ([1, 2, 2], [2, 3, 4], 6 / 20),  # ranks 1, 3, 3 and 3, 5, 6: sums 7 (3 ways) and 14 (3)
+        ([1, np.inf], [np.inf, np.inf], 1.0),
+        ([5, 5], [5, 5], 1.0),
+    ],
+)
+def test_the_exact_rank_sum_test(first, second, p):
+    first, second = np.array(first, float), np.array(second, float)
+    assert significance.rank_sum(first, second) == pytest.approx(p)
+    assert significance.rank_sum(second, first) == pytest.approx(p)
+
+
+def test_equal_numbers_share_their_mean_rank():
+    # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3.5, 3.5, by hand: products 3.75, squares 4.5.
+    measured = significance.rank_correlation([10, 20, 20, 30], [1, 5, 7, 7])
+    assert measured == pytest.approx(3.75 / 4.5)
+    assert significance.rank_correlation([1, 2, 4], [0.3, 0.2, -9]) == pytest.approx(-1)
+    assert significance.rank_correlation([1, np.inf, 2], [1, 3, 2]) == pytest.approx(1)
+    assert np.isnan(significance.rank_correlation([1, 1], [1, 2]))
+
+
+def test_a_ratio_of_medians_has_an_interval_by_resampled_seeds():
+    second = np.arange(100.0, 200.0, 10)
+    assert significance.ratio_interval(3 * second, second) == pytest.approx((3, 3, 3))
+    low, ratio, high = significance.ratio_interval(3 * second[::-1], second)
+    assert low < ratio == 3 < high
+    never = np.full(10, np.inf)
+    assert significance.ratio_interval(never, second) == (np.inf, np.inf, np.inf)
+    assert np.isnan(significance.ratio_interval(never, never)).all()
 
 
 @pytest.mark.parametrize(
@@ -106,18 +150,48 @@ def test_the_best_cell_has_the_fewest_steps_then_the_most_seeds_then_the_accurac
     assert best_cell([slower, faster]) == (1.0, 1e-2)
 
 
-def test_shares_join_sets_of_seeds_and_a_twin_lies_between_the_cells_beside_it():
-    first = row([[100, None], [100, 200], [None, None], [100, 100]], [1, 1, 0, 1])
-    second = {**first, "kind": "again"}
-    joined = shares([first, second])
-    assert joined["dot", 3e-3, 0.25].tolist() == [True, False, True, False]
-    assert joined["dot", 3e-3, 0.0].tolist() == [True] * 4
-    grid = [0.25 * 2**0.5, 0.5 * 2**0.5, 0.9]
-    twin = row([[100] * 8, [None] * 8, [100] * 8], [1, 0, 1], score="twin", deviations=grid)
-    score = row([[100] * 8, [100] * 8, [100] * 8, [100] * 8], [1, 1, 1, 1])
-    assert cells_between([twin, score], "twin", "dot") == [True, False]
-    gain = row([[None] * 24] * 4, [0] * 4, kind="gain")  # another map of the same score
-    assert cells_between([twin, score, gain], "twin", "dot") == [True, False]
+def test_pairs_of_scores_are_compared_by_steps_and_by_seeds():
+    fast, slow, never = np.arange(8.0), np.arange(8.0) + 100, np.full(8, np.inf)
+    # Steps: each pair differs (p = 2 / 12870, 3 p < 0.05). Seeds: fast and slow do not.
+    assert compared({"fast": fast, "slow": slow, "never": never}) == (2, 2, 3, 3)
+    assert compared({"a": fast, "b": fast, "c": never}) == (2, 2, 2, 2)
+
+
+def test_scores_meet_at_equal_deviations_of_the_logits_and_of_their_query_part():
+    rows = [
+        row([[400, 500], [100, 150], [200, 200], [None, 300]], [1, 1, 1, 1]),
+        row([[400, 100], [90, 150], [150, 200], [1, 1]], [1, 1, 1, 1], rate=1e-3),
+        {"kind": "size", "score": "dot", "query_share": 0.25},
+        row([[50, None]], [1], kind="own"),
+    ]
+    found = {
+        where: steps_at(rows, where, ["dot"])["dot"].tolist()
+        for where in ("constants", "best cells", "deviation", "query part", "own")
+    }
+    assert found == {
+        "constants": [np.inf, 300],  # at rate 0.003
+        "best cells": [90, 150],
+        "deviation": [400, 100],  # at 0.25, the better rate
+        "query part": [90, 150],  # at 0.5
+        "own": [50, np.inf],
+    }
+
+
+def test_the_right_edge_lies_between_the_cells_where_half_of_the_seeds_solve_the_task():
+    solved = [[1] * 4, [1, 1, 1, None], [None] * 4, [1] * 4]  # 4, 3 and 0 of 4 at 1/4, 1/2 and 1
+    rows = [
+        row(solved, [1] * 4),
+        row([[None] * 4] * 4, [0] * 4, rate=1e-3),
+        row([[1] * 4] * 4, [1] * 4, score="l2"),
+        row([[None] * 4] * 4, [0] * 4, score="never"),
+        {"kind": "size", "score": "dot", "query_share": 0.25},
+        {"kind": "size", "score": "l2", "query_share": 1.0},
+    ]
+    scores = ["dot", "l2", "never"]
+    edge = 0.5 * 2 ** (1 / 3)
+    assert right_edges(rows, scores) == pytest.approx({"dot": edge, "l2": 1.0})
+    of_pairs = right_edges(rows, scores, of_pairs=True)
+    assert of_pairs == pytest.approx({"dot": edge / 2, "l2": 1.0})
 
 
 def test_scores_are_compared_with_scaled_dot_by_seed_and_corrected():
@@ -151,29 +225,29 @@ def test_the_deviation_is_that_of_the_logits_within_a_row():
 def test_the_deviation_is_proportional_to_a_factor_of_the_score():
     dot, scaled = (deviation_of(with_score(TINY, score)) for score in ("dot", "scaled"))
     np.testing.assert_allclose(dot / scaled, 8**0.5, rtol=1e-5)  # of a model of one layer
-    additive = with_score(TINY, "additive")
-    assert deviation_of(additive, 0.25) < 0.5 * deviation_of(additive)
-    with pytest.raises(ValueError, match=r"^score .*additive.* must give .* deviation of 0\.0$"):
-        deviation_of(additive, 0.0)
 
 
-def test_a_gain_multiplies_the_kernels_of_the_score_alone():
-    before = states(with_score(TINY, "additive"), range(2)).params
-    after = training.changed(before, 2.0, 3.0)
-    ratios = {}
-    pairs = zip(*map(jax.tree.leaves_with_path, (before, after)), strict=True)
-    for (path, old), (_, new) in pairs:
-        names = tuple(entry.key for entry in path if hasattr(entry, "key"))
-        if names[-1] == "factor":
-            assert np.all(old == 1)
-            assert np.all(new == 2)
-        else:
-            nonzero = old != 0
-            ratios[names] = {*np.round(np.asarray(new[nonzero] / old[nonzero]), 4).tolist()}
-    grown = {names for names, each in ratios.items() if each == {3.0}}
-    assert {names[-2:] for names in grown} == {("score", "query_kernel"), ("score", "key_kernel")}
-    assert all(each <= {1.0} for names, each in ratios.items() if names not in grown)
-    assert any(names[-1] == "kernel" and each == {1.0} for names, each in ratios.items())
+def test_logits_that_are_all_equal_have_no_deviation():
+    nothing = with_score(TINY, "attention_jax:Multiplied(factor=0.0)")
+    with pytest.raises(ValueError, match=r"^score .* must give .* deviation of 0\.0$"):
+        deviation_of(nothing)
+
+
+def test_the_query_share_is_that_of_an_analysis_of_variance():
+    """Without a mask: what is left of a table without its row and column means."""
+    task = with_score(TINY, "additive")
+    batch = task.batch(jax.random.key(0), size=64)
+    every, of_query = 0.0, 0.0
+    for seed in range(4):
+        params = jax.tree.map(lambda leaf: leaf[0], states(task, [seed]).params)
+        (attention,) = capture(task.bind(params), *batch.inputs).attentions.values()
+        block = np.asarray(attention.logits, np.float64)[..., 4:, :4]
+        within = block - block.mean(-1, keepdims=True)
+        every += np.square(within).sum() / (4 * 3)
+        of_query += np.square(within - within.mean(-2, keepdims=True)).sum() / (3 * 3)
+    assert query_share_of(task) == pytest.approx(of_query / every, rel=1e-4)
+    less = query_share_of(with_score(TINY, "additive(key_part=False)"))
+    assert less > query_share_of(task)
 
 
 def test_a_training_takes_the_same_steps_whatever_trains_beside_it(monkeypatch):
@@ -184,7 +258,12 @@ def test_a_training_takes_the_same_steps_whatever_trains_beside_it(monkeypatch):
     steps = {}
     for seed, start in training_of.items():
         (steps[seed],), _ = steps_until_solved(task, [start], 300)
-    beside, accuracy = steps_until_solved(task, [*others, *training_of.values()], 300)
+    both = [*others, *training_of.values()]
+    beside, accuracy = steps_until_solved(task, both, 300)
+    for together in (1, 3):  # the next one takes the place of one that has ended
+        found = steps_until_solved(task, both, 300, together)
+        assert np.array_equal(found[0], beside)
+        np.testing.assert_allclose(found[1], accuracy, atol=1e-6)
     assert beside[2:].tolist() == [steps[3], steps[5]]
     assert np.isfinite(beside[2:]).all()
     assert np.all((accuracy >= 0) & (accuracy <= 1))
@@ -279,73 +358,3 @@ def test_scaled_dot_is_compiled_twice(monkeypatch):
     assert first is not second
     assert cost._scaled(config, 0) is first  # for all scores
     cost._scaled.cache_clear()
-
-
-def test_a_seed_that_never_solves_counts_twice_the_limit():
-    row = {"solved": [[300.0, None, 1000.0]], "steps": 1000}
-    assert censored(row).tolist() == [300, 2000, 1000]
-
-
-# --- prediction: numbers at initialisation that predict a map ---
-
-
-def test_equal_numbers_share_their_mean_rank():
-    # Ranks 1, 2.5, 2.5, 4 and 1, 2, 3.5, 3.5, by hand: products 3.75, squares 4.5.
-    measured = prediction.rank_correlation([10, 20, 20, 30], [1, 5, 7, 7])
-    assert measured == pytest.approx(3.75 / 4.5)
-    assert prediction.rank_correlation([1, 2, 4], [0.3, 0.2, -9]) == pytest.approx(-1)
-    assert np.isnan(prediction.rank_correlation([1, 1], [1, 2]))
-
-
-def test_noise_leaves_the_diagonal_out():
-    change = np.random.default_rng(0).normal(size=(4, 4))
-    rows = [np.delete(change[a], a) for a in range(4)]
-    by_hand = np.sqrt(np.mean([np.var(row) for row in rows]))
-    np.testing.assert_allclose(prediction.noise(jnp.array(change)), by_hand, rtol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["general", "additive"])
-def test_gain_is_the_growth_of_the_margin_in_a_small_sign_step(name):
-    score = get_score(name)
-    rng = np.random.default_rng(0)
-    with jax.enable_x64(True):
-        x, *kernels = (jnp.array(rng.normal(size=shape)) for shape in ((3, 2), (2, 2), (2, 2)))
-        own = jax.tree.map(lambda p: p.astype(float), score.init(jax.random.key(0), 2, 2))
-        leaves, structure = jax.tree.flatten((*kernels, own))
-        measured = prediction.numbers_of(score, x, (*kernels, own))
-
-        def margin(leaves):
-            query_kernel, key_kernel, own = jax.tree.unflatten(structure, leaves)
-            logits = np.asarray(score(own, x @ query_kernel, x @ key_kernel))
-            logits = logits * prediction.DEVIATION / float(measured["own"])
-            return np.mean([row[a] - row.mean() for a, row in enumerate(logits)])
-
-        differences = 0.0
-        for number, leaf in enumerate(leaves):
-            for index in np.ndindex(leaf.shape):
-                moved = [
-                    margin([*leaves[:number], leaf.at[index].add(size), *leaves[number + 1 :]])
-                    for size in (1e-5, -1e-5)
-                ]
-                differences += abs(moved[0] - moved[1]) / 2e-5
-        np.testing.assert_allclose(measured["gain"], differences, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("score", "multiple"), [("scaled", "dot"), ("additive", "concat")])
-def test_a_constant_factor_of_the_score_changes_nothing_but_its_own_deviation(score, multiple):
-    row, other = (prediction.at_initialisation(name, seeds=1) for name in (score, multiple))
-    ratio = other.pop("own") / row.pop("own")
-    assert ratio == pytest.approx(8 if multiple == "dot" else 1, rel=1e-3)
-    assert row == pytest.approx(other, rel=1e-2)
-    assert row["gain"] > 0
-    assert row["signal"] > 0
-
-
-def test_the_steps_end_where_equal_tokens_are_found():
-    found = prediction.at_initialisation("scaled", seeds=2)["steps"]
-    assert 1 < found < prediction.MOST_STEPS
-
-
-def test_no_seeds_are_refused():
-    with pytest.raises(ValueError, match="seeds must be at least 1; got 0"):
-        prediction.at_initialisation("scaled", seeds=0)

@@ -102,3 +102,18 @@ def test_translation_invariance_is_said_of_a_projection_and_a_pair():
     mixin = type("Mixin", (), {"project_query": lambda self, params, query: query})
     assert not type("Mixed", (mixin, L2), {}).translation_invariant
     assert [SoftCap(score).translation_invariant for score in (L2(), Dot())] == [True, False]
+
+
+def test_a_subclass_with_features_of_its_own_cannot_subtract_the_key_part():
+    """The key's part is a feature that `Additive.project_key` adds and its `pair` reads."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Doubled(Additive):
+        temperature: float = 1.0
+
+        def project_key(self, params, key):
+            return 2 * super().project_key(params, key)
+
+    assert Doubled(8, 2.0).temperature == 2  # key_part takes no place among the arguments
+    with pytest.raises(ValueError, match=r"^key_part=False needs .* got those of Doubled$"):
+        Doubled(8, key_part=False)

@@ -76,7 +76,7 @@ def run(monkeypatch, capsys, tmp_path):
         "relations": relation_rows(committed),
         "maps": map_rows([*committed, "experiments.bench.controls:Features"], 3)
         + rows_of_tests(committed)
-        + map_rows(committed, task="sort"),
+        + map_rows(committed, task="selective_copy"),
         "cost": cost_rows(committed),
     }
     monkeypatch.setattr(lab, "content_of", lambda name: {"rows": rows[name]})
@@ -96,11 +96,11 @@ def test_a_users_score_has_a_line_beside_the_committed_ones(run):
     assert status == 0
     _, mine, *others = _table()
     assert mine == [
-        *(SCORE, "1", "0 of 2", "0.25; 0.003", "250 (2 of 2)"),
+        *(SCORE, "1", "never (0 of 2)", "0.25; 0.003", "250 (2 of 2)"),
         *("1.20 (1.10 to 1.30)", "66,498", "chip"),
     ]
     assert [line[0] for line in others] == ["scaled", "additive"]
-    assert others[0][2:5] == ["0 of 3", "0.25; 0.003", "400 (2 of 3)"]  # those of the test
+    assert others[0][2:5] == ["never (0 of 3)", "0.25; 0.003", "400 (2 of 3)"]  # those of the test
     assert others[0][-1] == "chip, H100"
     assert SCORE in out
     page = Path("runs/bench/bench.html").read_text()
@@ -112,13 +112,13 @@ def test_a_score_that_solved_nothing_has_no_best_cell(run, monkeypatch):
     never = {**row, "solved": [[None, None]] * 3}
     monkeypatch.setattr(maps, "run", lambda config: [never])
     assert run("--score", SCORE, "--tasks", "recall")[0] == 0
-    assert _table()[1][1:4] == ["0 of 2", "none", "never (0 of 2)"]
+    assert _table()[1][1:4] == ["never (0 of 2)", "none", "never (0 of 2)"]
     # The seeds of the test have more steps, and the score's own constant is no cell.
     test = {**rows_of_tests([SCORE])[0], "solved": [[None, None, 1900]]}
     own = {**row, "solved": [*[[None, None]] * 2, [500, None]]}
     for rows, cells in (
-        ([never, test], ["0 of 2", "0.25; 0.003", "never (1 of 3)"]),
-        ([own], ["1 of 2", "none", "never (0 of 2)"]),
+        ([never, test], ["never (0 of 2)", "0.25; 0.003", "never (1 of 3)"]),
+        ([own], ["never (1 of 2)", "none", "never (0 of 2)"]),
     ):
         assert summary.summary(relation_rows([SCORE])[:1], rows, [])[1][0][2:5] == cells
 
@@ -128,10 +128,10 @@ def test_each_task_has_a_figure_of_its_maps(run, monkeypatch):
         return [row for task in config.tasks for row in map_rows(config.scores, task=task)]
 
     monkeypatch.setattr(maps, "run", measured)
-    assert run("--score", SCORE, "--tasks", "sort", "recall")[0] == 0
+    assert run("--score", SCORE, "--tasks", "selective_copy", "recall")[0] == 0
     page = Path("runs/bench/bench.html").read_text()
     assert page.count("data:image/png") == 2
-    assert ["recall: Share" in page, "sort: Share" in page] == [True, True]
+    assert ["recall: Share" in page, "selective_copy: Share" in page] == [True, True]
 
 
 def test_only_what_is_asked_for_is_in_the_table(run):
@@ -159,9 +159,9 @@ def test_quick_measures_scaled_dot_as_quickly(run, monkeypatch):
     assert (whole.rates, whole.deviations) == (maps.Config().rates, maps.Config().deviations)
     assert whole.at_fast == ("dot",)
     assert (whole.tasks, whole.seeds, whole.tests) == (("recall",), 4, 10)
-    assert (whole.extra, whole.gains, whole.again) == ((), (), ())
-    twice = bench.Arguments(("dot",), tasks=("sort", "sort")).works()
-    assert [work.config.tasks for work in twice] == [("sort",)]
+    assert (whole.extra, whole.fresh, whole.slow, whole.widths) == ((), ("own",), (), ())
+    twice = bench.Arguments(("dot",), tasks=("selective_copy", "selective_copy")).works()
+    assert [work.config.tasks for work in twice] == [("selective_copy",)]
     assert config.workdir != whole.workdir  # neither replaces what the other has measured
 
 
@@ -216,7 +216,7 @@ def test_an_edited_score_is_measured_again(edit, tmp_path):
         rows(MINE, 6)
 
 
-FEW = {"tasks": ("recall",), "extra": (), "gains": (), "again": (), "at_fast": (), "predicted": ()}
+FEW = {"tasks": ("recall",)} | dict.fromkeys(("extra", "at_fast", "slow", "widths", "fresh"), ())
 
 
 def test_the_maps_of_an_edited_score_and_its_cost_are_measured_again(edit, tmp_path, monkeypatch):
