@@ -18,7 +18,7 @@ Array = jax.Array
 _TANH_VARIANCE = 0.394294  # E[tanh(z)^2] for z ~ N(0, 1)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Additive(Score):
     """e(q, k) = v . tanh(Wq q + Wk k): a network of one hidden layer reads the pair
 
@@ -75,6 +75,13 @@ class Additive(Score):
         if not self.key_part and not all(map(is_of_this_package, methods)):
             text = "key_part=False needs the pair and project_key of Additive, Concat or Neural"
             raise ValueError(f"{text}; got those of {type(self).__name__}")
+
+    def __repr__(self) -> str:
+        names = [field.name for field in dataclasses.fields(self)]
+        if self.key_part:  # runs from before this option are known by the text without it
+            names.remove("key_part")
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
+        return f"{type(self).__qualname__}({fields})"
 
     def init(self, rng: Array, query_dim: int, key_dim: int) -> Params:
         hidden_dim = key_dim if self.hidden_dim is None else self.hidden_dim
@@ -140,7 +147,7 @@ class Additive(Score):
         return {**params, "exceeded": pairwise_tanh.exceeds(q_features)}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Concat(Additive):
     """e(q, k) = v . tanh(W [q; k]): `Additive` with both kernels in one matrix
 
@@ -174,7 +181,7 @@ class Concat(Additive):
         return self._with_key_part(params, k_features)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Neural(Additive):
     """e(q, k) = v . relu(Wq q + Wk k + b): `Additive` with another nonlinearity and a bias
 
