@@ -48,10 +48,10 @@ def claims(rows: Sequence[Row], others: Sequence[str]) -> list[Claim]:
     number = compared(steps_at(of_first, "normalized", scores)).steps
     text = f"queries and keys normalised, papers' constants: of {pairs} pairs, those that differ"
     found.append(Claim(f"{text} (p < 0.05 each)", number, high=20))
-    most, half = lab.where(of_first, kind="warm-up"), []
-    for row in most:
+    half = []
+    for row in lab.where(of_first, kind="warm-up"):
         if row["score"] in scores:
-            before = infinite(lab.where(of_first, kind="own", score=row["score"])[0]["solved"])[0]
+            before = times_of(lab.where(of_first, kind="own", score=row["score"])[0])
             if np.mean(before <= row["steps"]) <= 0.5:
                 half.append(bool(share(row) <= 0.5))
     text = f"warm-up: of {len(half)} scores that at most half of the seeds solve at own constant,"

@@ -68,9 +68,7 @@ def query_share_of(task: Any) -> float:
         found = logit_size(block, axis=(*range(block.ndim - 2),))
         return found.deviation**2, found.deviation**2 * found.query_share
 
-    every, of_query = (
-        np.asarray(_of_blocks(task, size), np.float64).reshape(-1, 2, _SEEDS).sum((0, 2))
-    )
+    every, of_query = np.asarray(_of_blocks(task, size), np.float64).sum((0, 2))
     return float(of_query / every)
 
 
